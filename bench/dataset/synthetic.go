@@ -1,0 +1,63 @@
+package dataset
+
+import "fmt"
+
+// RandomOptions are those of the dataset random.
+type RandomOptions struct {
+	Input, Output, Prefix   int     // tokens
+	InputRatio, OutputRatio float64 // in [0, 1): lengths vary by this much
+}
+
+func (m *maker) random() ([]Request, error) {
+	o := m.Random
+	if o.Input < 1 || o.Output < 1 || o.Prefix < 0 || o.Output > maxPrompt {
+		return nil, fmt.Errorf("%w: --random-input-len %d, --random-output-len %d, --random-prefix-len %d: want lengths of at least 1 and no negative prefix", ErrOption, o.Input, o.Output, o.Prefix)
+	}
+	for _, r := range []float64{o.InputRatio, o.OutputRatio} {
+		if !(r >= 0 && r < 1) {
+			return nil, fmt.Errorf("%w: --random-range-ratio %g: want 0 or more and less than 1", ErrOption, r)
+		}
+	}
+	prefix, err := m.tokens(o.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	rs := make([]Request, m.N)
+	for i := range rs {
+		body, err := m.tokens(max(1, m.length(o.Input, o.InputRatio)))
+		if err != nil {
+			return nil, err
+		}
+		rs[i] = m.prompt(max(1, m.length(o.Output, o.OutputRatio)), prefix, body)
+	}
+	return rs, nil
+}
+
+// PrefixOptions are those of the dataset prefix_repetition.
+type PrefixOptions struct{ Prefix, Suffix, Prefixes, Output int }
+
+// prefixRepetition makes the same number of prompts for each prefix, and so
+// fewer than N where N is no multiple.
+func (m *maker) prefixRepetition() ([]Request, error) {
+	o := m.Prefix
+	if o.Prefix < 0 || o.Suffix < 0 || o.Prefix+o.Suffix < 1 || o.Output < 1 || o.Prefixes < 1 || m.N < o.Prefixes {
+		return nil, fmt.Errorf("%w: %d prompts of --prefix-repetition-num-prefixes %d, prefix %d and suffix %d tokens, output %d: want tokens, and at least one prompt per prefix",
+			ErrOption, m.N, o.Prefixes, o.Prefix, o.Suffix, o.Output)
+	}
+	var rs []Request
+	for range o.Prefixes {
+		prefix, err := m.tokens(o.Prefix)
+		if err != nil {
+			return nil, err
+		}
+		for range m.N / o.Prefixes {
+			suffix, err := m.tokens(o.Suffix)
+			if err != nil {
+				return nil, err
+			}
+			rs = append(rs, m.prompt(o.Output, prefix, suffix))
+		}
+	}
+	m.shuffle(len(rs), func(i, j int) { rs[i], rs[j] = rs[j], rs[i] })
+	return rs, nil
+}

@@ -1,0 +1,326 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Bounds of the client.
+const (
+	dialTimeout  = 30 * time.Second
+	maxEvent     = 4 << 20  // bytes of one event
+	maxErrorBody = 4 << 10  // bytes of a refusal that are kept
+	maxText      = 16 << 20 // bytes of an answer's text that are kept
+	bufferBytes  = 8 << 10  // per direction of decoding and connection
+)
+
+// Target is where requests go.
+type Target struct {
+	URL      string // scheme, host and path
+	Chat     bool   // chunks are those of /v1/chat/completions
+	Header   http.Header
+	Insecure bool // no check of the server's certificate
+	KeepText bool // answers' texts are wanted
+}
+
+// Client sends requests over its own HTTP/1.1 connections and reads streams.
+type Client struct {
+	target Target
+	addr   string
+	tls    *tls.Config
+	head   []byte // of every request, up to its own headers
+	keys   [][]byte
+
+	mu   sync.Mutex
+	idle []*conn
+}
+
+// NewClient checks the target.
+func NewClient(t Target) (*Client, error) {
+	u, err := url.Parse(t.URL)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("%w: %q is no URL like http://127.0.0.1:8000", ErrOption, t.URL)
+	}
+	c := &Client{target: t, addr: u.Host, keys: completionKeys}
+	if t.Chat {
+		c.keys = chatKeys
+	}
+	port := "80"
+	if u.Scheme == "https" {
+		port = "443"
+		c.tls = &tls.Config{ServerName: u.Hostname(), InsecureSkipVerify: t.Insecure, MinVersion: tls.VersionTLS12} //nolint:gosec // the user asks for it
+	}
+	if u.Port() == "" {
+		c.addr = net.JoinHostPort(u.Hostname(), port)
+	}
+	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nAccept: text/event-stream\r\nUser-Agent: tandem-bench\r\n", u.RequestURI(), u.Host)
+	for _, k := range slices.Sorted(maps.Keys(t.Header)) {
+		v := t.Header.Get(k)
+		if k == "" || strings.ContainsAny(k+v, "\r\n") || strings.ContainsAny(k, ": ") {
+			return nil, fmt.Errorf("%w: --header %s", ErrOption, k)
+		}
+		head += k + ": " + v + "\r\n"
+	}
+	c.head = []byte(head)
+	return c, nil
+}
+
+// conn is one connection. Its Read notes when bytes came, which is the time of
+// every event in them.
+type conn struct {
+	net.Conn
+	at    time.Time
+	in    *bufio.Reader // of the connection
+	lines *bufio.Reader // of a response's body
+	long  []byte        // an event that is longer than the buffer
+	out   []byte
+	used  bool // it has answered before
+}
+
+// Read notes the time.
+func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.at = time.Now()
+	return n, err
+}
+
+func (c *Client) dial(ctx context.Context) (*conn, error) {
+	c.mu.Lock()
+	if n := len(c.idle); n > 0 {
+		k := c.idle[n-1]
+		c.idle = c.idle[:n-1]
+		c.mu.Unlock()
+		return k, nil
+	}
+	c.mu.Unlock()
+	return c.fresh(ctx)
+}
+
+func (c *Client) fresh(ctx context.Context) (*conn, error) {
+	d := net.Dialer{Timeout: dialTimeout}
+	raw, err := d.DialContext(ctx, "tcp", c.addr)
+	if err != nil {
+		return nil, err
+	}
+	if c.tls != nil {
+		raw = tls.Client(raw, c.tls)
+	}
+	k := &conn{Conn: raw}
+	k.in, k.lines = bufio.NewReaderSize(k, bufferBytes), bufio.NewReaderSize(nil, bufferBytes)
+	return k, nil
+}
+
+// Close closes idle connections.
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.idle {
+		_ = k.Close() // nothing is lost: nobody waits for its bytes
+	}
+	c.idle = nil
+}
+
+// Outcome is what became of a request. Times are since the run's start.
+type Outcome struct {
+	Scheduled time.Duration // when the arrival process wanted it sent
+	Ready     time.Duration // when --max-concurrency let it go; at least Scheduled
+	Sent      time.Duration
+	First     time.Duration   // first chunk with text
+	Last      time.Duration   // last chunk
+	ITL       []time.Duration // gaps between chunks with text
+	Prompt    int             // tokens as the server counts; -1: not told
+	Output    int             // same
+	Chunks    int             // chunks with text
+	Text      []byte          // JSON string without quotes, when wanted
+	Err       error
+}
+
+// TTFT is from sending to the first text.
+func (o *Outcome) TTFT() time.Duration { return o.First - o.Sent }
+
+// Latency is from sending to the last chunk.
+func (o *Outcome) Latency() time.Duration { return o.Last - o.Sent }
+
+// Errors of a stream.
+var (
+	ErrStatus = errors.New("the server refused")
+	ErrStream = errors.New("the server reported an error in the stream")
+	ErrEmpty  = errors.New("the stream ended without any text")
+	ErrCut    = errors.New("the stream broke off")
+)
+
+// Do sends one request and reads its stream to the end; start is the run's.
+func (c *Client) Do(ctx context.Context, start time.Time, body []byte, id string, o *Outcome) {
+	o.Prompt, o.Output = -1, -1
+	sent := time.Now()
+	o.Sent = sent.Sub(start)
+	k, err := c.dial(ctx)
+	if err != nil {
+		o.Err = err
+		return
+	}
+	reusable, err := c.exchange(ctx, k, start, body, id, o)
+	if err != nil && k.used && o.Chunks == 0 && (errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || isReset(err)) && ctx.Err() == nil {
+		// The server had closed an idle connection: that is no answer.
+		_ = k.Close()
+		if k, err = c.fresh(ctx); err != nil {
+			o.Err = err
+			return
+		}
+		reusable, err = c.exchange(ctx, k, start, body, id, o)
+	}
+	o.Err = err
+	if !reusable {
+		_ = k.Close()
+		return
+	}
+	k.used = true
+	c.mu.Lock()
+	c.idle = append(c.idle, k)
+	c.mu.Unlock()
+}
+
+func isReset(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op)
+}
+
+// exchange is one request and its answer.
+func (c *Client) exchange(ctx context.Context, k *conn, start time.Time, body []byte, id string, o *Outcome) (reusable bool, err error) {
+	stop := context.AfterFunc(ctx, func() { _ = k.Close() })
+	defer stop()
+	k.out = append(k.out[:0], c.head...)
+	if id != "" {
+		k.out = append(append(append(k.out, "X-Request-Id: "...), id...), "\r\n"...)
+	}
+	k.out = fmt.Appendf(k.out, "Content-Length: %d\r\n\r\n", len(body))
+	k.out = append(k.out, body...)
+	if _, err := k.Write(k.out); err != nil {
+		return false, err
+	}
+	if cap(k.out) > 64<<10 {
+		k.out = nil // long prompts are not kept per connection
+	}
+	r, err := http.ReadResponse(k.in, nil)
+	if err != nil {
+		return false, err
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(r.Body, maxErrorBody)) // what came of it is enough
+		return false, fmt.Errorf("%w: %s: %s", ErrStatus, r.Status, bytes.TrimSpace(text))
+	}
+	k.lines.Reset(r.Body)
+	if err := c.events(k, start, o); err != nil {
+		return false, err
+	}
+	return !r.Close, nil
+}
+
+// events reads a stream to its end.
+func (c *Client) events(k *conn, start time.Time, o *Outcome) error {
+	done := false
+	for {
+		line, err := k.line()
+		if err == io.EOF && len(line) == 0 {
+			break
+		}
+		if err != nil && err != io.EOF {
+			return fmt.Errorf("%w after %d chunks: %w", ErrCut, o.Chunks, err)
+		}
+		data, ok := bytes.CutPrefix(line, []byte("data:"))
+		if !ok {
+			continue
+		}
+		data = bytes.TrimSpace(data)
+		if bytes.Equal(data, []byte("[DONE]")) {
+			done = true
+			continue
+		}
+		if err := c.take(data, k.at.Sub(start), o); err != nil {
+			return err
+		}
+	}
+	switch {
+	case o.Chunks == 0 && !(done && o.Output == 0):
+		return ErrEmpty
+	case o.Chunks == 0:
+		o.First = o.Last
+	}
+	return nil
+}
+
+// take notes one event.
+func (c *Client) take(data []byte, at time.Duration, o *Outcome) error {
+	e := parse(data, c.keys)
+	if e.failed != nil {
+		return fmt.Errorf("%w: %.300s", ErrStream, e.failed)
+	}
+	if e.prompt >= 0 {
+		o.Prompt = e.prompt
+	}
+	if e.completion >= 0 {
+		o.Output = e.completion
+	}
+	if !e.choices {
+		return nil
+	}
+	if e.text != nil {
+		if o.Chunks == 0 {
+			o.First = at
+		} else {
+			o.ITL = append(o.ITL, at-o.Last)
+		}
+		o.Chunks++
+		if c.target.KeepText && len(o.Text)+len(e.text) <= maxText {
+			o.Text = append(o.Text, e.text...)
+		}
+		o.Last = at
+		return nil
+	}
+	if o.Chunks > 0 {
+		o.Last = max(o.Last, at)
+	}
+	return nil
+}
+
+// line is the next line of the body without its end; it is valid until the next
+// call. At the end of the body it comes with io.EOF.
+func (k *conn) line() ([]byte, error) {
+	k.long = k.long[:0]
+	for {
+		part, err := k.lines.ReadSlice('\n')
+		if len(k.long) == 0 && err != bufio.ErrBufferFull {
+			return bytes.TrimRight(part, "\r\n"), err
+		}
+		if k.long = append(k.long, part...); len(k.long) > maxEvent {
+			return nil, fmt.Errorf("an event of more than %d bytes", maxEvent)
+		}
+		if err != bufio.ErrBufferFull {
+			return bytes.TrimRight(k.long, "\r\n"), err
+		}
+	}
+}
+
+// Decoded is the answer's text.
+func (o *Outcome) Decoded() string {
+	var s string
+	if json.Unmarshal(append(append([]byte{'"'}, o.Text...), '"'), &s) != nil {
+		return string(o.Text) // the server's JSON is bad; show what it sent
+	}
+	return s
+}

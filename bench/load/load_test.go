@@ -1,0 +1,222 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func target(url string) Target {
+	return Target{URL: url + "/v1/completions", Header: http.Header{"X-Test": {"yes"}}, KeepText: true}
+}
+
+// The times of a run, and the figures made of them, are those that the server
+// knows: arrival and each token's send time, within 1 ms or 1 %. Where the machine
+// is busy they may be off by as much more as the client says that it was late.
+// Means and medians are held always, P99 in the long form, which adds 1000 streams.
+func TestTimesAreTheTruth(t *testing.T) {
+	sizes := []int{10, 100}
+	if os.Getenv("TANDEM_SOAK") != "" {
+		sizes = append(sizes, 1000)
+	}
+	for _, streams := range sizes {
+		m := newMock(t)
+		m.tokens, m.gap = 20, 20*time.Millisecond
+		if streams == 1000 {
+			m.gap = 100 * time.Millisecond
+		}
+		c, err := NewClient(target(m.url))
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, _, err := Arrivals{Rate: min(float64(streams)*5, 500), Burstiness: 1, Seed: 7}.Times(streams)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec, err := c.Run(context.Background(), Plan{At: at, Body: func(i int) []byte { return []byte(`{"id":` + itoa(i) + `}`) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		var dFirst, dLast, dGap, dArrive []float64
+		got, want := map[string][]float64{}, map[string][]float64{}
+		note := func(name string, seen, true1 time.Duration) {
+			got[name], want[name] = append(got[name], seen.Seconds()*1e3), append(want[name], true1.Seconds()*1e3)
+		}
+		for i := range rec.Outcomes {
+			o, truth := &rec.Outcomes[i], m.truth(i)
+			if o.Err != nil || o.Chunks != m.tokens || o.Output != m.tokens || o.Prompt != 7 || len(o.ITL) != m.tokens-1 {
+				t.Fatalf("%d streams, request %d: %+v", streams, i, o)
+			}
+			if got := o.Decoded(); got != strings.Repeat("tok\"en ", m.tokens) {
+				t.Fatalf("text %q", got)
+			}
+			off := func(d time.Duration, want time.Time) float64 {
+				return math.Abs(float64(rec.Start.Add(d).Sub(want))) / float64(time.Millisecond)
+			}
+			dArrive = append(dArrive, off(o.Sent, truth.arrived))
+			dFirst = append(dFirst, off(o.First, truth.sent[0]))
+			dLast = append(dLast, off(o.Last, truth.sent[m.tokens-1]))
+			lastSent := truth.sent[m.tokens-1]
+			note("TTFT", o.TTFT(), truth.sent[0].Sub(truth.arrived))
+			note("E2EL", o.Latency(), lastSent.Sub(truth.arrived))
+			note("TPOT", (o.Latency()-o.TTFT())/time.Duration(m.tokens-1), lastSent.Sub(truth.sent[0])/time.Duration(m.tokens-1))
+			for j, g := range o.ITL {
+				note("ITL", g, truth.sent[j+1].Sub(truth.sent[j]))
+				dGap = append(dGap, math.Abs(float64(g-truth.sent[j+1].Sub(truth.sent[j])))/float64(time.Millisecond))
+			}
+		}
+		lag := rec.Self.Lag.Seconds() * 1e3
+		for name, d := range map[string][]float64{"arrival": dArrive, "first token": dFirst, "last token": dLast, "gap": dGap} {
+			if m := middle(d); m > 1+lag {
+				t.Errorf("%d streams: %s is off by %.3f ms in the median", streams, name, m)
+			}
+		}
+		for name := range got {
+			slices.Sort(got[name])
+			slices.Sort(want[name])
+			figures := map[string]func([]float64) float64{"mean": average, "median": middle}
+			if os.Getenv("TANDEM_SOAK") != "" { // the tail is that of a machine with nothing else to do
+				figures["P99"] = func(v []float64) float64 { return v[len(v)*99/100] }
+			}
+			for figure, of := range figures {
+				if g, w := of(got[name]), of(want[name]); math.Abs(g-w) > max(1, w/100)+lag {
+					t.Errorf("%d streams: %s %s is %.3f ms, in truth %.3f ms", streams, figure, name, g, w)
+				}
+			}
+		}
+		t.Logf("%d streams: medians off: arrival %.3f, first %.3f, last %.3f, gap %.3f ms; %+v", streams, middle(dArrive), middle(dFirst), middle(dLast), middle(dGap), rec.Self)
+	}
+}
+
+// A server that stalls is seen from the scheduled arrivals although
+// --max-concurrency keeps requests back meanwhile.
+func TestStallIsSeen(t *testing.T) {
+	m := newMock(t)
+	m.tokens, m.gap, m.stallAt, m.stall = 2, time.Millisecond, 30, 2*time.Second
+	c, err := NewClient(target(m.url))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	at, _, _ := Arrivals{Rate: 100, Burstiness: 1, Seed: 1}.Times(100)
+	rec, err := c.Run(context.Background(), Plan{At: at, MaxConcurrency: 2, Body: func(i int) []byte { return []byte(`{"id":` + itoa(i) + `}`) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited, served := 0, 0
+	for i := range rec.Outcomes {
+		o := &rec.Outcomes[i]
+		if o.Err != nil {
+			t.Fatal(o.Err)
+		}
+		if o.Last-o.Scheduled > time.Second {
+			waited++
+		}
+		if o.Latency() > time.Second {
+			served++
+		}
+	}
+	if served == 0 || served > 5 {
+		t.Errorf("%d requests were served slowly, want the few that the stall met", served)
+	}
+	if waited < 40 {
+		t.Errorf("%d of 100 requests waited more than a second from their scheduled arrival, want those that came during the stall", waited)
+	}
+	if rec.Self.Lag > time.Second {
+		t.Errorf("waiting for the server counts as the client's lag: %v", rec.Self.Lag)
+	}
+}
+
+// What goes wrong is an outcome with an error, and the connection is not used again.
+func TestFailures(t *testing.T) {
+	m := newMock(t)
+	c, err := NewClient(target(m.url))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, f := range []struct {
+		mode string
+		want error
+	}{{"status", ErrStatus}, {"error", ErrStream}, {"empty", ErrEmpty}, {"cut", ErrCut}, {"", nil}, {"close", nil}, {"", nil}} {
+		m.mode = f.mode
+		var o Outcome
+		c.Do(context.Background(), time.Now(), []byte(`{"id":0}`), "x", &o)
+		if !errors.Is(o.Err, f.want) || f.want == nil && o.Err != nil {
+			t.Errorf("%q: %v, want %v", f.mode, o.Err, f.want)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m.mode, m.tokens, m.gap = "", 100, 50*time.Millisecond
+	time.AfterFunc(50*time.Millisecond, cancel)
+	began := time.Now()
+	if _, err := c.Run(ctx, Plan{At: make([]time.Duration, 3), Body: func(int) []byte { return []byte(`{"id":0}`) }}); !errors.Is(err, context.Canceled) || time.Since(began) > 3*time.Second {
+		t.Errorf("a stopped run: %v after %v", err, time.Since(began))
+	}
+	for _, bad := range []Target{{URL: "ftp://x"}, {URL: "nothing"}, {URL: "http://x", Header: http.Header{"A": {"b\r\nc: d"}}}} {
+		if _, err := NewClient(bad); !errors.Is(err, ErrOption) {
+			t.Errorf("%q: %v", bad.URL, err)
+		}
+	}
+}
+
+// Gaps have the mean and the variance of their distribution, the whole has
+// exactly the rate, and a seed gives the same.
+func TestArrivals(t *testing.T) {
+	const n = 20000
+	for _, b := range []float64{0.25, 0.5, 1, 4} {
+		for seed := range uint64(3) {
+			a := Arrivals{Rate: 50, Burstiness: b, Seed: seed}
+			at, _, err := a.Times(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, _, _ := a.Times(n)
+			var mean, square float64
+			last := time.Duration(0)
+			for i, x := range at {
+				if x < last || again[i] != x {
+					t.Fatalf("burstiness %g, seed %d: request %d at %v after %v, again %v", b, seed, i, x, last, again[i])
+				}
+				gap := (x - last).Seconds() * 50
+				mean += gap / n
+				square += gap * gap / n
+				last = x
+			}
+			if cv := square - mean*mean; math.Abs(mean-1) > 1e-6 || math.Abs(cv*b-1) > 0.12 {
+				t.Errorf("burstiness %g, seed %d: mean gap %.6f, variance %.4f; want 1 and %.4f", b, seed, mean, cv, 1/b)
+			}
+		}
+	}
+	for _, ramp := range []string{"linear", "exponential"} {
+		at, changes, err := Arrivals{Ramp: ramp, From: 2, To: 40, Burstiness: 1}.Times(4000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		early, late := at[400].Seconds()/400, (at[3999]-at[3599]).Seconds()/400
+		if early < 3*late || len(changes) != 39 || changes[0].RPS != 2 || changes[38].RPS != 40 {
+			t.Errorf("%s: gaps of %.4f s, then %.4f s; changes %v", ramp, early, late, changes)
+		}
+	}
+	at, _, err := Arrivals{Rate: math.Inf(1), Burstiness: 1}.Times(3)
+	if err != nil || at[2] != 0 {
+		t.Errorf("all at once: %v %v", at, err)
+	}
+	for _, bad := range []Arrivals{{Rate: 0, Burstiness: 1}, {Rate: 1}, {Rate: 1, Burstiness: math.NaN()}, {Ramp: "up", Burstiness: 1, To: 1}, {Ramp: "exponential", To: 3, Burstiness: 1}, {Ramp: "linear", From: 3, To: 3, Burstiness: 1}} {
+		if _, _, err := bad.Times(2); !errors.Is(err, ErrOption) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	if g := gamma(rng, 1e15); g != 1e15 {
+		t.Errorf("a huge shape: %g", g)
+	}
+}

@@ -1,0 +1,115 @@
+package load
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+func itoa(i int) string { return strconv.Itoa(i) }
+
+func middle(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+func average(v []float64) (mean float64) {
+	for _, x := range v {
+		mean += x / float64(len(v))
+	}
+	return mean
+}
+
+// mock is a server that writes down when a request came and each token left.
+type mock struct {
+	url     string
+	tokens  int
+	gap     time.Duration
+	stallAt int // request number that stalls all
+	stall   time.Duration
+	mode    string
+
+	mu   sync.Mutex
+	seen map[int]*truth
+	n    int
+	hold sync.RWMutex
+}
+
+type truth struct {
+	arrived time.Time
+	sent    []time.Time
+}
+
+func newMock(t *testing.T) *mock {
+	m := &mock{tokens: 3, gap: time.Millisecond, stallAt: -1, seen: map[int]*truth{}}
+	s := httptest.NewServer(m)
+	t.Cleanup(s.Close)
+	m.url = s.URL
+	return m
+}
+
+func (m *mock) truth(id int) *truth {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seen[id]
+}
+
+const mockChunk = `data: {"id":"x","choices":[{"index":0,"text":"tok\"en ","finish_reason":null}],"usage":null}` + "\n\n"
+
+func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	tr := &truth{arrived: time.Now()}
+	var body struct{ ID int }
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.Header.Get("X-Test") != "yes" {
+		http.Error(w, "bad request", http.StatusBadRequest)
+		return
+	}
+	m.mu.Lock()
+	m.seen[body.ID] = tr
+	m.n++
+	stalls := m.n == m.stallAt
+	m.mu.Unlock()
+	if stalls {
+		m.hold.Lock()
+		time.Sleep(m.stall)
+		m.hold.Unlock()
+	}
+	switch m.mode {
+	case "status":
+		http.Error(w, "no room", http.StatusServiceUnavailable)
+		return
+	case "error":
+		fmt.Fprint(w, mockChunk, `data: {"error":{"message":"broken"}}`+"\n\n")
+		return
+	case "empty":
+		fmt.Fprint(w, "data: [DONE]\n\n")
+		return
+	case "cut":
+		fmt.Fprint(w, mockChunk)
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	case "close":
+		w.Header().Set("Connection", "close")
+	}
+	next := time.Now()
+	for range m.tokens {
+		next = next.Add(m.gap)
+		select {
+		case <-time.After(time.Until(next)):
+		case <-r.Context().Done():
+			return
+		}
+		m.hold.RLock()
+		at := time.Now()
+		fmt.Fprint(w, mockChunk)
+		w.(http.Flusher).Flush()
+		m.hold.RUnlock()
+		tr.sent = append(tr.sent, at)
+	}
+	fmt.Fprintf(w, `data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}`+"\n\ndata: [DONE]\n\n", m.tokens)
+}

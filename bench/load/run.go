@@ -1,0 +1,226 @@
+// Package load sends requests at given times and notes when each piece of each
+// answer came.
+//
+// It is an open loop: arrivals are drawn before the run and do not wait for
+// answers. A request that cannot leave in time because --max-concurrency is
+// reached, or because this process is slow, keeps its scheduled time, so that
+// waiting is seen (no coordinated omission) and told apart. Each stream has a
+// goroutine and a connection; an event is searched for its text, never parsed.
+//
+// Invariant: every request has exactly one outcome, an error or the times of its
+// chunks. The package knows no dataset and computes no statistics.
+package load
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Plan is one run.
+type Plan struct {
+	At             []time.Duration    // when each request is to be sent
+	Body           func(i int) []byte // its body; called in order from one goroutine
+	ID             func(i int) string // its X-Request-Id; nil: none
+	MaxConcurrency int                // 0: no bound but the number of requests
+	Progress       func(done, failed, running int)
+}
+
+// Record is what happened.
+type Record struct {
+	Start    time.Time
+	Duration time.Duration // to the end of the last answer
+	Outcomes []Outcome     // in the order of the plan
+	Self     Self
+}
+
+// Self is how the client itself did.
+type Self struct {
+	Cores      float64       // CPU used, in cores
+	Available  int           // cores that Go may use
+	Lag        time.Duration // 99th percentile of sending after a request was ready
+	TimerLag   time.Duration // 99th percentile of a sleeping goroutine waking too late
+	Overloaded string        // why the client was the limit; empty: it was not
+}
+
+// Limits beyond which the client's figures say more of itself than of a server.
+const (
+	maxShare    = 0.8 // of the cores
+	maxLag      = 10 * time.Millisecond
+	maxTimerLag = 10 * time.Millisecond
+)
+
+// Run carries the plan out. It ends early only with ctx.
+func (c *Client) Run(ctx context.Context, p Plan) (*Record, error) {
+	r := &Record{Outcomes: make([]Outcome, len(p.At))}
+	slots := make(chan struct{}, max(1, p.MaxConcurrency))
+	watchCtx, stopWatch := context.WithCancel(ctx)
+	defer stopWatch()
+	cpu := cpuTime()
+	r.Start = time.Now()
+	w := watch(watchCtx)
+	var done, failed, running atomic.Int64
+	stopProgress := progress(p.Progress, &done, &failed, &running)
+	var wg sync.WaitGroup
+	var err error
+	var freed time.Duration // when the last wait for a slot ended
+	for i := range p.At {
+		o := &r.Outcomes[i]
+		o.Scheduled = p.At[i]
+		body := p.Body(i)
+		if err = sleep(ctx, time.Until(r.Start.Add(o.Scheduled))); err != nil {
+			break
+		}
+		o.Ready = max(o.Scheduled, freed) // one that waited for a slot keeps back those behind it
+		if p.MaxConcurrency > 0 {
+			select {
+			case slots <- struct{}{}:
+			default:
+				select {
+				case slots <- struct{}{}:
+					freed = time.Since(r.Start)
+					o.Ready = freed
+				case <-ctx.Done():
+					err = ctx.Err()
+				}
+			}
+		}
+		if err != nil {
+			break
+		}
+		running.Add(1)
+		wg.Go(func() {
+			id := ""
+			if p.ID != nil {
+				id = p.ID(i)
+			}
+			c.Do(ctx, r.Start, body, id, o)
+			running.Add(-1)
+			if o.Err != nil {
+				failed.Add(1)
+			}
+			done.Add(1)
+			if p.MaxConcurrency > 0 {
+				<-slots
+			}
+		})
+	}
+	wg.Wait()
+	r.Duration = time.Since(r.Start)
+	stopProgress()
+	stopWatch()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the run was stopped: %w", err)
+	}
+	r.Self = judge(r, cpuTime()-cpu, <-w)
+	return r, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// progressInterval is how often the progress line is drawn.
+const progressInterval = 500 * time.Millisecond
+
+// progress calls f now and then until its result is called.
+func progress(f func(done, failed, running int), done, failed, running *atomic.Int64) (stop func()) {
+	if f == nil {
+		return func() {}
+	}
+	tell := func() { f(int(done.Load()), int(failed.Load()), int(running.Load())) }
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		t := time.NewTicker(progressInterval)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				tell()
+			case <-quit:
+				tell()
+				return
+			}
+		}
+	}()
+	return func() { close(quit); <-ended }
+}
+
+// Of the timer's lag, a sample is taken this often, and so many are kept.
+const (
+	watchInterval = 20 * time.Millisecond
+	watchSamples  = 1 << 16
+)
+
+// watch sleeps again and again, and sends how late each waking was, in order of
+// size, when ctx ends.
+func watch(ctx context.Context) <-chan []time.Duration {
+	out := make(chan []time.Duration, 1)
+	go func() {
+		var late []time.Duration
+		for i := 0; ; i++ {
+			before := time.Now()
+			if sleep(ctx, watchInterval) != nil {
+				slices.Sort(late)
+				out <- late
+				return
+			}
+			l := time.Since(before) - watchInterval
+			if len(late) < watchSamples {
+				late = append(late, l)
+			} else {
+				late[i%watchSamples] = l
+			}
+		}
+	}()
+	return out
+}
+
+// p99 of sorted values; 0 of none.
+func p99(sorted []time.Duration) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(len(sorted)-1, int(math.Ceil(0.99*float64(len(sorted))))-1)]
+}
+
+// judge says whether the client kept up.
+func judge(r *Record, cpu time.Duration, late []time.Duration) Self {
+	var lags []time.Duration
+	burst := true // everything at once: being late by sending one after the other is no fault
+	for i := range r.Outcomes {
+		o := &r.Outcomes[i]
+		lags = append(lags, o.Sent-o.Ready)
+		burst = burst && o.Scheduled == 0
+	}
+	slices.Sort(lags)
+	s := Self{Cores: cpu.Seconds() / r.Duration.Seconds(), Available: runtime.GOMAXPROCS(0), Lag: p99(lags), TimerLag: p99(late)}
+	switch {
+	case s.Cores > maxShare*float64(s.Available):
+		s.Overloaded = fmt.Sprintf("it used %.2f of %d cores", s.Cores, s.Available)
+	case !burst && s.Lag > maxLag:
+		s.Overloaded = fmt.Sprintf("1 %% of the requests left %v or more after their time", s.Lag.Round(time.Millisecond))
+	case s.TimerLag > maxTimerLag:
+		s.Overloaded = fmt.Sprintf("1 %% of its timers fired %v or more too late: the machine is busy", s.TimerLag.Round(time.Millisecond))
+	}
+	return s
+}

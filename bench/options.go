@@ -1,0 +1,285 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/tandem-serving/tandem/bench/dataset"
+	"github.com/tandem-serving/tandem/bench/load"
+	"github.com/tandem-serving/tandem/bench/report"
+)
+
+// ErrOption is behind every refusal of an option.
+var ErrOption = errors.New("bench: bad option")
+
+// Options are the flags of bench serve, with the names and defaults of vLLM's.
+type Options struct {
+	Backend, Label, BaseURL, Host, Endpoint, Model, ServedModel, Tokenizer string
+	Port, NumPrompts, Warmups, ReadyTimeout, MaxConcurrency                int
+	Headers, Metadata, GoodputSpec                                         []string
+	Insecure, SkipTokenizer, DisableProgress                               bool
+	Seed                                                                   uint64
+	RequestRate, Burstiness, ProbeRate                                     float64
+	Ramp                                                                   string
+	RampStart, RampEnd                                                     int
+	SelfTimed, NoSelfTimed                                                 bool
+	IDPrefix                                                               string
+
+	InputLen, OutputLen, LogProbs, TopK                      int
+	IgnoreEOS                                                bool
+	ExtraBody                                                string
+	Temperature, TopP, MinP, Frequency, Presence, Repetition float64
+
+	PercentileMetrics                []string
+	Percentiles                      []float64
+	SaveResult, SaveDetailed, Append bool
+	ResultDir, ResultFile            string
+	RangeRatio                       string
+	SkipChatTemplate                 bool
+	Data                             dataset.Options
+
+	set *pflag.FlagSet // which of the flags without a default were given
+}
+
+// Register declares the flags.
+func (o *Options) Register(s *pflag.FlagSet) {
+	o.set = s
+	s.StringVar(&o.Backend, "backend", "openai", "API to speak: openai (completions; also called vllm) or openai-chat")
+	s.StringVar(&o.Label, "label", "", "prefix of the result's file name; default: the backend")
+	s.StringVar(&o.BaseURL, "base-url", "", "server's base URL, instead of --host and --port")
+	s.StringVar(&o.Host, "host", "127.0.0.1", "server's host")
+	s.IntVar(&o.Port, "port", 8000, "server's port")
+	s.StringVar(&o.Endpoint, "endpoint", "/v1/completions", "API path; with --backend openai-chat the default is /v1/chat/completions")
+	s.StringArrayVar(&o.Headers, "header", nil, "KEY=VALUE header of each request; may be repeated")
+	s.BoolVar(&o.Insecure, "insecure", false, "do not check the server's certificate")
+	s.StringVar(&o.Model, "model", "", "model's name, or a folder with its tokenizer; default: the first that the server lists")
+	s.StringVar(&o.ServedModel, "served-model-name", "", "model's name in the API; default: --model")
+	s.StringVar(&o.Tokenizer, "tokenizer", "", "tokenizer.json, a folder with one, or builtin; default: --model, else the server's /tokenize")
+	s.BoolVar(&o.SkipTokenizer, "skip-tokenizer-init", false, "no tokenizer here: token counts are the server's")
+	s.Uint64Var(&o.Seed, "seed", 0, "seed of prompts, lengths and arrivals")
+	s.IntVar(&o.NumPrompts, "num-prompts", 1000, "requests to send")
+	s.IntVar(&o.Warmups, "num-warmups", 0, "requests to send before, which do not count")
+	s.IntVar(&o.ReadyTimeout, "ready-check-timeout-sec", 0, "wait this many seconds for a first answer; 0: no check")
+	s.IntVar(&o.MaxConcurrency, "max-concurrency", 0, "most requests in flight; what has to wait is told as queue time; 0: no bound")
+	s.Float64Var(&o.RequestRate, "request-rate", math.Inf(1), "requests per second; inf: all at once")
+	s.Float64Var(&o.Burstiness, "burstiness", 1, "shape of the gamma distributed gaps: 1 a Poisson process, less burstier, more even")
+	s.StringVar(&o.Ramp, "ramp-up-strategy", "", "linear or exponential: the rate grows over the run")
+	s.IntVar(&o.RampStart, "ramp-up-start-rps", 0, "the ramp's first rate")
+	s.IntVar(&o.RampEnd, "ramp-up-end-rps", 0, "the ramp's last rate")
+	s.Float64Var(&o.ProbeRate, "probe-request-rate", 0, "one-token requests per second beside the load, told apart; 0: none")
+	s.BoolVar(&o.SelfTimed, "self-timed", false, "arrivals are those of the trace; the default for timed_trace")
+	s.BoolVar(&o.NoSelfTimed, "no-self-timed", false, "a trace's requests arrive at --request-rate")
+	s.StringVar(&o.IDPrefix, "request-id-prefix", "", "start of X-Request-Id; default: bench- and eight random hex digits")
+	s.BoolVar(&o.DisableProgress, "disable-tqdm", false, "no progress line")
+	o.registerBody(s)
+	o.registerResults(s)
+	o.registerData(s)
+}
+
+func (o *Options) registerBody(s *pflag.FlagSet) {
+	s.IntVar(&o.InputLen, "input-len", 0, "the dataset's input length, whatever its own flag is called")
+	s.IntVar(&o.OutputLen, "output-len", 0, "the dataset's output length")
+	s.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "generate up to the output length whatever the model says")
+	s.IntVar(&o.LogProbs, "logprobs", 0, "log probabilities per token")
+	s.Float64Var(&o.Temperature, "temperature", 0, "sampling temperature; default: the server's")
+	s.Float64Var(&o.TopP, "top-p", 0, "nucleus sampling")
+	s.IntVar(&o.TopK, "top-k", 0, "sample from so many tokens")
+	s.Float64Var(&o.MinP, "min-p", 0, "least probability relative to the best token's")
+	s.Float64Var(&o.Frequency, "frequency-penalty", 0, "penalty on tokens by how often they came")
+	s.Float64Var(&o.Presence, "presence-penalty", 0, "penalty on tokens that came")
+	s.Float64Var(&o.Repetition, "repetition-penalty", 0, "factor on tokens that came")
+	s.StringVar(&o.ExtraBody, "extra-body", "", "JSON object whose keys go into each request's body")
+}
+
+func (o *Options) registerResults(s *pflag.FlagSet) {
+	s.StringSliceVar(&o.PercentileMetrics, "percentile-metrics", []string{"ttft", "tpot", "itl"}, "latencies to report: "+strings.Join(report.MetricNames(), ", "))
+	s.Float64SliceVar(&o.Percentiles, "metric-percentiles", []float64{99}, "percentiles to report")
+	s.StringArrayVar(&o.GoodputSpec, "goodput", nil, "KEY:VALUE objectives in milliseconds, of ttft, tpot and e2el: requests that meet all are counted")
+	s.BoolVar(&o.SaveResult, "save-result", false, "write the figures as JSON")
+	s.BoolVar(&o.SaveDetailed, "save-detailed", false, "with each request's own figures")
+	s.BoolVar(&o.Append, "append-result", false, "append to the file, one object a line")
+	s.StringArrayVar(&o.Metadata, "metadata", nil, "KEY=VALUE copied into the JSON; may be repeated")
+	s.StringVar(&o.ResultDir, "result-dir", "", "folder of the JSON")
+	s.StringVar(&o.ResultFile, "result-filename", "", "its name; default: LABEL-RATEqps-MODEL-DATE.json")
+}
+
+func (o *Options) registerData(s *pflag.FlagSet) {
+	d := &o.Data
+	s.StringVar(&d.Name, "dataset-name", "random", "random, sharegpt, custom, prefix_repetition or timed_trace")
+	s.StringVar(&d.Path, "dataset-path", "", "the dataset's file")
+	s.BoolVar(&d.NoRepeat, "no-oversample", false, "do not repeat samples when there are fewer than --num-prompts")
+	s.BoolVar(&d.NoShuffle, "disable-shuffle", false, "keep the dataset's order")
+	s.BoolVar(&o.SkipChatTemplate, "skip-chat-template", false, "custom prompts go to /v1/completions as they are, without a note about it")
+	s.IntVar(&d.Random.Input, "random-input-len", 1024, "prompt's tokens after the prefix")
+	s.IntVar(&d.Random.Output, "random-output-len", 128, "output tokens")
+	s.StringVar(&o.RangeRatio, "random-range-ratio", "0.0", `lengths vary by this share; one number, or {"input": 0.3, "output": 0.5}`)
+	s.IntVar(&d.Random.Prefix, "random-prefix-len", 0, "tokens that all prompts begin with")
+	s.IntVar(&d.Prefix.Prefix, "prefix-repetition-prefix-len", 256, "tokens of a prefix")
+	s.IntVar(&d.Prefix.Suffix, "prefix-repetition-suffix-len", 256, "tokens after it")
+	s.IntVar(&d.Prefix.Prefixes, "prefix-repetition-num-prefixes", 10, "prefixes")
+	s.IntVar(&d.Prefix.Output, "prefix-repetition-output-len", 128, "output tokens")
+	s.IntVar(&d.Trace.ChunkTokens, "timed-trace-chunk-hash-size", 16, "tokens per hash id: Mooncake 512, Qwen 16")
+	s.Float64Var(&d.Trace.Seconds, "timed-trace-sec-multiplier", 1, "a timestamp times this is seconds; 0.001 for milliseconds")
+	s.StringVar(&d.Trace.Timestamp, "timed-trace-label-timestamp", "timestamp", "key of the arrival")
+	s.StringVar(&d.Trace.Input, "timed-trace-label-input-length", "input_length", "key of the prompt's tokens")
+	s.StringVar(&d.Trace.Output, "timed-trace-label-output-length", "output_length", "key of the output's tokens")
+	s.StringVar(&d.Trace.HashIDs, "timed-trace-label-hash-ids", "hash_ids", "key of the prompt's hash ids")
+	s.IntVar(&d.ShareGPTOutput, "sharegpt-output-len", 0, "output tokens instead of the dataset's")
+	s.IntVar(&d.CustomOutput, "custom-output-len", 256, "output tokens; -1: the dataset's")
+}
+
+// lists are the flags that take several words: --goodput ttft:100 tpot:20.
+var lists = []string{"--header", "--goodput", "--metadata"}
+
+// JoinLists writes flags of several words as one flag per word.
+func JoinLists(args []string) []string {
+	var out []string
+	for i := 0; i < len(args); i++ {
+		if !slices.Contains(lists, args[i]) {
+			out = append(out, args[i])
+			continue
+		}
+		flag := args[i]
+		if i+1 == len(args) || strings.HasPrefix(args[i+1], "-") {
+			out = append(out, flag)
+		}
+		for i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+			i++
+			out = append(out, flag+"="+args[i])
+		}
+	}
+	return out
+}
+
+// chat says that the API is the chat's.
+func (o *Options) chat() bool { return o.Backend == "openai-chat" }
+
+// complete checks the options and fills in what depends on others.
+func (o *Options) complete() error {
+	if !slices.Contains([]string{"openai", "vllm", "openai-chat"}, o.Backend) {
+		return fmt.Errorf("%w: --backend %q: want openai, vllm or openai-chat", ErrOption, o.Backend)
+	}
+	if o.chat() && !o.set.Changed("endpoint") {
+		o.Endpoint = "/v1/chat/completions"
+	}
+	if !strings.HasPrefix(o.Endpoint, "/") {
+		return fmt.Errorf("%w: --endpoint %q: want a path that begins with /", ErrOption, o.Endpoint)
+	}
+	if o.BaseURL == "" {
+		o.BaseURL = fmt.Sprintf("http://%s:%d", bracketed(o.Host), o.Port)
+	}
+	o.BaseURL = strings.TrimSuffix(o.BaseURL, "/")
+	if o.MaxConcurrency < 0 || o.Warmups < 0 || o.ReadyTimeout < 0 || o.ProbeRate < 0 {
+		return fmt.Errorf("%w: --max-concurrency, --num-warmups, --ready-check-timeout-sec and --probe-request-rate: want 0 or more", ErrOption)
+	}
+	if o.Ramp != "" && !math.IsInf(o.RequestRate, 1) {
+		return fmt.Errorf("%w: --ramp-up-strategy and --request-rate: give one of the two", ErrOption)
+	}
+	if o.SelfTimed && o.NoSelfTimed || o.SelfTimed && o.Data.Name != "timed_trace" {
+		return fmt.Errorf("%w: --self-timed: only the timed_trace dataset has times", ErrOption)
+	}
+	if err := report.CheckMetrics(o.PercentileMetrics); err != nil {
+		return fmt.Errorf("%w: %w", ErrOption, err)
+	}
+	for _, p := range o.Percentiles {
+		if !(p >= 0 && p <= 100) {
+			return fmt.Errorf("%w: --metric-percentiles %g: want 0 to 100", ErrOption, p)
+		}
+	}
+	return o.completeData()
+}
+
+func bracketed(host string) string {
+	if strings.Contains(host, ":") {
+		return "[" + host + "]"
+	}
+	return host
+}
+
+// completeData maps the general lengths to the dataset's own flags.
+func (o *Options) completeData() error {
+	d := &o.Data
+	d.N, d.Seed, d.AsText = o.NumPrompts, o.Seed, o.chat()
+	if o.set.Changed("input-len") {
+		switch d.Name {
+		case "random":
+			d.Random.Input = o.InputLen
+		case "prefix_repetition":
+			d.Prefix.Suffix = o.InputLen - d.Prefix.Prefix
+		}
+	}
+	if o.set.Changed("output-len") {
+		d.Random.Output, d.Prefix.Output, d.ShareGPTOutput, d.CustomOutput = o.OutputLen, o.OutputLen, o.OutputLen, o.OutputLen
+	}
+	if r, err := strconv.ParseFloat(o.RangeRatio, 64); err == nil {
+		d.Random.InputRatio, d.Random.OutputRatio = r, r
+		return nil
+	}
+	var ratio struct{ Input, Output float64 }
+	if err := json.Unmarshal([]byte(o.RangeRatio), &ratio); err != nil {
+		return fmt.Errorf(`%w: --random-range-ratio %q: want a number or {"input": 0.3, "output": 0.5}`, ErrOption, o.RangeRatio)
+	}
+	d.Random.InputRatio, d.Random.OutputRatio = ratio.Input, ratio.Output
+	return nil
+}
+
+// selfTimed says that arrivals are the trace's.
+func (o *Options) selfTimed() bool { return o.Data.Name == "timed_trace" && !o.NoSelfTimed }
+
+// goodput is the objectives in milliseconds.
+func (o *Options) goodput() (map[string]float64, error) {
+	slo := map[string]float64{}
+	for _, spec := range o.GoodputSpec {
+		key, value, _ := strings.Cut(spec, ":")
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil || !(v >= 0) || !slices.Contains([]string{"ttft", "tpot", "e2el"}, key) {
+			return nil, fmt.Errorf("%w: --goodput %s: want ttft:200, tpot:50 or e2el:2000, in milliseconds", ErrOption, spec)
+		}
+		slo[key] = v
+	}
+	return slo, nil
+}
+
+// header is what goes with each request. OPENAI_API_KEY is the key that clients
+// of this API take from the environment.
+func (o *Options) header() (http.Header, error) {
+	h := http.Header{}
+	if key := os.Getenv("OPENAI_API_KEY"); key != "" {
+		h.Set("Authorization", "Bearer "+key)
+	}
+	for _, s := range o.Headers {
+		k, v, ok := strings.Cut(s, "=")
+		if !ok || k == "" {
+			return nil, fmt.Errorf("%w: --header %q: want KEY=VALUE", ErrOption, s)
+		}
+		h.Set(k, v)
+	}
+	return h, nil
+}
+
+// metadata is what goes into the JSON.
+func (o *Options) metadata() (report.Object, error) {
+	var m report.Object
+	for _, s := range o.Metadata {
+		k, v, ok := strings.Cut(s, "=")
+		if !ok || k == "" {
+			return nil, fmt.Errorf("%w: --metadata %q: want KEY=VALUE", ErrOption, s)
+		}
+		m = append(m, report.Field{Key: k, Value: v})
+	}
+	return m, nil
+}
+
+// arrivals is the process that the flags ask for.
+func (o *Options) arrivals() load.Arrivals {
+	return load.Arrivals{Rate: o.RequestRate, Burstiness: o.Burstiness, Ramp: o.Ramp, From: float64(o.RampStart), To: float64(o.RampEnd), Seed: o.Seed}
+}

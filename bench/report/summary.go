@@ -1,0 +1,256 @@
+// Package report turns what a load test saw into figures: the printed block, the
+// JSON with the names that other tools read, comparisons of runs, and the page of
+// a sweep.
+//
+// Invariant: every figure is a plain function of the outcomes; nothing is
+// smoothed, and nothing is left out but what the definitions leave out. The
+// package sends nothing and reads no clock.
+package report
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/load"
+)
+
+// Options say which figures are wanted.
+type Options struct {
+	Metrics     []string           // of metricTable, those to print
+	Percentiles []float64          // e.g. 99
+	Goodput     map[string]float64 // SLOs in milliseconds by ttft, tpot, e2el
+	RequestRate float64            // +Inf: all at once
+	Concurrency int                // 0: no bound
+}
+
+// metric is one of the latencies.
+type metric struct {
+	key, name, title string
+}
+
+var metricTable = []metric{
+	{"ttft", "TTFT", "Time to First Token"},
+	{"tpot", "TPOT", "Time per Output Token (excl. 1st token)"},
+	{"itl", "ITL", "Inter-token Latency"},
+	{"e2el", "E2EL", "End-to-end Latency"},
+	{"client_queue_time", "Client Queue Time", "Client-side Queueing"},
+	{"e2el_including_client_queue", "E2EL incl. Client Queue", "Queue-inclusive End-to-end Latency"},
+}
+
+// MetricNames are the names that --percentile-metrics takes.
+func MetricNames() (names []string) {
+	for _, m := range metricTable {
+		names = append(names, m.key)
+	}
+	return names
+}
+
+// Stats are one latency's figures in milliseconds.
+type Stats struct {
+	Mean, Median, Std float64
+	Percentiles       []float64 // as Options.Percentiles
+}
+
+// Request is one request as counted.
+type Request struct {
+	Outcome       *load.Outcome
+	Input, Output int // tokens; 0 output for one that failed
+}
+
+// Summary is a run in figures.
+type Summary struct {
+	Options           Options
+	Completed, Failed int
+	Duration          time.Duration
+	Input, Output     int
+	Good              int // requests that met every SLO
+	PeakTokens        int // in one second
+	PeakConcurrent    int
+	Stats             map[string]Stats
+	Requests          []Request
+}
+
+// ms is a duration in milliseconds.
+func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
+
+// tpot is the time per output token after the first, in milliseconds.
+func (r *Request) tpot() float64 {
+	if r.Output < 2 {
+		return 0
+	}
+	return ms(r.Outcome.Latency()-r.Outcome.TTFT()) / float64(r.Output-1)
+}
+
+// Samples are all values of a latency in milliseconds, of requests that succeeded.
+func (s *Summary) Samples(key string) []float64 {
+	var v []float64
+	for i := range s.Requests {
+		r := &s.Requests[i]
+		o := r.Outcome
+		if o.Err != nil {
+			continue
+		}
+		switch key {
+		case "ttft":
+			v = append(v, ms(o.TTFT()))
+		case "tpot":
+			if r.Output > 1 {
+				v = append(v, r.tpot())
+			}
+		case "itl":
+			for _, d := range o.ITL {
+				v = append(v, ms(d))
+			}
+		case "e2el":
+			v = append(v, ms(o.Latency()))
+		case "client_queue_time":
+			v = append(v, ms(o.Sent-o.Scheduled))
+		case "e2el_including_client_queue":
+			v = append(v, ms(o.Last-o.Scheduled))
+		case "ttft_from_schedule":
+			v = append(v, ms(o.First-o.Scheduled))
+		}
+	}
+	return v
+}
+
+// Summarize computes the figures. input and output are the tokens of request i
+// of the record.
+func Summarize(r *load.Record, o Options, input, output func(i int) int) *Summary {
+	s := &Summary{Options: o, Duration: r.Duration, Stats: map[string]Stats{}}
+	for i := range r.Outcomes {
+		q := Request{Outcome: &r.Outcomes[i], Input: input(i)}
+		if q.Outcome.Err != nil {
+			s.Failed++
+			s.Requests = append(s.Requests, q)
+			continue
+		}
+		q.Output = output(i)
+		s.Completed++
+		s.Input += q.Input
+		s.Output += q.Output
+		if q.good(o.Goodput) {
+			s.Good++
+		}
+		s.Requests = append(s.Requests, q)
+	}
+	s.peaks()
+	for _, m := range metricTable {
+		s.Stats[m.key] = stats(s.Samples(m.key), o.Percentiles)
+	}
+	return s
+}
+
+// good says that a request met every SLO.
+func (r *Request) good(slo map[string]float64) bool {
+	for key, most := range slo {
+		v := ms(r.Outcome.Latency())
+		switch key {
+		case "ttft":
+			v = ms(r.Outcome.TTFT())
+		case "tpot":
+			v = r.tpot()
+		}
+		if v > most {
+			return false
+		}
+	}
+	return true
+}
+
+// peaks fills seconds, counted from the first sending, with chunks and requests.
+func (s *Summary) peaks() {
+	first, last := time.Duration(math.MaxInt64), time.Duration(0)
+	for _, r := range s.Requests {
+		if r.Outcome.Err == nil {
+			first, last = min(first, r.Outcome.Sent), max(last, r.Outcome.Last)
+		}
+	}
+	if s.Completed == 0 {
+		return
+	}
+	tokens, running := make([]int, int((last-first)/time.Second)+1), make([]int, int((last-first)/time.Second)+1)
+	for _, r := range s.Requests {
+		o := r.Outcome
+		if o.Err != nil {
+			continue
+		}
+		at := o.First - first
+		tokens[at/time.Second]++
+		for _, gap := range o.ITL {
+			at += gap
+			tokens[at/time.Second]++
+		}
+		for i := (o.Sent - first) / time.Second; i <= (o.Last-first)/time.Second; i++ {
+			running[i]++
+		}
+	}
+	s.PeakTokens, s.PeakConcurrent = slices.Max(tokens), slices.Max(running)
+}
+
+// stats of values; all 0 of none.
+func stats(v []float64, percentiles []float64) Stats {
+	s := Stats{Percentiles: make([]float64, len(percentiles))}
+	if len(v) == 0 {
+		return s
+	}
+	slices.Sort(v)
+	for _, x := range v {
+		s.Mean += x / float64(len(v))
+	}
+	for _, x := range v {
+		s.Std += (x - s.Mean) * (x - s.Mean) / float64(len(v))
+	}
+	s.Std = math.Sqrt(s.Std)
+	s.Median = Quantile(v, 50)
+	for i, p := range percentiles {
+		s.Percentiles[i] = Quantile(v, p)
+	}
+	return s
+}
+
+// Quantile is a percentile of sorted values, between neighbours in proportion.
+func Quantile(sorted []float64, percent float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	at := percent / 100 * float64(len(sorted)-1)
+	i := min(int(at), len(sorted)-1)
+	if i+1 >= len(sorted) {
+		return sorted[i]
+	}
+	return sorted[i] + (sorted[i+1]-sorted[i])*(at-float64(i))
+}
+
+// perSecond is a count per second of the run.
+func (s *Summary) perSecond(n int) float64 {
+	if s.Duration <= 0 {
+		return 0
+	}
+	return float64(n) / s.Duration.Seconds()
+}
+
+// Throughput is output tokens per second.
+func (s *Summary) Throughput() float64 { return s.perSecond(s.Output) }
+
+// RequestThroughput is completed requests per second.
+func (s *Summary) RequestThroughput() float64 { return s.perSecond(s.Completed) }
+
+// Goodput is requests per second that met every SLO.
+func (s *Summary) Goodput() float64 { return s.perSecond(s.Good) }
+
+// percentName is a percentile in a name: 99, 99.9.
+func percentName(p float64) string { return strconv.FormatFloat(p, 'f', -1, 64) }
+
+// CheckMetrics refuses unknown names.
+func CheckMetrics(names []string) error {
+	for _, n := range names {
+		if !slices.Contains(MetricNames(), n) {
+			return fmt.Errorf("--percentile-metrics %s: want some of %v", n, MetricNames())
+		}
+	}
+	return nil
+}

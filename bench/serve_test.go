@@ -1,0 +1,205 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// fake is an OpenAI-compatible server of 5 tokens each.
+func fake(t *testing.T, check func(path string, body map[string]any)) string {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var body map[string]any
+		if r.Method == http.MethodPost {
+			if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+				t.Errorf("%s: %v", r.URL.Path, err)
+			}
+			check(r.URL.Path, body)
+		}
+		switch r.URL.Path {
+		case "/v1/models":
+			fmt.Fprint(w, `{"data":[{"id":"org/fake"}]}`)
+		case "/tokenize":
+			fmt.Fprint(w, `{"tokens":[5,3,9,5]}`)
+		case "/v1/completions", "/v1/chat/completions":
+			piece := `"text":"a"`
+			if r.URL.Path != "/v1/completions" {
+				piece = `"delta":{"content":"a"}`
+			}
+			for range 5 {
+				fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,%s}]}\n\n", piece)
+				w.(http.Flusher).Flush()
+				time.Sleep(2 * time.Millisecond)
+			}
+			fmt.Fprint(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":30,\"completion_tokens\":5}}\n\ndata: [DONE]\n\n")
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func parse(t *testing.T, args ...string) *Options {
+	t.Helper()
+	var o Options
+	s := pflag.NewFlagSet("bench", pflag.ContinueOnError)
+	o.Register(s)
+	if err := s.Parse(JoinLists(args)); err != nil {
+		t.Fatal(err)
+	}
+	return &o
+}
+
+// A whole run: requests as asked, the printed block, the file.
+func TestServe(t *testing.T) {
+	dir := t.TempDir()
+	var bodies []map[string]any
+	var mu = make(chan struct{}, 1)
+	url := fake(t, func(path string, body map[string]any) {
+		mu <- struct{}{}
+		if path == "/v1/completions" {
+			bodies = append(bodies, body)
+		}
+		<-mu
+	})
+	var out, errOut bytes.Buffer
+	res, err := Serve(t.Context(), parse(t, "--base-url", url, "--num-prompts", "20", "--random-input-len", "30", "--output-len", "5", "--request-rate", "200",
+		"--ignore-eos", "--temperature", "0", "--goodput", "ttft:1000", "e2el:5000", "--num-warmups", "2", "--ready-check-timeout-sec", "3",
+		"--save-result", "--save-detailed", "--result-dir", dir, "--metadata", "run=1", "machine=x", "--extra-body", `{"user":"u"}`), &out, &errOut)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(bodies) != 23 {
+		t.Errorf("%d requests, want 20, 2 and 1", len(bodies))
+	}
+	for _, b := range bodies {
+		prompt, _ := b["prompt"].([]any)
+		if len(prompt) != 30 || b["max_tokens"] != 5.0 || b["stream"] != true || b["ignore_eos"] != true || b["temperature"] != 0.0 || b["model"] != "org/fake" || b["user"] != "u" ||
+			!slices.Contains([]float64{3, 5, 9}, prompt[0].(float64)) {
+			t.Fatalf("body %v", b)
+		}
+	}
+	for _, want := range []string{
+		"Starting initial single prompt test run...\nInitial test run completed.\nWarming up with 2 requests...\nWarmup run completed.\nStarting main benchmark run...\n" +
+			"Traffic request rate: 200.0\nBurstiness factor: 1.0 (Poisson process)\nMaximum request concurrency: None\n============ Serving Benchmark Result ============\n" +
+			"Successful requests:                     20        \n",
+		"Total input tokens:                      600       \nTotal generated tokens:                  100       \n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if !strings.Contains(errOut.String(), "This client:") {
+		t.Errorf("no self-check in %q", errOut.String())
+	}
+	if res.Summary.Completed != 20 || res.Summary.Good != 20 {
+		t.Errorf("%+v", res.Summary)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "openai-200.0qps-fake-*.json"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("files %v, %v", files, err)
+	}
+	data, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v map[string]any
+	if err := json.Unmarshal(data, &v); err != nil || v["machine"] != "x" || len(v["ttfts"].([]any)) != 20 || v["generated_texts"].([]any)[0] != "aaaaa" {
+		t.Errorf("%v: %s", err, data)
+	}
+	out.Reset()
+	if err := Compare(files[0], files[0], 0, &out); err != nil || !strings.Contains(out.String(), "Mean TTFT (ms)") {
+		t.Errorf("compare: %v\n%s", err, out.String())
+	}
+}
+
+func TestServeChat(t *testing.T) {
+	url := fake(t, func(path string, body map[string]any) {
+		m, _ := body["messages"].([]any)
+		if path != "/v1/chat/completions" || len(m) != 1 || len(strings.Fields(m[0].(map[string]any)["content"].(string))) != 12 || body["max_completion_tokens"] != 128.0 {
+			t.Errorf("%s: %v", path, body)
+		}
+	})
+	res, err := Serve(t.Context(), parse(t, "--base-url", url, "--backend", "openai-chat", "--num-prompts", "4", "--input-len", "12", "--max-concurrency", "2"), io.Discard, io.Discard)
+	if err != nil || res.Summary.Output != 20 || res.Summary.Input != 120 || math.Abs(res.Summary.Stats["itl"].Median-2) > 1.5 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestServeRefuses(t *testing.T) {
+	for args, want := range map[string]error{
+		"--backend x":              ErrOption,
+		"--goodput tpot":           ErrOption,
+		"--percentile-metrics x":   ErrOption,
+		"--metric-percentiles 101": ErrOption,
+		"--endpoint v1":            ErrOption,
+		"--metadata x":             ErrOption,
+		"--header x":               ErrOption,
+		"--self-timed":             ErrOption,
+		"--tokenizer /nowhere":     ErrOption,
+		"--random-range-ratio x":   ErrOption,
+		"--extra-body [ --model m --tokenizer builtin":                                ErrOption,
+		"--base-url http://127.0.0.1:1 --tokenizer builtin --model m --num-prompts 2": ErrFailed,
+	} {
+		if _, err := Serve(context.Background(), parse(t, append([]string{"--model", "m", "--base-url", "http://127.0.0.1:1"}, strings.Fields(args)...)...), io.Discard, io.Discard); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", args, err, want)
+		}
+	}
+}
+
+// A sweep runs each pair, and its page needs nothing from elsewhere.
+func TestSweep(t *testing.T) {
+	var mu sync.Mutex
+	prompts := map[string]bool{} // no run sends those of another
+	url := fake(t, func(path string, body map[string]any) {
+		mu.Lock()
+		defer mu.Unlock()
+		if path == "/v1/completions" {
+			prompts[fmt.Sprint(body["prompt"])] = true
+		}
+	})
+	dir := t.TempDir()
+	o := parse(t, "--base-url", url, "--num-prompts", "6", "--input-len", "40", "--goodput", "ttft:1000")
+	if err := Sweep(t.Context(), o, SweepOptions{Rates: []float64{100, 200}, Concurrencies: []int{1, 3}, Dir: dir}, io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if len(prompts) != 24 {
+		t.Errorf("%d different prompts in 4 runs of 6", len(prompts))
+	}
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	csv := strings.Split(strings.TrimSpace(read("sweep.csv")), "\n")
+	if len(csv) != 5 || !strings.HasPrefix(csv[1], "100,1,6,0,") || !strings.HasPrefix(csv[4], "200,3,6,0,") {
+		t.Errorf("CSV: %q", csv)
+	}
+	var results []map[string]any
+	if err := json.Unmarshal([]byte(read("sweep.json")), &results); err != nil || len(results) != 4 || results[3]["request_rate"] != 200.0 || results[3]["completed"] != 6.0 {
+		t.Errorf("JSON: %v, %v", results, err)
+	}
+	page := read("report.html")
+	if strings.Count(page, "<svg") != 6 || strings.Contains(page, "NaN") || strings.Contains(page, "http://www") || strings.Contains(page, "<script") || strings.Contains(page, "src=") {
+		t.Errorf("page: %.2000s", page)
+	}
+	if err := Sweep(t.Context(), o, SweepOptions{Rates: []float64{0}, Dir: dir}, io.Discard, io.Discard); !errors.Is(err, ErrOption) {
+		t.Errorf("a rate of 0: %v", err)
+	}
+}

@@ -1,0 +1,96 @@
+package decode
+
+import (
+	"context"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// StartDrain stops the node from taking attempts; what runs goes on.
+func (n *Node) StartDrain() {
+	n.mu.Lock()
+	n.draining = true
+	n.mu.Unlock()
+	n.heartbeat() // gateways hear of it at once
+}
+
+// Drain stops taking attempts and waits until none is left or ctx ends; those
+// that remain are then ended with an error their gateways hear.
+func (n *Node) Drain(ctx context.Context) {
+	n.StartDrain()
+	n.mu.Lock()
+	var idle chan struct{}
+	if len(n.attempts) > 0 {
+		if n.idle == nil {
+			n.idle = make(chan struct{})
+		}
+		idle = n.idle
+	}
+	n.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			n.endAll()
+		}
+	}
+	n.wg.Wait()
+}
+
+// endAll ends every attempt.
+func (n *Node) endAll() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, a := range n.attempts {
+		n.endLocked(a, ErrDrained, true)
+	}
+}
+
+// Running is how many attempts the node owns.
+func (n *Node) Running() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.attempts)
+}
+
+// Heartbeats sends Stats to every gateway until ctx ends, and the Ends it is
+// owed.
+func (n *Node) Heartbeats(ctx context.Context) {
+	tick := time.NewTicker(n.o.StatsInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			n.heartbeat()
+		}
+	}
+}
+
+// heartbeat tells every gateway how the node fares.
+func (n *Node) heartbeat() {
+	st := n.o.Engine.Stats()
+	u := st.Scheduler.Blocks
+	n.mu.Lock()
+	m := &nodepb.Stats{
+		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting),
+		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
+		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
+	}
+	conns := make([]*rpc.Conn, 0, len(n.gateways))
+	for c, gw := range n.gateways {
+		n.payEnds(gw)
+		conns = append(conns, c)
+	}
+	n.mu.Unlock()
+	for _, c := range conns {
+		// One that is lost is followed by the next; a gateway that takes nothing
+		// for long is given up by its connection.
+		if err := c.Send(rpc.FrameStats, 0, m); err != nil {
+			n.log.Debug("heartbeat not sent", "err", err)
+		}
+	}
+}

@@ -1,0 +1,315 @@
+package decode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
+)
+
+// Reader is what a decode node needs of kvtransfer: to let a writer in, and to
+// shut it out. *kvtransfer.Reader is one.
+type Reader interface {
+	Grant(kvtransfer.GrantRequest) (kvtransfer.Grant, error)
+	Cancel(kvtransfer.LeaseID) bool
+}
+
+// fetch is one Prefill asked of one node.
+type fetch struct {
+	key    key
+	events chan fetchEvent // what the prefill node says
+	moved  chan error      // capacity 1: what became of the lease, nil for arrived
+}
+
+// fetchEvent is what a prefill node said.
+type fetchEvent struct {
+	kind fetchKind
+	err  error
+}
+
+type fetchKind uint8
+
+const (
+	fetchQueued fetchKind = iota + 1
+	fetchWantsGrant
+	fetchFailed
+)
+
+// maxFetchEvents bounds a fetch's unread events. A well-behaved node says two
+// things that matter; positions in its queue may be dropped.
+const maxFetchEvents = 16
+
+// How often a grant that found no room tries again: about a decode step.
+const grantRetry = 10 * time.Millisecond
+
+// Errors that send a prompt to the next prefill node.
+var (
+	errSilent   = errors.New("decode: prefill node said nothing in time")
+	errNoRoom   = errors.New("decode: no room for the KV in time")
+	errMismatch = errors.New("decode: prefill node does not match")
+	errPrefill  = errors.New("decode: prefill node gave up")
+)
+
+// fill brings a held request's KV here: from the prefill nodes in the order the
+// gateway ranked them, or, when none delivers, by computing it.
+func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *nodepb.Generate, tokens []int32, cached int) {
+	upTo := len(tokens) - 1
+	// What is left after a hit may be less than a block: moving that costs a
+	// round trip and saves nothing, since this node computes a token anyway.
+	worth := upTo > cached && (cached == 0 || upTo-cached >= n.o.BlockTokens)
+	short := upTo < n.o.BlockTokens // leaves nothing that a later request could hit
+	if worth && short {
+		worth = !n.movedLately(g, tokens[:upTo])
+	}
+	if worth {
+		for _, addr := range g.Prefill {
+			err := n.fetchFrom(ctx, a, id, g, addr, tokens[:upTo], cached)
+			if err == nil {
+				n.addCount(&n.count.RemotePrefills)
+				if short {
+					n.rememberMoved(g, tokens[:upTo])
+				}
+				return
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			if errors.Is(err, scheduler.ErrNothingMissing) || errors.Is(err, scheduler.ErrNeverFits) {
+				break // the cache has it by now, or this pool never takes it: no prefill node can help
+			}
+			n.addCount(&n.count.PrefillFailures)
+			n.log.Warn("prefill node did not deliver", "request", a.request, "prefill", addr, "err", err)
+		}
+	}
+	n.addCount(&n.count.LocalPrefills)
+	n.o.Engine.Proceed(id)
+}
+
+// movedLately says whether a short prompt's KV has come from elsewhere before.
+func (n *Node) movedLately(g *nodepb.Generate, tokens []int32) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.recent.has(n.recent.key(kvcache.Hash(g.PrefixRoot), tokens))
+}
+
+func (n *Node) rememberMoved(g *nodepb.Generate, tokens []int32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.recent.add(n.recent.key(kvcache.Hash(g.PrefixRoot), tokens))
+}
+
+func (n *Node) addCount(c *uint64) {
+	n.mu.Lock()
+	*c++
+	n.mu.Unlock()
+}
+
+// fetchFrom asks one node and returns nil once all of its KV has arrived.
+func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID, g *nodepb.Generate, addr string, tokens []int32, cached int) error {
+	dctx, stop := context.WithTimeout(ctx, n.o.PrefillTimeout)
+	conn, err := n.prefill.Get(dctx, addr)
+	stop()
+	if err != nil {
+		return err
+	}
+	if err := n.matches(conn.Peer()); err != nil {
+		return err
+	}
+	f := n.startFetch(conn)
+	defer n.stopFetch(f)
+	err = conn.Send(rpc.FramePrefill, f.key.stream, &nodepb.Prefill{
+		RequestId: a.request, Attempt: a.number, Tokens: tokens, Have: uint32(cached),
+		PrefixRoot: g.PrefixRoot, Fingerprint: n.o.Identity.Fingerprint,
+		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Priority: g.Priority,
+	})
+	if err != nil {
+		return err
+	}
+	l, err := n.await(ctx, id, f, len(tokens))
+	if err == nil || n.giveUp(l) {
+		return nil
+	}
+	// Whatever went wrong, the other side is told: it stops computing.
+	if cerr := conn.Send(rpc.FrameCancel, f.key.stream, &nodepb.Cancel{Reason: err.Error()}); cerr != nil {
+		n.log.Debug("cancel not sent", "prefill", addr, "err", cerr)
+	}
+	return err
+}
+
+// matches refuses a node whose KV would not be this node's own.
+func (n *Node) matches(p *nodepb.Hello) error {
+	switch id := n.o.Identity; {
+	case p.GetFingerprint() != id.Fingerprint:
+		return fmt.Errorf("%w: model fingerprint %016x there, %016x here", errMismatch, p.GetFingerprint(), id.Fingerprint)
+	case p.GetNumericsClass() != id.Class:
+		return fmt.Errorf("%w: numerics class %q there, %q here", errMismatch, p.GetNumericsClass(), id.Class)
+	}
+	return nil
+}
+
+// await follows a Prefill to its arrival. It returns the lease that was granted
+// on the way, if any.
+func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (*lease, error) {
+	var l *lease
+	silence := time.NewTimer(n.o.PrefillTimeout)
+	defer silence.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return l, context.Cause(ctx)
+		case <-f.key.conn.Done():
+			return l, fmt.Errorf("%w: connection lost", errPrefill)
+		case <-silence.C:
+			return l, fmt.Errorf("%w: %v", errSilent, n.o.PrefillTimeout)
+		case err := <-f.moved:
+			return l, err
+		case ev := <-f.events:
+			switch ev.kind {
+			case fetchQueued:
+				if l == nil { // a position told late does not start the clock again
+					silence.Reset(n.o.PrefillTimeout)
+				}
+			case fetchWantsGrant:
+				if l != nil {
+					return l, fmt.Errorf("%w: asked for a second grant", errPrefill)
+				}
+				var err error
+				if l, err = n.grant(ctx, id, f, upTo); err != nil {
+					return l, err
+				}
+				silence.Stop() // from here the lease's own clock judges
+			case fetchFailed:
+				return l, ev.err
+			}
+		}
+	}
+}
+
+// grant reserves blocks, waiting a bounded time for room, and lets the prefill
+// node write into them.
+func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (*lease, error) {
+	res, err := n.reserve(ctx, id, upTo)
+	if err != nil {
+		n.refuseGrant(f, err)
+		return nil, err
+	}
+	pages := make([]int32, len(res.Blocks))
+	for i, b := range res.Blocks {
+		pages[i] = int32(b)
+	}
+	n.mu.Lock() // the lease is on the books before its first event can be
+	g, err := n.o.Reader.Grant(kvtransfer.GrantRequest{Pages: pages, Duration: n.o.LeaseDuration})
+	if err != nil {
+		n.o.Engine.Lost(res.ID)
+		n.o.Engine.Release(res.ID)
+		n.mu.Unlock()
+		n.refuseGrant(f, err)
+		return nil, err
+	}
+	l := n.leases.add(g.Lease, res.ID, f)
+	n.mu.Unlock()
+	err = f.key.conn.Send(rpc.FrameGrant, f.key.stream, &nodepb.Grant{
+		Grant: g.Wire, From: uint32(res.From), UpTo: uint32(res.UpTo),
+	})
+	return l, err
+}
+
+func (n *Node) refuseGrant(f *fetch, err error) {
+	m := &nodepb.Grant{Refused: nodepb.Code_CODE_OVERLOADED, Reason: err.Error()}
+	if serr := f.key.conn.Send(rpc.FrameGrant, f.key.stream, m); serr != nil {
+		n.log.Debug("refusal not sent", "err", serr)
+	}
+}
+
+// reserve asks the engine for blocks until there is room or the bound is hit.
+func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, upTo int) (scheduler.Reservation, error) {
+	deadline := time.NewTimer(n.o.GrantTimeout)
+	defer deadline.Stop()
+	retry := time.NewTicker(grantRetry)
+	defer retry.Stop()
+	for {
+		res, err := n.o.Engine.Reserve(id, upTo)
+		if err == nil || !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
+			return res, err
+		}
+		select {
+		case <-retry.C:
+		case <-deadline.C:
+			return res, fmt.Errorf("%w: %v: %w", errNoRoom, n.o.GrantTimeout, err)
+		case <-ctx.Done():
+			return res, context.Cause(ctx)
+		}
+	}
+}
+
+func (n *Node) startFetch(c *rpc.Conn) *fetch {
+	f := &fetch{key: key{c, c.NewStream()}, events: make(chan fetchEvent, maxFetchEvents), moved: make(chan error, 1)}
+	n.mu.Lock()
+	n.fetches[f.key] = f
+	n.mu.Unlock()
+	return f
+}
+
+func (n *Node) stopFetch(f *fetch) {
+	n.mu.Lock()
+	delete(n.fetches, f.key)
+	n.mu.Unlock()
+}
+
+// tell queues an event for the goroutine that awaits; it never blocks.
+func (f *fetch) tell(ev fetchEvent) bool {
+	select {
+	case f.events <- ev:
+		return true
+	default:
+		return false
+	}
+}
+
+// prefillHandler handles the frames of connections to prefill nodes.
+type prefillHandler struct{ n *Node }
+
+// Frame passes a prefill node's word to the fetch it belongs to.
+func (h prefillHandler) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
+	n := h.n
+	n.mu.Lock()
+	f := n.fetches[key{c, stream}]
+	n.mu.Unlock()
+	if f == nil {
+		return // over already
+	}
+	switch t {
+	case rpc.FrameQueued:
+		f.tell(fetchEvent{kind: fetchQueued})
+	case rpc.FrameGrantRequest:
+		f.mustTell(c, fetchEvent{kind: fetchWantsGrant})
+	case rpc.FramePrefillDone:
+		// The transfer's own arrival is what counts.
+	case rpc.FrameEnd:
+		e := new(nodepb.End)
+		if err := proto.Unmarshal(payload, e); err != nil {
+			e.Message = err.Error()
+		}
+		f.mustTell(c, fetchEvent{kind: fetchFailed, err: fmt.Errorf("%w: %s: %s", errPrefill, e.Code, e.Message)})
+	default:
+		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
+	}
+}
+
+// mustTell closes a connection whose peer floods a fetch with events.
+func (f *fetch) mustTell(c *rpc.Conn, ev fetchEvent) {
+	if !f.tell(ev) {
+		c.Close(fmt.Errorf("%w: more than %d unread events on one stream", errPrefill, maxFetchEvents))
+	}
+}
+
+// Closed needs nothing: fetches watch their connection.
+func (h prefillHandler) Closed(*rpc.Conn, error) {}

@@ -1,0 +1,84 @@
+package decode
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/kvtransfer"
+)
+
+// lease joins what kvtransfer granted to what the engine reserved.
+type lease struct {
+	id      kvtransfer.LeaseID
+	res     scheduler.ReservationID
+	fetch   *fetch
+	arrived bool
+	givenUp bool
+}
+
+// leases are those whose end kvtransfer has not yet announced.
+type leases struct{ byID map[kvtransfer.LeaseID]*lease }
+
+func newLeases() leases { return leases{byID: make(map[kvtransfer.LeaseID]*lease)} }
+
+func (t leases) add(id kvtransfer.LeaseID, res scheduler.ReservationID, f *fetch) *lease {
+	l := &lease{id: id, res: res, fetch: f}
+	t.byID[id] = l
+	return l
+}
+
+// TransferEvent is the Reader's OnEvent.
+//
+// Three parties race for a lease: the writer, whose last byte makes it arrive;
+// the transfer, which may fail it; and this node, which may give it up. The
+// engine must hear Arrived, or Lost and then Release, in that order, and never
+// both. n.mu orders them: giveUp posts Lost under it before it cancels, so
+// that a Released, or an Arrived that was already on its way, posts its
+// Release after it.
+func (n *Node) TransferEvent(ev kvtransfer.Event) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.leases.byID[ev.Lease]
+	if l == nil {
+		n.log.Error("transfer event for an unknown lease", "kind", ev.Kind, "lease", ev.Lease)
+		return
+	}
+	switch ev.Kind {
+	case kvtransfer.Arrived:
+		delete(n.leases.byID, l.id)
+		if l.givenUp {
+			n.o.Engine.Release(l.res)
+			return
+		}
+		l.arrived = true
+		n.o.Engine.Arrived(l.res)
+		l.fetch.moved <- nil
+	case kvtransfer.Failed:
+		if !l.givenUp {
+			l.givenUp = true
+			n.o.Engine.Lost(l.res)
+			l.fetch.moved <- fmt.Errorf("decode: transfer failed: %w", ev.Err)
+		}
+	case kvtransfer.Released:
+		delete(n.leases.byID, l.id)
+		n.o.Engine.Release(l.res) // which Failed, told before, or giveUp had declared lost
+	}
+}
+
+// giveUp ends a lease from this side; its blocks come back with Released. It
+// reports whether that is too late: everything has arrived.
+func (n *Node) giveUp(l *lease) (arrived bool) {
+	if l == nil {
+		return false
+	}
+	n.mu.Lock()
+	if l.arrived || l.givenUp {
+		n.mu.Unlock()
+		return l.arrived
+	}
+	l.givenUp = true
+	n.o.Engine.Lost(l.res)
+	n.mu.Unlock()
+	n.o.Reader.Cancel(l.id)
+	return false
+}

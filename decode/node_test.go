@@ -1,0 +1,368 @@
+package decode
+
+import (
+	"bytes"
+	"context"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+const (
+	stop   = nodepb.FinishReason_FINISH_REASON_STOP
+	length = nodepb.FinishReason_FINISH_REASON_LENGTH
+)
+
+func TestRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		for name, c := range map[string]struct {
+			change func(*nodepb.Generate)
+			code   nodepb.Code
+			says   string
+		}{
+			"empty":       {func(g *nodepb.Generate) { g.Prompt = nil }, nodepb.Code_CODE_INVALID, "empty"},
+			"no tokens":   {func(g *nodepb.Generate) { g.MaxTokens = 0 }, nodepb.Code_CODE_INVALID, "max_tokens"},
+			"all out":     {func(g *nodepb.Generate) { g.Output, g.MaxTokens = []int32{1, 2}, 2 }, nodepb.Code_CODE_INVALID, "out already"},
+			"too long":    {func(g *nodepb.Generate) { g.Prompt = make([]int32, maxLen) }, nodepb.Code_CODE_INVALID, "128"},
+			"other model": {func(g *nodepb.Generate) { g.Model = "n" }, nodepb.Code_CODE_NOT_FOUND, `"n"`},
+			"vocabulary":  {func(g *nodepb.Generate) { g.Prompt[3] = vocab }, nodepb.Code_CODE_INVALID, "vocabulary"},
+			"negative":    {func(g *nodepb.Generate) { g.Output = []int32{-1} }, nodepb.Code_CODE_INVALID, "vocabulary"},
+		} {
+			g := generate(8, 1, 4)
+			c.change(g)
+			s := b.gw.ask(g)
+			b.wantEnd(s, c.code)
+			if !strings.Contains(s.end.GetMessage(), c.says) {
+				t.Errorf("%s: %q does not say %q", name, s.end.GetMessage(), c.says)
+			}
+		}
+		b.want(b.gw.ask(generate(maxLen-1, 1, 100)), 1, length)
+		if c := b.n.Counters(); c.Refused != 5 || c.Accepted != 3 || c.FinishedError != 2 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+func TestBounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(o *Options, c *scheduler.Config, _ *rpc.Options) { o.MaxRequests, c.MaxQueued, c.MaxSeqs = 4, 2, 1 })
+		defer b.close()
+		var ss []*stream
+		for i := range 6 { // one runs, two wait, the fourth finds the engine's queue full
+			ss = append(ss, b.gw.ask(generate(8, i, 30)))
+			time.Sleep(5 * stepTime)
+		}
+		b.wantEnd(ss[3], nodepb.Code_CODE_OVERLOADED)
+		b.wantEnd(ss[4], nodepb.Code_CODE_OVERLOADED)
+		for _, s := range ss[:3] {
+			b.want(s, 30, length)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(o *Options, _ *scheduler.Config, _ *rpc.Options) { o.MaxRequests = 2 })
+		defer b.close()
+		one, two := b.gw.ask(generate(8, 1, 30)), b.gw.ask(generate(8, 2, 30))
+		b.wantEnd(b.gw.ask(generate(8, 3, 4)), nodepb.Code_CODE_OVERLOADED)
+		b.want(one, 30, length)
+		b.want(two, 30, length)
+		time.Sleep(time.Millisecond)
+		b.want(b.gw.ask(generate(8, 3, 4)), 4, length)
+	})
+}
+
+func TestTokensAndAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		first := b.gw.ask(generate(20, 1, 12))
+		b.want(first, 12, length)
+		if len(first.accepted) != 1 || first.accepted[0] != 0 {
+			t.Errorf("accepted %v", first.accepted)
+		}
+		// A second attempt goes on behind the first one's output, from the cache.
+		g := generate(20, 1, 12)
+		g.Attempt, g.Output = 2, first.tokens[:5]
+		again := b.gw.ask(g)
+		b.want(again, 7, length)
+		if len(again.accepted) != 2 || again.accepted[1] != 24 {
+			t.Errorf("accepted %v", again.accepted)
+		}
+		g = generate(20, 1, 12)
+		g.StopTokenIds = []int32{tokenAt(24)}
+		b.want(b.gw.ask(g), 5, stop)
+		g = generate(20, 1, 12)
+		g.EosTokenIds = []int32{tokenAt(22)}
+		b.want(b.gw.ask(g), 12, length) // ignored
+		g.IgnoreEos = false
+		b.want(b.gw.ask(g), 3, stop)
+		if c := b.n.Counters(); c.FinishedStop != 2 || c.FinishedLength != 3 || c.LocalPrefills != 5 || c.FinishedError+c.FinishedAbort != 0 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+func TestDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(o *Options, _ *scheduler.Config, _ *rpc.Options) { o.RequestTimeout = 60 * stepTime })
+		defer b.close()
+		for _, c := range []struct {
+			ms   uint64
+			want time.Duration
+		}{{20, 20 * time.Millisecond}, {0, 60 * stepTime}, {3600_000, 60 * stepTime}, {math.MaxUint64, 60 * stepTime}, {math.MaxUint64/1_000_000 + 20, 60 * stepTime}} {
+			began := time.Now()
+			g := generate(8, 1, 100)
+			g.DeadlineMs = c.ms
+			s := b.gw.ask(g)
+			b.wantEnd(s, nodepb.Code_CODE_DEADLINE)
+			if took := time.Since(began); took < c.want || took > c.want+2*stepTime || len(s.tokens) < int(c.want/stepTime)-2 {
+				t.Errorf("deadline %d ms: %v, %d tokens", c.ms, took, len(s.tokens))
+			}
+		}
+	})
+}
+
+func TestCancelAtEachMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		p := b.peer("slow", func(c *rpc.Conn, stream uint64, _ *nodepb.Prefill) {
+			time.Sleep(10 * time.Millisecond)
+			send(c, rpc.FrameGrantRequest, stream, &nodepb.GrantRequest{})
+		})
+		const moments = 30
+		for i := range moments { // before it is accepted, prefilling, granted, ...
+			s := b.gw.ask(generate(30, i, 40, "slow"))
+			time.Sleep(time.Duration(i) * time.Millisecond * 2 / 3)
+			if err := b.gw.conn.Send(rpc.FrameCancel, s.id, &nodepb.Cancel{Reason: "test"}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(50 * time.Millisecond)
+			if n := b.n.Running(); n != 0 || s.end != nil {
+				t.Errorf("moment %d: %d attempts, %v", i, n, s.end)
+			}
+			before := len(s.tokens)
+			time.Sleep(50 * time.Millisecond)
+			if len(s.tokens) != before {
+				t.Errorf("moment %d: tokens after the cancel", i)
+			}
+		}
+		send(b.gw.conn, rpc.FrameCancel, 1<<40, &nodepb.Cancel{}) // unknown: nothing
+		asked, cancels, grants := p.seen()
+		if c := b.n.Counters(); c.FinishedAbort != moments || c.FinishedError != 0 || cancels != asked || len(grants) == 0 {
+			t.Errorf("%+v; %d asked, %d cancelled, %d granted", c, asked, cancels, len(grants))
+		}
+	})
+}
+
+func TestSecondGenerateOnAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		s := b.gw.ask(generate(8, 1, 100))
+		time.Sleep(5 * stepTime)
+		send(b.gw.conn, rpc.FrameGenerate, s.id, generate(8, 2, 100))
+		b.wantEnd(s, nodepb.Code_CODE_INVALID)
+		time.Sleep(20 * stepTime) // the bed fails on anything that follows
+		if n := b.n.Running(); n != 0 {
+			t.Errorf("%d attempts", n)
+		}
+		b.want(b.gw.ask(generate(8, 1, 3)), 3, length)
+	})
+}
+
+func TestFailedStepEndsWithAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		one, two := b.gw.ask(generate(8, 1, 30)), b.gw.ask(generate(8, 2, 30))
+		time.Sleep(5 * stepTime)
+		b.model.fail <- errFire
+		b.wantEnd(one, nodepb.Code_CODE_INTERNAL)
+		b.wantEnd(two, nodepb.Code_CODE_INTERNAL)
+		b.want(b.gw.ask(generate(8, 1, 3)), 3, length)
+	})
+}
+
+func TestGatewayLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		p := b.peer("granted", asks)
+		other := b.gateway("other", rpc.Options{})
+		defer other.pool.Close()
+		mine := []*stream{b.gw.ask(generate(8, 1, 100)), b.gw.ask(generate(40, 2, 100, "granted")), b.gw.ask(generate(40, 3, 100, "nowhere"))}
+		theirs := other.ask(generate(8, 4, 100))
+		time.Sleep(10 * stepTime)
+		b.gw.pool.Close()
+		for _, s := range mine {
+			<-s.done
+		}
+		b.want(theirs, 100, length)
+		if c := b.n.Counters(); c.FinishedAbort != 3 || c.FinishedLength != 1 {
+			t.Errorf("%+v", c)
+		}
+		if _, cancels, _ := p.seen(); cancels != 1 {
+			t.Errorf("the prefill node heard %d cancels", cancels)
+		}
+	})
+}
+
+func TestDrain(t *testing.T) {
+	for _, patient := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBed(t, nil)
+			defer b.close()
+			b.delivers("p1")
+			b.peer("asks", asks) // its push never comes
+			running, held := b.gw.ask(generate(8, 1, 50)), b.gw.ask(generate(40, 2, 5, "p1"))
+			late := b.gw.ask(generate(40, 3, 5, "asks"))
+			time.Sleep(2 * stepTime)
+			drained := make(chan struct{})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if !patient {
+				ctx, cancel = context.WithTimeout(ctx, 20*stepTime)
+				defer cancel()
+			}
+			go func() {
+				b.n.Drain(ctx)
+				close(drained)
+			}()
+			time.Sleep(stepTime)
+			b.wantEnd(b.gw.ask(generate(8, 4, 5)), nodepb.Code_CODE_DRAINING)
+			b.want(held, 5, length)
+			if patient {
+				b.want(running, 50, length)
+				b.reader.arrive(2)
+				b.reader.arrive(1)
+				b.want(late, 5, length)
+			} else {
+				b.wantEnd(running, nodepb.Code_CODE_DRAINING)
+				b.wantEnd(late, nodepb.Code_CODE_DRAINING)
+			}
+			<-drained
+			if !b.gw.stats.Draining {
+				t.Error("the gateway has not heard of it")
+			}
+		})
+	}
+}
+
+// A gateway that does not read loses the streams whose tokens found no room. It
+// hears so when it reads again, on the same connection; others notice nothing.
+func TestFullOutboxCostsItsStreamsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(o *Options, c *scheduler.Config, r *rpc.Options) {
+			r.OutboxBytes = 8 << 10
+			o.Bundle = &nodepb.Bundle{TokenizerJson: bytes.Repeat([]byte("x"), 300<<10)} // more than the network holds
+		})
+		defer b.close()
+		other := b.gateway("other", rpc.Options{})
+		defer other.pool.Close()
+		theirs := other.ask(generate(8, 9, 100))
+		p := b.delivers("p1")
+		p.script = func(c *rpc.Conn, stream uint64, _ *nodepb.Prefill) {
+			time.Sleep(20 * stepTime)
+			asks(c, stream, nil)
+		}
+		last := b.gw.ask(generate(40, 4, 1, "p1")) // its only token is also its end
+		short, long := b.gw.ask(generate(8, 1, 14)), b.gw.ask(generate(8, 2, 100))
+		time.Sleep(5 * stepTime)
+		stall := make(chan struct{})
+		b.gw.mu.Lock()
+		b.gw.stall = stall
+		b.gw.mu.Unlock()
+		time.Sleep(2 * stepTime)
+		send(b.gw.conn, rpc.FrameBundleRequest, 1000, nil)
+		time.Sleep(30 * stepTime)
+		if b.n.Running() != 1 {
+			t.Errorf("%d attempts, want the other gateway's", b.n.Running())
+		}
+		refused := b.gw.ask(generate(8, 3, 4))
+		time.Sleep(700 * time.Millisecond)
+		b.gw.mu.Lock()
+		b.gw.stall = nil
+		b.gw.mu.Unlock()
+		close(stall)
+		for _, s := range []*stream{last, short, long, refused} {
+			b.wantEnd(s, nodepb.Code_CODE_OVERLOADED)
+		}
+		b.want(theirs, 100, length)
+		b.want(b.gw.ask(generate(8, 3, 4)), 4, length) // on this connection
+		if b.gw.closed != nil || len(b.gw.bundle.TokenizerJson) != 300<<10 {
+			t.Errorf("connection: %v", b.gw.closed)
+		}
+		if c := b.n.Counters(); c.DroppedStreams != 4 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// A gateway that never reads again is not remembered for ever.
+func TestOwedEndsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(o *Options, _ *scheduler.Config, r *rpc.Options) {
+			o.MaxRequests = 3
+			r.OutboxBytes = 8 << 10
+			o.Bundle = &nodepb.Bundle{TokenizerJson: bytes.Repeat([]byte("x"), 300<<10)}
+		})
+		defer b.close()
+		deaf := b.gateway("deaf", rpc.Options{})
+		defer deaf.pool.Close()
+		stall := make(chan struct{})
+		deaf.mu.Lock()
+		deaf.stall = stall
+		deaf.mu.Unlock()
+		deaf.ask(generate(0, 1, 1)) // the word of its End is where it stops reading
+		time.Sleep(stepTime)
+		send(deaf.conn, rpc.FrameBundleRequest, 1000, nil)
+		time.Sleep(stepTime)
+		for range 5 {
+			deaf.ask(generate(0, 1, 1))
+		}
+		time.Sleep(3 * time.Second)
+		b.n.mu.Lock()
+		if len(b.n.gateways) != 1 {
+			t.Errorf("%d gateways", len(b.n.gateways))
+		}
+		b.n.mu.Unlock()
+		deaf.mu.Lock()
+		deaf.stall = nil
+		deaf.mu.Unlock()
+		close(stall)
+	})
+}
+
+func TestHeartbeatAndBundle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		send(b.gw.conn, rpc.FrameBundleRequest, 7, nil)
+		s := b.gw.ask(generate(100, 1, 20))
+		b.peer("mute", nil)
+		held := b.gw.ask(generate(100, 2, 5, "mute"))
+		b.want(s, 20, length)
+		time.Sleep(510 * time.Millisecond)
+		b.gw.mu.Lock()
+		if st := b.gw.stats; st == nil || st.Steps < 20 || st.Held != 1 || st.BlocksTotal != 32 || st.Draining || b.gw.bundle.GetModel() != "m" {
+			t.Errorf("%v, bundle %v", st, b.gw.bundle)
+		}
+		b.gw.mu.Unlock()
+		send(b.gw.conn, rpc.FrameDrain, 0, nil)
+		time.Sleep(stepTime)
+		b.gw.mu.Lock()
+		if !b.gw.stats.Draining {
+			t.Error("not draining")
+		}
+		b.gw.mu.Unlock()
+		b.want(held, 5, length) // after the prefill node's silence
+	})
+}

@@ -1,0 +1,221 @@
+// Package backend is the seam between model files and the device that runs
+// them: about a dozen coarse operations over buffers that are allocated once,
+// and Replay, which records a forward pass the first time and repeats it after.
+//
+// Invariant: what an operation computes for one row depends on that row, the
+// weights and the KV of its own sequence alone. It depends neither on which
+// other rows share the step nor on how a prompt was cut into chunks, so the
+// same token at the same position gives the same bits on every path.
+//
+// The package decides nothing and computes nothing: it holds the interface and
+// the plain types that cross it. backend/cpu is the CPU implementation.
+package backend
+
+import (
+	"errors"
+
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// DType is an element type of weights and KV.
+type DType uint8
+
+// Element types. Activations are always F32.
+const (
+	F32 DType = iota + 1
+	BF16
+)
+
+// Size is the number of bytes of one element.
+func (d DType) Size() int {
+	if d == BF16 {
+		return 2
+	}
+	return 4
+}
+
+// String is the name used by flags and logs.
+func (d DType) String() string {
+	switch d {
+	case F32:
+		return "float32"
+	case BF16:
+		return "bfloat16"
+	}
+	return "invalid"
+}
+
+// Errors of every implementation.
+var (
+	ErrShape    = errors.New("backend: shapes do not fit")
+	ErrMemory   = errors.New("backend: out of memory")
+	ErrNoDevice = errors.New("backend: device not available")
+)
+
+// Rows says how many rows of a buffer are live in a step.
+type Rows uint8
+
+// Row sets.
+const (
+	TokenRows  Rows = iota + 1 // one row per token of the step: Step.Tokens
+	OutputRows                 // one row per sampled position: Step.Outputs
+)
+
+// Buf is an activation buffer, fp32 [rows, cols] row-major, owned by the
+// backend that allocated it. Rows beyond the step's live rows hold garbage.
+type Buf int32
+
+// Weight is a parameter on the device, in whatever layout the backend likes.
+type Weight int32
+
+// NoWeight stands for an absent optional weight, such as a bias.
+const NoWeight Weight = -1
+
+// Tensor is a weight as the checkpoint holds it. Data is row-major and little
+// endian; it is only borrowed during Load unless the backend is told that it
+// stays mapped (Options of the implementation).
+type Tensor struct {
+	Name  string
+	DType DType
+	Shape []int // [out, in] for matrices, [n] for vectors
+	Data  []byte
+}
+
+// Limits bound every step, so that buffers are allocated once.
+type Limits struct {
+	Tokens  int // most token rows in a step
+	Outputs int // most output rows in a step
+	Seqs    int // most sequences in a step
+	Blocks  int // most blocks in one sequence's table
+}
+
+// KVSpec is the shape of the paged KV store.
+type KVSpec struct {
+	Layers      int
+	Blocks      int // pages per layer
+	BlockTokens int // tokens per block, at most 256
+	KVHeads     int
+	HeadDim     int
+	DType       DType
+}
+
+// PageBytes is the size of one block of one layer, K and V together.
+func (s KVSpec) PageBytes() int {
+	return 2 * s.BlockTokens * s.KVHeads * s.HeadDim * s.DType.Size()
+}
+
+// BlockBytes is the size of one block over all layers.
+func (s KVSpec) BlockBytes() int { return s.Layers * s.PageBytes() }
+
+// Span is one sequence's part of a step.
+type Span struct {
+	Row    int32   // its first token row
+	Tokens int32   // how many token rows, consecutive positions
+	Start  int32   // position of its first token row
+	Blocks []int32 // block table for positions [0, Start+Tokens)
+}
+
+// Output is one row to sample from.
+type Output struct {
+	Row      int32 // the token row whose hidden state gives the logits
+	Position int32 // position of the token being drawn; keys the generator
+	Params   sample.Params
+}
+
+// Step is all that varies from one step to the next. The backend copies it
+// before Replay returns control to the recorded plan. A plan that uses KV wants
+// Spans to cover the token rows in order, and each row's position and slot to be
+// those that its span says; Replay checks it.
+type Step struct {
+	Tokens    []int32 // [T] token ids
+	Positions []int32 // [T]
+	Slots     []int32 // [T] block*BlockTokens + offset, where StoreKV writes
+	Spans     []Span
+	Outputs   []Output
+	Sampled   []int32 // [len(Outputs)], written by Sample
+}
+
+// Rope is a rotation table: inverse frequencies [HeadDim/2] and the factor on
+// cosine and sine (1 unless the scaling says otherwise). Half-split pairs.
+type Rope struct {
+	InvFreq []float32
+	Scale   float32
+}
+
+// AttentionSpec is one layer's attention.
+type AttentionSpec struct {
+	Layer   int // KV layer to read
+	Heads   int
+	KVHeads int
+	HeadDim int
+	Scale   float32 // on the scores, usually HeadDim^-0.5
+
+	// Window is how many positions a token sees, its own included; 0 is all. A
+	// layer with a window reads no block that lies before it. The blocks are
+	// still in the table: sequences keep them all, whatever their windows.
+	Window int
+}
+
+// MoESpec is one layer's experts: gated MLPs of which each row uses the TopK
+// that its router scores highest, the first of equals. Their outputs, weighted
+// by the softmax over all scores, are summed from the best to the last, one
+// chain per row, whichever rows share the step.
+type MoESpec struct {
+	TopK      int
+	Normalize bool // the weights of the chosen are divided by their sum
+
+	Gate, Up []Weight // [experts] of [inner, hidden]
+	Down     []Weight // [experts] of [hidden, inner]
+
+	// Scratch of the model's, of the same row set: TopK rows in one. Hidden is
+	// [TopK*hidden], Inner and InnerUp are [TopK*inner].
+	Hidden, Inner, InnerUp Buf
+}
+
+// Backend runs forward passes. One goroutine uses it; it is not safe for more.
+// Operations panic when shapes disagree with what was allocated: that is a
+// fault of the model file, found by its first test.
+type Backend interface {
+	// Variant names device, instruction set and kernel version, as in
+	// "cpu-avx512-1": the part of the numerics class that the backend owns.
+	Variant() string
+
+	Alloc(rows Rows, cols int) (Buf, error)
+	Load(t Tensor) (Weight, error)
+	AllocKV(spec KVSpec) error
+	// KVLayer is the memory of one layer's pages, [Blocks][PageBytes] bytes,
+	// for kvtransfer to register. Pages are opaque to everybody else.
+	KVLayer(layer int) []byte
+	// Download copies the live rows of a buffer of the last step to dst.
+	Download(dst []float32, src Buf) []float32
+	Close() error
+
+	Embed(dst Buf, table Weight)
+	Linear(dst, x Buf, w, bias Weight) // dst = x·Wᵀ + bias
+	RMSNorm(dst, x Buf, w Weight, eps float32)
+	AddRMSNorm(dst, x, add Buf, w Weight, eps float32)              // x += add; dst = norm(x)
+	HeadNorm(dst, x Buf, heads, headDim int, w Weight, eps float32) // RMSNorm of each head; w is [headDim]
+	Rope(x Buf, heads, headDim int, r *Rope)
+	StoreKV(layer int, k, v Buf)
+	Attention(dst, q Buf, a AttentionSpec)
+	SiluMul(dst, gate, up Buf)         // dst = silu(gate)·up
+	MoE(dst, x, router Buf, m MoESpec) // dst = the chosen experts of x; router is the scores [experts]
+	Rows(dst, src Buf)                 // dst[i] = src[Outputs[i].Row]
+	Sample(logits Buf)                 // Step.Sampled
+	Mark(layer int)                    // all KV of this layer has been stored
+
+	// Replay runs a step. The first time it sees key it calls record, which
+	// issues the operations, and keeps them; after that it repeats them
+	// without calling record. A step that does not fit is refused with ErrShape
+	// before anything runs. onMark, when set, is called for each Mark in
+	// order, on the caller's goroutine, while the step runs; the KV stored
+	// before that mark may be read from then on. A nil error means that
+	// Sampled is written.
+	Replay(key Key, step *Step, record func(), onMark func(layer int)) error
+}
+
+// Key names a recorded plan: the largest numbers of rows it must serve.
+type Key struct {
+	Tokens  int
+	Outputs int
+}

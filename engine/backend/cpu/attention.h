@@ -1,0 +1,340 @@
+// Paged attention; part of kernels_body.h.
+//
+// A page is K [kv_heads, dim, block_tokens] then V [kv_heads, block_tokens,
+// dim], so that scores have a position per lane and outputs a dimension per
+// lane. Positions are cut into segments of whole blocks counted from position
+// 0; each segment gets its own maximum, sum and output, and they are merged in
+// order. A query sees only its own positions, whichever queries share a pass.
+
+FN uint16_t to_bf16(float f) {
+	uint32_t u;
+	memcpy(&u, &f, 4);
+	if ((u & 0x7fffffff) > 0x7f800000)
+		return (uint16_t)(u >> 16 | 0x40);
+	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static TARGET void storekv(const tandem_op *op, const tandem_step *st, int row) {
+	int bt = st->block_tokens, dim = op->dim, off = st->slots[row] % bt;
+	uint8_t *page = op->kv + (size_t)(st->slots[row] / bt) * st->page_bytes;
+	const float *k = op->a + (size_t)row * op->k, *v = op->b + (size_t)row * op->k;
+	for (int h = 0; h < op->kv_heads; h++)
+		for (int d = 0; d < dim; d++, k++, v++) {
+			size_t ki = (size_t)(h * dim + d) * bt + off, vi = (size_t)(h * bt + off) * dim + d;
+			if (st->kv_bf16) {
+				((uint16_t *)page)[ki] = to_bf16(*k);
+				((uint16_t *)(page + st->page_bytes / 2))[vi] = to_bf16(*v);
+			} else {
+				((float *)page)[ki] = *k;
+				((float *)(page + st->page_bytes / 2))[vi] = *v;
+			}
+		}
+}
+
+// Queries that share a pass: of one sequence, one KV head, positions ascending.
+typedef struct {
+	int n;
+	const float *q[QUERIES]; // [dim]
+	float *dst[QUERIES];     // [dim]
+	int keys[QUERIES];       // positions up to the query's own
+	int first[QUERIES];      // the first one that its window holds
+	float most[QUERIES], sum[QUERIES];
+	const int32_t *table; // the sequence's blocks
+	size_t k_at, v_at;    // of the KV head in a page, bytes
+} pass;
+
+FN V load_kv(int bf16, const uint8_t *p) { return bf16 ? vload_bf16(p) : vload((const float *)p); }
+
+FN float kv_at(int bf16, const uint8_t *p, int i) {
+	float f;
+	if (bf16) {
+		uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
+		memcpy(&f, &u, 4);
+	} else {
+		memcpy(&f, p + (size_t)i * 4, 4);
+	}
+	return f;
+}
+
+// Scores of nq queries against ng groups of 16 positions. A group's K lies at
+// k[g], stride bytes from dimension to dimension.
+FN void score_block(const int bf16, const int nq, const int ng, int dim, const float *const *q,
+                    const uint8_t *const *k, size_t stride, float *out, size_t ld) {
+	V acc[SCORE_NQ][SCORE_NG * VPT];
+	UNROLL for (int i = 0; i < nq; i++)
+		UNROLL for (int g = 0; g < ng * VPT; g++)
+			acc[i][g] = vzero();
+	for (int d = 0; d < dim; d++) {
+		V kv[SCORE_NG * VPT];
+		UNROLL for (int g = 0; g < ng * VPT; g++)
+			kv[g] = load_kv(bf16, k[g / VPT] + d * stride + g % VPT * (VL * (bf16 ? 2 : 4)));
+		UNROLL for (int i = 0; i < nq; i++) {
+			V qv = vset1(q[i][d]);
+			UNROLL for (int g = 0; g < ng * VPT; g++)
+				acc[i][g] = vfma(kv[g], qv, acc[i][g]);
+		}
+	}
+	UNROLL for (int i = 0; i < nq; i++)
+		UNROLL for (int g = 0; g < ng * VPT; g++)
+			vstore(out + i * ld + g * VL, acc[i][g]);
+}
+
+#define SCORE_CASE(bf, nq, ng) score_block(bf, nq, ng, dim, q, k, stride, out, SEGMENT + TILE)
+
+static TARGET void score_groups(int bf16, int nq, int ng, int dim, const float *const *q, const uint8_t *const *k,
+                                size_t stride, float *out) {
+	int whole = nq == SCORE_NQ;
+	if (ng == SCORE_NG) {
+		if (whole && bf16)
+			SCORE_CASE(1, SCORE_NQ, SCORE_NG);
+		else if (whole)
+			SCORE_CASE(0, SCORE_NQ, SCORE_NG);
+		else
+			for (; nq; nq--, q++, out += SEGMENT + TILE)
+				if (bf16)
+					SCORE_CASE(1, 1, SCORE_NG);
+				else
+					SCORE_CASE(0, 1, SCORE_NG);
+		return;
+	}
+	for (; ng; ng--, k++, out += TILE) {
+		const float *const *q0 = q;
+		float *out0 = out;
+		if (whole && bf16)
+			SCORE_CASE(1, SCORE_NQ, 1);
+		else if (whole)
+			SCORE_CASE(0, SCORE_NQ, 1);
+		else
+			for (int i = 0; i < nq; i++, q++, out += SEGMENT + TILE)
+				if (bf16)
+					SCORE_CASE(1, 1, 1);
+				else
+					SCORE_CASE(0, 1, 1);
+		q = q0, out = out0;
+	}
+}
+
+// Scores of queries [i0, i1) for the keys of the segment, unscaled, from the
+// block on that holds the first query's window.
+static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from, int keys,
+                          tandem_scratch *s) {
+	int bt = st->block_tokens, size = st->kv_bf16 ? 2 : 4;
+	int begin = p->first[i0] > from ? (p->first[i0] - from) / bt * bt : 0;
+	for (int t = begin; t < keys;) {
+		const uint8_t *k[SCORE_NG];
+		int ng = 0, first = t, bf16 = st->kv_bf16;
+		size_t stride = (size_t)bt * size;
+		while (ng < SCORE_NG && t < keys) {
+			int off = (from + t) % bt, left = bt - off;
+			const uint8_t *page = op->kv + (size_t)p->table[(from + t) / bt] * st->page_bytes;
+			const uint8_t *at = page + p->k_at + (size_t)off * size;
+			if (left >= TILE) {
+				k[ng++] = at;
+				t += TILE;
+				continue;
+			}
+			if (ng)
+				break; // whole groups first, with their own stride
+			for (int d = 0; d < op->dim; d++)
+				for (int i = 0; i < left; i++)
+					s->tile[d][i] = kv_at(bf16, at + d * stride, i);
+			k[ng++] = (const uint8_t *)s->tile;
+			stride = TILE * sizeof(float);
+			bf16 = 0;
+			t += left;
+			break;
+		}
+		for (int i = i0; i < i1; i += SCORE_NQ)
+			score_groups(bf16, min_int(SCORE_NQ, i1 - i), ng, op->dim, p->q + i, k, stride, s->scores[i] + first);
+	}
+}
+
+// Turns one query's scores of keys [lo, keys) into weights; the sum goes to
+// *sum. A key's lane is its place in the segment, wherever the window begins.
+FN float softmax(float *w, int lo, int keys, float scale, float *sum) {
+	int begin = lo / TILE * TILE, end = (keys + TILE - 1) / TILE * TILE;
+	const v16 factor = v16_set1(scale);
+	v16 top = v16_set1(-INFINITY);
+	for (int t = begin; t < end; t += TILE)
+		v16_store(w + t, v16_mul(v16_load(w + t), factor));
+	for (int t = begin; t < lo; t++)
+		w[t] = -INFINITY;
+	for (int t = keys; t < end; t++)
+		w[t] = -INFINITY;
+	for (int t = begin; t < end; t += TILE)
+		top = v16_max(top, v16_load(w + t));
+	float most = v16_hmax(top);
+	const v16 shift = v16_set1(most);
+	v16 total = v16_zero();
+	for (int t = begin; t < end; t += TILE) {
+		v16 e = v16_exp(v16_sub(v16_load(w + t), shift));
+		total = v16_add(total, e);
+		v16_store(w + t, e);
+	}
+	*sum = v16_sum(total);
+	return most;
+}
+
+// out += weights [t0, t1) times V for nq queries and nv registers of
+// dimensions from d.
+FN void mix_block(const int bf16, const int nq, const int nv, int t0, int t1, const uint8_t *const *v, int d,
+                  const float *w, float *out) {
+	const size_t ldw = SEGMENT + TILE, ldo = MAX_HEAD_DIM;
+	const size_t at = (size_t)d * (bf16 ? 2 : 4), step = VL * (bf16 ? 2 : 4);
+	V acc[MIX_NQ][MIX_NV];
+	UNROLL for (int i = 0; i < nq; i++)
+		UNROLL for (int j = 0; j < nv; j++)
+			acc[i][j] = vload(out + i * ldo + d + j * VL);
+	for (int t = t0; t < t1; t++) {
+		V vv[MIX_NV];
+		UNROLL for (int j = 0; j < nv; j++)
+			vv[j] = load_kv(bf16, v[t] + at + j * step);
+		UNROLL for (int i = 0; i < nq; i++) {
+			V wv = vset1(w[i * ldw + t]);
+			UNROLL for (int j = 0; j < nv; j++)
+				acc[i][j] = vfma(vv[j], wv, acc[i][j]);
+		}
+	}
+	UNROLL for (int i = 0; i < nq; i++)
+		UNROLL for (int j = 0; j < nv; j++)
+			vstore(out + i * ldo + d + j * VL, acc[i][j]);
+}
+
+// out += weights [t0, t1) times V for nq queries, all dimensions.
+FN void mix(const int bf16, const int nq, int dim, int t0, int t1, const uint8_t *const *v, const float *w, float *out) {
+	int d = 0;
+	for (; d + MIX_NV * VL <= dim; d += MIX_NV * VL)
+		mix_block(bf16, nq, MIX_NV, t0, t1, v, d, w, out);
+	for (; d + VL <= dim; d += VL)
+		mix_block(bf16, nq, 1, t0, t1, v, d, w, out);
+	if (d == dim)
+		return;
+	for (int i = 0; i < nq; i++) {
+		float row[TILE] = {0};
+		float *o = out + i * MAX_HEAD_DIM + d;
+		V acc = vload(o);
+		for (int t = t0; t < t1; t++) {
+			for (int j = 0; j < dim - d; j++)
+				row[j] = kv_at(bf16, v[t], d + j);
+			acc = vfma(vload(row), vset1(w[i * (SEGMENT + TILE) + t]), acc);
+		}
+		vstore(o, acc);
+	}
+}
+
+// mix with the constants where it is called, for one or MIX_NQ queries from i.
+static TARGET void mix_keys(const tandem_op *op, const tandem_step *st, int i, int nq, int t0, int t1, tandem_scratch *s) {
+	if (t0 >= t1)
+		return;
+	if (nq == 1 && st->kv_bf16)
+		mix(1, 1, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+	else if (nq == 1)
+		mix(0, 1, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+	else if (st->kv_bf16)
+		mix(1, MIX_NQ, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+	else
+		mix(0, MIX_NQ, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+}
+
+// Outputs of queries [i0, i1) over the segment, each over its own keys only and
+// in their order.
+static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from,
+                               int keys, tandem_scratch *s) {
+	int bt = st->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
+	int lo[QUERIES], hi[QUERIES];
+	for (int i = i0; i < i1; i++) {
+		lo[i] = p->first[i] > from ? p->first[i] - from : 0;
+		hi[i] = min_int(keys, p->keys[i] - from);
+		memset(s->part[i], 0, (dim + TILE - 1) / TILE * TILE * sizeof(float));
+	}
+	for (int t = lo[i0]; t < keys; t++)
+		s->v[t] = op->kv + (size_t)p->table[(from + t) / bt] * st->page_bytes + p->v_at +
+		          (size_t)((from + t) % bt) * dim * (bf16 ? 2 : 4);
+	for (int i = i0; i < i1;) {
+		int nq = i1 - i >= MIX_NQ ? MIX_NQ : 1, last = i + nq - 1;
+		if (nq == 1 || lo[last] >= hi[i]) { // nothing that all of them see
+			for (; i <= last; i++)
+				mix_keys(op, st, i, 1, lo[i], hi[i], s);
+			continue;
+		}
+		for (int j = i; j < last; j++) // earlier rows see a few keys before
+			mix_keys(op, st, j, 1, lo[j], lo[last], s);
+		mix_keys(op, st, i, nq, lo[last], hi[i], s);
+		for (int j = i + 1; j <= last; j++) // later rows see a few keys more
+			mix_keys(op, st, j, 1, hi[i], hi[j], s);
+		i += nq;
+	}
+}
+
+// Joins a segment to those before it.
+FN void merge(pass *p, int i, float most, float sum, int first, int dim, tandem_scratch *s) {
+	float *out = s->out[i], *part = s->part[i];
+	if (first) {
+		memcpy(out, part, dim * sizeof(float));
+		p->most[i] = most, p->sum[i] = sum;
+		return;
+	}
+	float top = p->most[i] > most ? p->most[i] : most;
+	float down[TILE] = {p->most[i] - top, most - top};
+	v16_store(down, v16_exp(v16_load(down)));
+	const v16 a = v16_set1(down[0]), b = v16_set1(down[1]);
+	for (int d = 0; d < dim; d += TILE)
+		v16_store(out + d, v16_fma(v16_load(part + d), b, v16_mul(v16_load(out + d), a)));
+	p->sum[i] = p->sum[i] * down[0] + sum * down[1];
+	p->most[i] = top;
+}
+
+static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, tandem_scratch *s) {
+	int dim = op->dim, longest = p->keys[p->n - 1];
+	int segment = st->block_tokens < SEGMENT ? SEGMENT / st->block_tokens * st->block_tokens : st->block_tokens;
+	for (int from = p->first[0] / segment * segment, i0 = 0, i1 = 0; from < longest; from += segment) {
+		int keys = min_int(segment, longest - from);
+		while (p->keys[i0] <= from)
+			i0++; // these queries end before the segment
+		while (i1 < p->n && p->first[i1] < from + keys)
+			i1++; // the others' windows begin after it
+		scores(op, st, p, i0, i1, from, keys, s);
+		float most[QUERIES], sum[QUERIES];
+		for (int i = i0; i < i1; i++) {
+			int lo = p->first[i] > from ? p->first[i] - from : 0;
+			most[i] = softmax(s->scores[i], lo, min_int(keys, p->keys[i] - from), op->scale, &sum[i]);
+		}
+		mix_segment(op, st, p, i0, i1, from, keys, s);
+		for (int i = i0; i < i1; i++)
+			merge(p, i, most[i], sum[i], p->first[i] >= from, dim, s);
+	}
+	for (int i = 0; i < p->n; i++) {
+		const v16 inv = v16_set1(1.0f / p->sum[i]);
+		for (int d = 0; d < dim; d += TILE)
+			v16_storen(p->dst[i] + d, v16_mul(v16_load(s->out[i] + d), inv), min_int(TILE, dim - d));
+	}
+}
+
+// One KV head for a few rows: gathers queries that may share passes.
+static TARGET void attention(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item,
+                             tandem_scratch *s) {
+	int head = item % op->kv_heads, r0 = item / op->kv_heads * sp->chunk, r1 = min_int(r0 + sp->chunk, sp->rows);
+	int group = op->heads / op->kv_heads, size = st->kv_bf16 ? 2 : 4;
+	pass p = {
+	    .k_at = (size_t)head * op->dim * st->block_tokens * size,
+	    .v_at = st->page_bytes / 2 + (size_t)head * op->dim * st->block_tokens * size,
+	};
+	for (int r = r0, span = -1; r < r1; r++) {
+		for (int h = 0; h < group; h++) {
+			if (p.n && (p.n == QUERIES || st->row_span[r] != span)) {
+				attend(op, st, &p, s);
+				p.n = 0;
+			}
+			span = st->row_span[r];
+			p.table = st->tables + (size_t)span * st->table_stride;
+			size_t at = (size_t)r * op->n + (size_t)(head * group + h) * op->dim;
+			p.q[p.n] = op->a + at;
+			p.dst[p.n] = op->dst + at;
+			p.keys[p.n] = st->positions[r] + 1;
+			p.first[p.n] = op->window && op->window < p.keys[p.n] ? p.keys[p.n] - op->window : 0;
+			p.n++;
+		}
+	}
+	if (p.n)
+		attend(op, st, &p, s);
+}

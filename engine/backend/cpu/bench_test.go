@@ -1,0 +1,81 @@
+package cpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// BenchmarkLinear streams a bf16 matrix far larger than the last-level cache:
+// GB/s of weights and GFLOP/s, by rows in the batch.
+func BenchmarkLinear(b *testing.B) {
+	const in, out = 2048, 65536 // 256 MiB
+	for _, kernels := range Variants() {
+		for _, rows := range []int{1, 4, 8, 128} {
+			if kernels == Portable && rows > 8 {
+				continue // half a minute a step
+			}
+			b.Run(fmt.Sprintf("%s/rows=%d", kernels, rows), func(b *testing.B) {
+				c, err := New(Options{Kernels: kernels, Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer c.Close()
+				t := &rig{CPU: c, t: b, rng: rand.New(rand.NewPCG(1, 1)), rows: rows}
+				x, _ := t.buf(backend.TokenRows, in, 1)
+				y, _ := t.buf(backend.TokenRows, out, 1)
+				w, err := c.Load(backend.Tensor{DType: backend.BF16, Shape: []int{out, in}, Data: make([]byte, in*out*2)})
+				if err != nil {
+					b.Fatal(err)
+				}
+				record := func() { c.Linear(y, x, w, backend.NoWeight) }
+				t.once(nil, record)
+				best := time.Hour
+				for b.Loop() {
+					began := time.Now()
+					t.once(nil, record)
+					best = min(best, time.Since(began))
+				}
+				s := best.Seconds()
+				b.ReportMetric(in*out*2/s/1e9, "best-GB/s")
+				b.ReportMetric(2*in*out*float64(rows)/s/1e9, "best-GFLOP/s")
+			})
+		}
+	}
+}
+
+// BenchmarkDecodeStep is a decode step of a small model, by sequences in the
+// batch, 256 positions each.
+func BenchmarkDecodeStep(b *testing.B) {
+	s := shape{vocab: 4096, hidden: 512, inner: 1536, layers: 8, heads: 8, kvHeads: 2, dim: 64, blocks: 200, blockTokens: 16,
+		dtype: backend.BF16, kvType: backend.BF16, maxTokens: 256, maxSeqs: 8, maxBlocks: 17}
+	for _, kernels := range Variants() {
+		for _, batch := range []int{1, 8} {
+			b.Run(fmt.Sprintf("%s/seqs=%d", kernels, batch), func(b *testing.B) {
+				n := newNet(b, s, Options{Kernels: kernels}, 1)
+				seqs := sequences(s, rand.New(rand.NewPCG(2, 2)), make([]int, batch)...)
+				perm := rand.New(rand.NewPCG(2, 2)).Perm(s.blocks)
+				var chunks []chunk
+				for _, q := range seqs {
+					q.tokens = make([]int32, 257)
+					for range s.maxBlocks {
+						q.blocks, perm = append(q.blocks, int32(perm[0])), perm[1:]
+					}
+					n.forward(b, []chunk{{q, 256}}, nil)
+					chunks = append(chunks, chunk{q, 1})
+				}
+				st := n.stepOf(chunks)
+				key := backend.Key{Tokens: batch, Outputs: batch}
+				for b.Loop() {
+					if err := n.Replay(key, st, n.record, nil); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(b.N*batch)/b.Elapsed().Seconds(), "tokens/s")
+			})
+		}
+	}
+}

@@ -1,0 +1,286 @@
+// Package cpu runs forward passes on the processor.
+//
+// A step is a recorded list of operations (plan.go) that one of several kernel
+// variants repeats: portable Go, which is the oracle and all that is left with
+// CGO_ENABLED=0, or C for AVX-512, AVX2 and anything else. C packs each weight
+// matrix at load into tiles of 16 outputs, k-major, so that one vector lane is
+// one output and every output is one sequential chain of fused multiply-adds.
+// Attention cuts the positions into segments at fixed absolute positions and
+// merges them in order. Work is claimed tile by tile from an atomic counter by
+// a fixed set of threads that sleep when there is nothing to do.
+//
+// Invariant: no reduction depends on how many rows share a step, on how a
+// prompt was cut into chunks, on the number of threads or on which thread
+// claimed a tile. AVX2 and AVX-512 run one source and give the same bits.
+//
+// The package does not schedule, does not own block tables, does not know
+// models, and quantizes nothing: weights are float32 or bfloat16, activations
+// float32.
+package cpu
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// kernelVersion is part of the numerics class. It rises with every change that
+// can change a bit of any result or the layout of a KV page.
+const kernelVersion = 1
+
+// Names of Options.Kernels.
+const (
+	Auto     = "auto"
+	Portable = "portable"
+	Generic  = "generic"
+	AVX2     = "avx2"
+	AVX512   = "avx512"
+)
+
+// Bounds on shapes. They keep index arithmetic far from overflow and fix the
+// size of the scratch that a thread keeps on its stack.
+const (
+	maxHeadDim = 512     // largest attention head of the supported families
+	maxCols    = 1 << 22 // more columns than any vocabulary or hidden size
+	maxThreads = 1024
+	maxExperts = 1024 // of one layer; the largest family has 512
+
+	maxBlockTokens = 256 // one block is at most one attention segment
+)
+
+// Options say how to run.
+type Options struct {
+	Threads int            // including the caller's; 0: GOMAXPROCS
+	Limits  backend.Limits // largest step
+	Kernels string         // a name of Variants, or Auto, the default: the fastest one
+
+	// Mapped promises that Tensor.Data stays readable until Close, as a mapped
+	// checkpoint does. Portable kernels then use matrices where they lie.
+	Mapped bool
+
+	// FaultBatchOrder is for tests of other packages only: Linear splits its
+	// reduction in two halves whenever the step has more than one row. Results
+	// stay right to rounding but depend on the batch, which is the fault that
+	// a bit-identity test must catch.
+	FaultBatchOrder bool
+}
+
+// CPU is a backend.Backend. One goroutine uses it.
+type CPU struct {
+	opts    Options
+	kernels runner
+	mem     memory
+	step    stepData
+
+	buffers []*buffer
+	weights []*weight
+	ropes   []*ropeTable
+	routes  []*routing
+	kv      kvStore
+
+	plans     map[backend.Key]*plan
+	recording *plan
+	scratch   sample.Scratch
+}
+
+var _ backend.Backend = (*CPU)(nil)
+
+// buffer is fp32 [rows, cols], rows as many as the limits allow.
+type buffer struct {
+	rows backend.Rows
+	cols int
+	data []float32 // [limit, cols], mapped
+}
+
+// weight is a matrix [out, in] or, with in 0, a vector [out].
+type weight struct {
+	name    string
+	dtype   backend.DType
+	out, in int
+	vector  []float32 // [out], when in is 0; mapped
+	matrix  []byte    // row-major for portable kernels, packed for C
+}
+
+// kvStore is the paged KV. A page is K [kvHeads, headDim, blockTokens] then
+// V [kvHeads, blockTokens, headDim]: in both, the vector lanes of a score or
+// of an output lie side by side.
+type kvStore struct {
+	spec   backend.KVSpec
+	layers [][]byte // [Layers] of [Blocks, PageBytes], mapped
+}
+
+// ropeTable holds cosine then sine of one rotation for the rows of a step.
+type ropeTable struct {
+	rope  *backend.Rope
+	half  int
+	table []float32 // [Limits.Tokens, 2*half]: cosines, then sines; mapped
+}
+
+// runner executes recorded operations with one kernel variant.
+type runner interface {
+	// load stores a matrix in the variant's own layout into w.matrix.
+	load(c *CPU, w *weight, data []byte) error
+	// compile readies scratch for a plan and returns the form of it, in mapped
+	// memory, that run wants to find in p.native.
+	compile(c *CPU, p *plan) (unsafe.Pointer, error)
+	// run executes operations [lo, hi) of a compiled plan.
+	run(c *CPU, p *plan, lo, hi int)
+	close()
+}
+
+// New makes a backend. It refuses kernels that this build or processor lacks.
+func New(o Options) (*CPU, error) {
+	if o.Threads == 0 {
+		o.Threads = runtime.GOMAXPROCS(0)
+	}
+	if o.Threads < 1 || o.Threads > maxThreads {
+		return nil, fmt.Errorf("%w: %d threads, want 1 to %d", backend.ErrShape, o.Threads, maxThreads)
+	}
+	l := o.Limits
+	if l.Tokens < 1 || l.Outputs < 1 || l.Seqs < 1 || l.Blocks < 1 ||
+		l.Tokens > 1<<20 || l.Outputs > 1<<20 || l.Seqs > 1<<20 || l.Blocks > 1<<24 {
+		return nil, fmt.Errorf("%w: limits %+v", backend.ErrShape, l)
+	}
+	if o.Kernels == "" || o.Kernels == Auto {
+		o.Kernels = Variants()[0]
+	}
+	if !available(o.Kernels) {
+		return nil, fmt.Errorf("%w: no %q kernels: this build and processor have %s",
+			backend.ErrNoDevice, o.Kernels, strings.Join(Variants(), ", "))
+	}
+	c := &CPU{opts: o, plans: make(map[backend.Key]*plan)}
+	var err error
+	if err = c.step.alloc(&c.mem, l); err == nil {
+		c.kernels, err = newRunner(c)
+	}
+	if err != nil {
+		c.mem.free()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Variants lists the kernels that New accepts here, fastest first.
+func Variants() []string { return append(nativeVariants(), Portable) }
+
+func available(name string) bool {
+	for _, v := range Variants() {
+		if v == name {
+			return true
+		}
+	}
+	return false
+}
+
+func newRunner(c *CPU) (runner, error) {
+	if c.opts.Kernels == Portable {
+		return newPortable(c), nil
+	}
+	return newNative(c)
+}
+
+// Variant names the kernels for the numerics class.
+func (c *CPU) Variant() string {
+	return fmt.Sprintf("cpu-%s-%d", c.opts.Kernels, kernelVersion)
+}
+
+// limit is the most rows of a kind.
+func (c *CPU) limit(rows backend.Rows) int {
+	if rows == backend.OutputRows {
+		return c.opts.Limits.Outputs
+	}
+	return c.opts.Limits.Tokens
+}
+
+// Alloc reserves an activation buffer; its pages are touched on first use.
+func (c *CPU) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
+	if (rows != backend.TokenRows && rows != backend.OutputRows) || cols < 1 || cols > maxCols {
+		return -1, fmt.Errorf("%w: buffer of row kind %d with %d columns", backend.ErrShape, rows, cols)
+	}
+	data, err := c.mem.floats(c.limit(rows) * cols)
+	if err != nil {
+		return -1, fmt.Errorf("buffer [%d, %d]: %w", c.limit(rows), cols, err)
+	}
+	c.buffers = append(c.buffers, &buffer{rows: rows, cols: cols, data: data})
+	return backend.Buf(len(c.buffers) - 1), nil
+}
+
+// Load takes a vector, kept as fp32, or a matrix, kept in the kernels' layout.
+func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
+	w := &weight{name: t.Name, dtype: t.DType}
+	switch len(t.Shape) {
+	case 1:
+		w.out = t.Shape[0]
+	case 2:
+		w.out, w.in = t.Shape[0], t.Shape[1]
+	}
+	n := w.out * max(w.in, 1)
+	if (t.DType != backend.F32 && t.DType != backend.BF16) || w.out < 1 || w.out > maxCols ||
+		(len(t.Shape) == 2 && w.in < 1) || w.in > maxCols || len(t.Data) != n*t.DType.Size() {
+		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes",
+			backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
+	}
+	if w.in == 0 {
+		v, err := c.mem.floats(w.out)
+		if err != nil {
+			return backend.NoWeight, fmt.Errorf("tensor %s: %w", t.Name, err)
+		}
+		decode(v, t.Data, t.DType)
+		w.vector = v
+	} else if err := c.kernels.load(c, w, t.Data); err != nil {
+		return backend.NoWeight, fmt.Errorf("tensor %s %v: %w", t.Name, t.Shape, err)
+	}
+	c.weights = append(c.weights, w)
+	return backend.Weight(len(c.weights) - 1), nil
+}
+
+// AllocKV reserves the paged KV, once. Pages cost memory when first written.
+func (c *CPU) AllocKV(spec backend.KVSpec) error {
+	const most = 1 << 20
+	if c.kv.layers != nil {
+		return fmt.Errorf("%w: KV allocated twice", backend.ErrShape)
+	}
+	if spec.Layers < 1 || spec.Layers > most || spec.Blocks < 1 || spec.BlockTokens < 1 || spec.BlockTokens > maxBlockTokens ||
+		spec.KVHeads < 1 || spec.KVHeads > most || spec.HeadDim < 1 || spec.HeadDim > maxHeadDim ||
+		(spec.DType != backend.F32 && spec.DType != backend.BF16) ||
+		int64(spec.Blocks)*int64(spec.BlockTokens) > 1<<31-1 {
+		return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
+	}
+	layers := make([][]byte, spec.Layers)
+	for i := range layers {
+		b, err := c.mem.bytes(spec.Blocks*spec.PageBytes(), false)
+		if err != nil {
+			return fmt.Errorf("KV layer %d of %d: %w", i, spec.Layers, err)
+		}
+		layers[i] = b
+	}
+	c.kv = kvStore{spec: spec, layers: layers}
+	return nil
+}
+
+// KVLayer is one layer's pages.
+func (c *CPU) KVLayer(layer int) []byte { return c.kv.layers[layer] }
+
+// Download copies the live rows of the last step into dst, which it grows when
+// it is too short, and returns the part that it filled.
+func (c *CPU) Download(dst []float32, src backend.Buf) []float32 {
+	b := c.buffers[src]
+	return append(dst[:0], b.data[:c.step.live(b.rows)*b.cols]...)
+}
+
+// Close ends the threads and returns all memory. Slices from KVLayer die.
+func (c *CPU) Close() error {
+	if c.kernels == nil {
+		return nil
+	}
+	c.kernels.close()
+	c.kernels = nil
+	c.buffers, c.weights, c.ropes, c.routes, c.plans = nil, nil, nil, nil, nil
+	c.kv = kvStore{}
+	c.step = stepData{}
+	return c.mem.free()
+}

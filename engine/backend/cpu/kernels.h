@@ -1,0 +1,127 @@
+// What Go, the thread pool and the kernels of each instruction set share. All
+// memory that these structs point to is mapped by Go outside of its heap and
+// lives as long as the backend; bounds were checked before C is entered.
+#ifndef TANDEM_KERNELS_H
+#define TANDEM_KERNELS_H
+
+#include <stdint.h>
+
+enum {
+	OP_EMBED = 1, // the numbers of plan.go
+	OP_LINEAR,
+	OP_RMSNORM,
+	OP_ROPE,
+	OP_STOREKV,
+	OP_ATTENTION,
+	OP_SILUMUL,
+	OP_ROWS,
+	OP_ROUTE, // the parts of a mixture of experts, see moe.h
+	OP_GROUP,
+	OP_SCATTER,
+	OP_EXPERTS,
+	OP_COMBINE,
+	OP_PACK, // not in plans: row-major matrix a to packed w
+};
+
+// One matrix of OP_EXPERTS.
+typedef struct {
+	void *w; // packed
+	int64_t bf16;
+} tandem_expert;
+
+// One recorded operation. Unused fields are zero.
+typedef struct {
+	int32_t kind;
+	int32_t output_rows; // 1: live rows are outputs, 0: tokens
+	int32_t n, k;        // columns of dst, columns of a
+	int32_t heads, kv_heads, dim;
+	int32_t bf16;      // element type of w: 1 bf16, 0 fp32
+	float scale;       // of scores, or epsilon
+	int32_t window;    // positions that a row sees, 0 all
+	int32_t slots;     // rows are slots: so many per live row; else 0
+
+	int32_t top_k, normalize, n_experts; // of the parts of a mixture of experts
+	int32_t *chosen;                     // [rows, top_k] experts, the best first
+	float *weights;                      // [rows, top_k]
+	int32_t *slot;                       // [rows, top_k] where each choice lies, sorted by expert
+	int32_t *list;                       // how many spans, then expert, first slot, slots of each
+	int32_t *count;                      // [n_experts + 1] of OP_GROUP
+	const tandem_expert *experts;        // [n_experts]
+	float *dst;        // [rows, n]
+	float *a, *b;      // [rows, k]; for OP_PACK a is the checkpoint's bytes
+	void *w;           // packed matrix, or a vector of n fp32
+	const float *bias; // [n] or null
+	uint8_t *kv;       // [blocks, page_bytes] of the layer
+	const float *cs;   // [tokens, dim] cosines, then sines
+} tandem_op;
+
+// The live step, rewritten by Go before each run.
+typedef struct {
+	int32_t tokens, outputs;
+	const int32_t *ids, *positions, *slots, *row_span; // [tokens]
+	const int32_t *output_rows;                        // [outputs]
+	const int32_t *tables;                             // [spans, table_stride]
+	int32_t table_stride;
+	int32_t block_tokens, kv_bf16;
+	int64_t page_bytes;
+	int32_t fault_batch_order;
+} tandem_step;
+
+// How one operation is cut into items for one step. It changes with batch and
+// thread count; results do not.
+typedef struct {
+	int32_t items;
+	int32_t rows;   // live
+	int32_t tiles;  // OP_LINEAR, OP_EXPERTS: tiles of 16 outputs per item
+	int32_t chunks; // OP_LINEAR: row chunks; OP_EXPERTS: spans
+	int32_t chunk;  // rows per item, OP_LINEAR and OP_ATTENTION
+} tandem_split;
+
+enum {
+	TILE = 16,            // outputs per packed tile, lanes of every reduction
+	LINEAR_TILES = 4,     // tiles, so streams from memory, in one item
+	LINEAR_ROWS = 96,     // rows in one item
+	LINEAR_DEPTH = 1024,  // of the reduction, so that a group of tiles stays in L2
+	SEGMENT = 256,        // most positions per attention segment
+	QUERIES = 16,         // query vectors that share one pass over K and V
+	MAX_HEAD_DIM = 512,
+	MAX_EXPERTS = 1024,
+};
+
+// Scratch of one thread, 64-byte aligned.
+typedef struct {
+	float scores[QUERIES][SEGMENT + TILE];
+	float part[QUERIES][MAX_HEAD_DIM]; // output of one segment
+	float out[QUERIES][MAX_HEAD_DIM];  // output of the segments so far
+	float tile[MAX_HEAD_DIM][TILE];    // K of up to 16 positions, unpacked
+	const uint8_t *v[SEGMENT];         // V row of each position of the segment
+} tandem_scratch;
+
+// Kernels of one instruction set.
+typedef struct {
+	void (*item)(const tandem_op *, const tandem_step *, const tandem_split *, int item, tandem_scratch *);
+} tandem_kernels;
+
+extern const tandem_kernels tandem_generic;
+#if defined(__x86_64__)
+extern const tandem_kernels tandem_avx2, tandem_avx512;
+#endif
+
+typedef struct tandem_pool tandem_pool;
+
+// Variant 0 is generic, 1 avx2, 2 avx512; the caller knows that the processor
+// has it. Null when threads or memory are short. The caller of tandem_run is one of the
+// threads.
+tandem_pool *tandem_pool_new(int threads, int variant);
+void tandem_pool_free(tandem_pool *);
+
+// Runs operations [0, count) one after the other.
+void tandem_run(tandem_pool *, const tandem_op *ops, int count, const tandem_step *);
+
+// Packs a row-major matrix [op.n, op.k] of any alignment into op.w.
+void tandem_pack(tandem_pool *, tandem_op op, const void *matrix, const tandem_step *);
+
+// Cuts an operation into items.
+tandem_split tandem_cut(const tandem_op *, const tandem_step *, int threads);
+
+#endif

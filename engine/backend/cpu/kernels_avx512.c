@@ -1,0 +1,5 @@
+//go:build cgo && amd64
+
+#define KERNEL_ISA 512
+#define KERNELS tandem_avx512
+#include "kernels_body.h"

@@ -1,0 +1,5 @@
+//go:build cgo
+
+#define KERNEL_ISA 0
+#define KERNELS tandem_generic
+#include "kernels_body.h"

@@ -1,0 +1,231 @@
+// Matrix products over packed weights; part of kernels_body.h.
+//
+// A tile holds 16 outputs: fp32 [k, 16], bf16 [k/2, 16, 2] with a zero after an
+// odd k. Either way a 64-byte line feeds 16 lanes.
+
+FN size_t tile_bytes(const tandem_op *op) {
+	return op->bf16 ? (size_t)(op->k + 1) / 2 * 64 : (size_t)op->k * 64;
+}
+
+// Packs one tile of the row-major matrix a [n, k], a stretch of k at a time so
+// that the lines being filled stay in L1.
+static TARGET void pack(const tandem_op *op, int tile) {
+	enum { STRETCH = 256 };
+	size_t k = op->k;
+	char *dst = (char *)op->w + tile * tile_bytes(op);
+	const char *src = (const char *)op->a;
+	int lanes = min_int(TILE, op->n - tile * TILE), size = op->bf16 ? 2 : 4;
+	for (size_t from = 0; from < k; from += STRETCH) {
+		size_t to = from + STRETCH < k ? from + STRETCH : k;
+		for (int lane = 0; lane < lanes; lane++) {
+			const char *row = src + (size_t)(tile * TILE + lane) * k * size;
+			if (op->bf16)
+				for (size_t i = from; i < to; i++)
+					memcpy(dst + i / 2 * 64 + lane * 4 + i % 2 * 2, row + i * 2, 2);
+			else
+				for (size_t i = from; i < to; i++)
+					memcpy(dst + i * 64 + lane * 4, row + i * 4, 4);
+		}
+	}
+}
+
+// A part of the reduction: [k0, k1) of rows of x against neighbouring tiles.
+typedef struct {
+	const char *w;    // first tile
+	size_t tile;      // bytes from tile to tile
+	const float *x;   // first row
+	size_t ldx;       // floats from row to row
+	float *y;         // results, 16 per tile
+	size_t ldy;
+	const float *bias; // 16 per tile, or null
+	int k0, k1;        // k0 is even
+	int fresh;         // start at zero, not at y
+	int add;           // add the chain to y: only under fault_batch_order
+} part;
+
+// The inner loop: nv registers of outputs by nt rows. bf16, nv and nt are
+// constants where it is called, so that the sums live in registers.
+FN void linear_block(const int bf16, const int nv, const int nt, const part *p) {
+	enum { AHEAD = 1536 }; // bytes of prefetch in each tile's stream
+	V acc[LINEAR_NT][LINEAR_TILES * VPT];
+	UNROLL for (int t = 0; t < nt; t++)
+		UNROLL for (int v = 0; v < nv; v++)
+			acc[t][v] = p->fresh ? vzero() : vload(p->y + t * p->ldy + v * VL);
+
+	const float *x = p->x;
+	const size_t ldx = p->ldx, tile = p->tile;
+	const char *w = p->w + (size_t)p->k0 * (bf16 ? 32 : 64);
+	int k = p->k0, k1 = p->k1;
+	if (bf16) {
+		for (; k + 2 <= k1; k += 2, w += 64) {
+			V wv[LINEAR_TILES * VPT];
+			UNROLL for (int v = 0; v < nv; v += VPT)
+				__builtin_prefetch(w + v / VPT * tile + AHEAD);
+			UNROLL for (int v = 0; v < nv; v++)
+				wv[v] = veven(vload_pairs(w + v / VPT * tile + v % VPT * (VL * 4)));
+			UNROLL for (int t = 0; t < nt; t++) {
+				V xv = vset1(x[t * ldx + k]);
+				UNROLL for (int v = 0; v < nv; v++)
+					acc[t][v] = vfma(wv[v], xv, acc[t][v]);
+			}
+			UNROLL for (int v = 0; v < nv; v++)
+				wv[v] = vodd(vload_pairs(w + v / VPT * tile + v % VPT * (VL * 4)));
+			UNROLL for (int t = 0; t < nt; t++) {
+				V xv = vset1(x[t * ldx + k + 1]);
+				UNROLL for (int v = 0; v < nv; v++)
+					acc[t][v] = vfma(wv[v], xv, acc[t][v]);
+			}
+		}
+		if (k < k1)
+			UNROLL for (int v = 0; v < nv; v++) {
+				V wv = veven(vload_pairs(w + v / VPT * tile + v % VPT * (VL * 4)));
+				UNROLL for (int t = 0; t < nt; t++)
+					acc[t][v] = vfma(wv, vset1(x[t * ldx + k]), acc[t][v]);
+			}
+	} else {
+		for (; k < k1; k++, w += 64) {
+			V wv[LINEAR_TILES * VPT];
+			UNROLL for (int v = 0; v < nv; v += VPT)
+				__builtin_prefetch(w + v / VPT * tile + AHEAD);
+			UNROLL for (int v = 0; v < nv; v++)
+				wv[v] = vload((const float *)(w + v / VPT * tile + v % VPT * (VL * 4)));
+			UNROLL for (int t = 0; t < nt; t++) {
+				V xv = vset1(x[t * ldx + k]);
+				UNROLL for (int v = 0; v < nv; v++)
+					acc[t][v] = vfma(wv[v], xv, acc[t][v]);
+			}
+		}
+	}
+	UNROLL for (int t = 0; t < nt; t++)
+		UNROLL for (int v = 0; v < nv; v++) {
+			float *y = p->y + t * p->ldy + v * VL;
+			V sum = acc[t][v];
+			if (p->add)
+				sum = vadd(vload(y), sum);
+			if (p->bias)
+				sum = vadd(sum, vload(p->bias + v * VL));
+			vstore(y, sum);
+		}
+}
+
+// Constant-shape instances of the inner loop.
+#define ROWS_CASE(nv, nt) \
+	case nt: \
+		if (bf16) \
+			linear_block(1, nv, nt, p); \
+		else \
+			linear_block(0, nv, nt, p); \
+		break;
+
+static TARGET void linear_one_tile(int bf16, int nt, const part *p) {
+	switch (nt) {
+		ROWS_CASE(VPT, 1)
+		ROWS_CASE(VPT, 2)
+#if KERNEL_ISA || defined(__aarch64__)
+		ROWS_CASE(VPT, 3)
+		ROWS_CASE(VPT, 4)
+#endif
+#if KERNEL_ISA
+		ROWS_CASE(VPT, 5)
+		ROWS_CASE(VPT, 6)
+#endif
+	}
+}
+
+// All tiles of a group at once, as far as registers go: one row is bound by
+// memory and wants several streams.
+#if KERNEL_ISA == 512
+enum { GROUP_NT = LINEAR_NT };
+#elif KERNEL_ISA == 2
+enum { GROUP_NT = 1 };
+#else
+enum { GROUP_NT = 0 };
+#endif
+
+static TARGET void linear_group(int bf16, int nt, const part *p) {
+	switch (nt) {
+#if KERNEL_ISA
+		ROWS_CASE(LINEAR_TILES * VPT, 1)
+#endif
+#if KERNEL_ISA == 512
+		ROWS_CASE(LINEAR_TILES * VPT, 2)
+		ROWS_CASE(LINEAR_TILES * VPT, 3)
+		ROWS_CASE(LINEAR_TILES * VPT, 4)
+		ROWS_CASE(LINEAR_TILES * VPT, 5)
+		ROWS_CASE(LINEAR_TILES * VPT, 6)
+#endif
+	}
+	(void)bf16, (void)p;
+}
+
+// nt rows against tiles [t0, t1), through a copy where the last tile hangs over
+// the edge of y.
+static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part p) {
+	int tiles = t1 - t0, lanes = min_int(tiles * TILE, op->n - t0 * TILE);
+	float edge[LINEAR_NT][LINEAR_TILES * TILE], bias[LINEAR_TILES * TILE];
+	float *y = p.y;
+	size_t ldy = p.ldy;
+	if (lanes < tiles * TILE) {
+		memset(edge, 0, sizeof edge);
+		for (int t = 0; t < nt && !(p.fresh && !p.add); t++)
+			memcpy(edge[t], y + t * ldy, lanes * sizeof(float));
+		if (p.bias) {
+			memset(bias, 0, sizeof bias);
+			memcpy(bias, p.bias, lanes * sizeof(float));
+			p.bias = bias;
+		}
+		p.y = edge[0];
+		p.ldy = LINEAR_TILES * TILE;
+	}
+	if (tiles == LINEAR_TILES && nt <= GROUP_NT) {
+		linear_group(op->bf16, nt, &p);
+	} else {
+		part q = p;
+		for (int t = 0; t < tiles; t++) {
+			linear_one_tile(op->bf16, nt, &q);
+			q.w += q.tile;
+			q.y += TILE;
+			if (q.bias)
+				q.bias += TILE;
+		}
+	}
+	if (lanes < tiles * TILE)
+		for (int t = 0; t < nt; t++)
+			memcpy(y + t * ldy, edge[t], lanes * sizeof(float));
+}
+
+// Tiles [t0, t1) of rows [r0, r1), of a batch of so many.
+static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch) {
+	int blocks = (r1 - r0 + LINEAR_NT - 1) / LINEAR_NT;
+	int fault = st->fault_batch_order && batch > 1 && op->k > 2;
+	int depth = blocks > 1 ? LINEAR_DEPTH : op->k;
+	if (fault)
+		depth = (op->k / 2 + 1) / 2 * 2;
+	for (int k0 = 0; k0 < op->k; k0 += depth) {
+		part p = {
+		    .w = (const char *)op->w + t0 * tile_bytes(op),
+		    .tile = tile_bytes(op),
+		    .ldx = op->k,
+		    .ldy = op->n,
+		    .k0 = k0,
+		    .k1 = min_int(k0 + depth, op->k),
+		    .fresh = k0 == 0 || fault,
+		    .add = k0 > 0 && fault,
+		};
+		if (op->bias && p.k1 == op->k)
+			p.bias = op->bias + t0 * TILE;
+		for (int b = 0, r = r0; b < blocks; b++) {
+			int nt = (r1 - r) / (blocks - b); // even shares of at most LINEAR_NT
+			p.x = op->a + (size_t)r * op->k;
+			p.y = op->dst + (size_t)r * op->n + t0 * TILE;
+			linear_rows(op, t0, t1, nt, p);
+			r += nt;
+		}
+	}
+}
+
+static TARGET void linear(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item) {
+	int t0 = item / sp->chunks * sp->tiles, t1 = min_int(t0 + sp->tiles, (op->n + TILE - 1) / TILE);
+	int r0 = item % sp->chunks * sp->chunk, r1 = min_int(r0 + sp->chunk, sp->rows);
+	linear_item(op, st, t0, t1, r0, r1, sp->rows);
+}

@@ -1,0 +1,93 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// memory owns the anonymous mappings of one backend. They are outside the Go
+// heap: the collector neither scans nor moves them, C may keep their addresses,
+// and a page costs nothing before it is touched.
+type memory struct {
+	maps [][]byte
+}
+
+// bytes maps n zeroed bytes, aligned to a page. Hot asks for huge pages, which
+// spare a streaming read most of its TLB misses.
+func (m *memory) bytes(n int, hot bool) ([]byte, error) {
+	if n <= 0 {
+		return nil, fmt.Errorf("%w: mapping of %d bytes", backend.ErrShape, n)
+	}
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("%w: mapping of %d bytes: %v", backend.ErrMemory, n, err)
+	}
+	if hot {
+		adviseHuge(b)
+	}
+	m.maps = append(m.maps, b)
+	return b, nil
+}
+
+func (m *memory) floats(n int) ([]float32, error) {
+	b, err := m.bytes(n*4, false)
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n), nil
+}
+
+func (m *memory) ints(n int) ([]int32, error) {
+	b, err := m.bytes(n*4, false)
+	if err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*int32)(unsafe.Pointer(&b[0])), n), nil
+}
+
+func (m *memory) free() error {
+	var errs []error
+	for _, b := range m.maps {
+		errs = append(errs, unix.Munmap(b))
+	}
+	m.maps = nil
+	return errors.Join(errs...)
+}
+
+// f32view and u16view see bytes as elements. Checkpoints need not align their
+// tensors; the processors that Tandem builds for load unaligned words.
+func f32view(b []byte) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
+}
+
+func u16view(b []byte) []uint16 {
+	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/2)
+}
+
+// decode widens len(dst) elements.
+func decode(dst []float32, src []byte, dt backend.DType) {
+	if dt == backend.F32 {
+		copy(dst, f32view(src))
+		return
+	}
+	for i, v := range u16view(src)[:len(dst)] {
+		dst[i] = fromBF16(v)
+	}
+}
+
+func fromBF16(v uint16) float32 { return math.Float32frombits(uint32(v) << 16) }
+
+// toBF16 rounds to nearest even; a NaN stays one.
+func toBF16(f float32) uint16 {
+	u := math.Float32bits(f)
+	if u&0x7fffffff > 0x7f800000 {
+		return uint16(u>>16) | 0x40
+	}
+	return uint16((u + 0x7fff + u>>16&1) >> 16)
+}

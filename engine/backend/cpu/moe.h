@@ -1,0 +1,92 @@
+// A mixture of experts; part of kernels_body.h.
+//
+// Each row chooses top_k experts. Its choices get slots sorted by expert, so
+// that the products read each matrix once for all rows that chose it; the sum
+// of a row's slots goes in the order of its choices, best first.
+
+// A row's experts and their weights. Each choice takes an expert that none
+// before it took, whatever the scores: one that is no number leads nowhere else.
+static TARGET void route(const tandem_op *op, int row) {
+	int n = op->n_experts;
+	const float *z = op->a + (size_t)row * n;
+	int32_t *chosen = op->chosen + (size_t)row * op->top_k;
+	float *weights = op->weights + (size_t)row * op->top_k;
+	uint8_t taken[MAX_EXPERTS] = {0};
+	for (int j = 0; j < op->top_k; j++) {
+		int best = -1;
+		for (int e = 0; e < n; e++)
+			if (!taken[e] && (best < 0 || z[e] > z[best]))
+				best = e;
+		taken[best] = 1;
+		chosen[j] = best;
+	}
+	float p[MAX_EXPERTS + TILE], sum = 0;
+	const v16 shift = v16_set1(z[chosen[0]]);
+	v16 total = v16_zero();
+	for (int e = 0; e < n; e += TILE) {
+		int lanes = min_int(TILE, n - e);
+		v16 v = v16_exp(v16_sub(v16_loadn(z + e, lanes), shift));
+		v16_store(p + e, v);
+		if (lanes < TILE) {
+			memset(p + n, 0, (TILE - lanes) * sizeof *p);
+			v = v16_load(p + e);
+		}
+		total = v16_add(total, v);
+	}
+	if (op->normalize)
+		for (int j = 0; j < op->top_k; j++)
+			sum += p[chosen[j]];
+	else
+		sum = v16_sum(total);
+	for (int j = 0; j < op->top_k; j++)
+		weights[j] = p[chosen[j]] / sum;
+}
+
+// Slots of all choices, and the spans of slots that OP_EXPERTS takes.
+static TARGET void group(const tandem_op *op, const tandem_split *sp) {
+	int32_t *count = op->count, *list = op->list + 1;
+	int choices = sp->rows * op->top_k, spans = 0;
+	memset(count, 0, (op->n_experts + 1) * sizeof *count);
+	for (int i = 0; i < choices; i++)
+		count[op->chosen[i] + 1]++;
+	for (int e = 0; e < op->n_experts; e++) {
+		int n = count[e + 1];
+		count[e + 1] += count[e]; // from here the expert's first slot is count[e]
+		for (int at = 0; at < n; at += LINEAR_ROWS, spans++) {
+			*list++ = e;
+			*list++ = count[e] + at;
+			*list++ = min_int(LINEAR_ROWS, n - at);
+		}
+	}
+	op->list[0] = spans;
+	for (int i = 0; i < choices; i++)
+		op->slot[i] = count[op->chosen[i]]++;
+}
+
+static TARGET void scatter(const tandem_op *op, int row) {
+	const float *x = op->a + (size_t)row * op->k;
+	for (int j = 0; j < op->top_k; j++)
+		memcpy(op->dst + (size_t)op->slot[(size_t)row * op->top_k + j] * op->k, x, op->k * sizeof *x);
+}
+
+static TARGET void experts(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item) {
+	const int32_t *span = op->list + 1 + item % sp->chunks * 3;
+	int t0 = item / sp->chunks * sp->tiles, t1 = min_int(t0 + sp->tiles, (op->n + TILE - 1) / TILE);
+	tandem_op one = *op;
+	one.w = op->experts[span[0]].w;
+	one.bf16 = (int32_t)op->experts[span[0]].bf16;
+	linear_item(&one, st, t0, t1, span[1], span[1] + span[2], span[2]);
+}
+
+static TARGET void combine(const tandem_op *op, int row) {
+	const int32_t *slot = op->slot + (size_t)row * op->top_k;
+	const float *weights = op->weights + (size_t)row * op->top_k;
+	float *dst = op->dst + (size_t)row * op->n;
+	for (int i = 0; i < op->n; i += TILE) {
+		int lanes = min_int(TILE, op->n - i);
+		v16 sum = v16_zero();
+		for (int j = 0; j < op->top_k; j++)
+			sum = v16_fma(v16_set1(weights[j]), v16_loadn(op->a + (size_t)slot[j] * op->n + i, lanes), sum);
+		v16_storen(dst + i, sum, lanes);
+	}
+}

@@ -1,0 +1,198 @@
+//go:build cgo
+
+package cpu
+
+/*
+// ISO C, because GCC then leaves products and sums apart unless told to fuse.
+#cgo CFLAGS: -O3 -std=c11 -D_POSIX_C_SOURCE=200809L -Wall -Wextra -Wno-psabi
+#cgo LDFLAGS: -lm -lpthread
+#cgo noescape tandem_run
+#cgo nocallback tandem_run
+#include "kernels.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// nativeNames are indexed by the variant number of kernels.h.
+var nativeNames = [...]string{Generic, AVX2, AVX512}
+
+// nativeVariants asks for what the kernels are compiled with, vec.h's TARGET,
+// and that the system saves those registers.
+func nativeVariants() []string {
+	x := &cpu.X86
+	avx2 := x.HasAVX2 && x.HasFMA
+	var names []string
+	if avx2 && x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ {
+		names = append(names, AVX512)
+	}
+	if avx2 {
+		names = append(names, AVX2)
+	}
+	return append(names, Generic)
+}
+
+// native runs compiled plans on the C thread pool.
+type native struct {
+	pool *C.tandem_pool
+	step *C.tandem_step // mapped; its arrays are stepData's
+}
+
+func newNative(c *CPU) (runner, error) {
+	variant := 0
+	for i, name := range nativeNames {
+		if name == c.opts.Kernels {
+			variant = i
+		}
+	}
+	mem, err := c.mem.bytes(int(unsafe.Sizeof(C.tandem_step{})), false)
+	if err != nil {
+		return nil, err
+	}
+	s := (*C.tandem_step)(unsafe.Pointer(&mem[0]))
+	s.ids, s.positions = ints(c.step.ids), ints(c.step.positions)
+	s.slots, s.row_span = ints(c.step.slots), ints(c.step.rowSpan)
+	s.output_rows, s.tables = ints(c.step.outputRows), ints(c.step.tables)
+	s.table_stride = C.int32_t(c.opts.Limits.Blocks)
+	if c.opts.FaultBatchOrder {
+		s.fault_batch_order = 1
+	}
+	pool := C.tandem_pool_new(C.int(c.opts.Threads), C.int(variant))
+	if pool == nil {
+		return nil, fmt.Errorf("%w: %d threads did not start", backend.ErrMemory, c.opts.Threads)
+	}
+	return &native{pool: pool, step: s}, nil
+}
+
+func (n *native) close() { C.tandem_pool_free(n.pool) }
+
+// load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16], bf16
+// [tile, in/2, 16, 2], so that one 64-byte line feeds 16 lanes.
+func (n *native) load(c *CPU, w *weight, data []byte) error {
+	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
+	if w.dtype == backend.BF16 {
+		depth = (depth + 1) &^ 1
+	}
+	m, err := c.mem.bytes(tiles*C.TILE*depth*w.dtype.Size(), true)
+	if err != nil {
+		return err
+	}
+	w.matrix = m
+	// The source may be Go memory, which C must not find inside other memory.
+	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: isBF16(w.dtype), w: unsafe.Pointer(&m[0])}
+	C.tandem_pack(n.pool, op, unsafe.Pointer(unsafe.SliceData(data)), n.step)
+	return nil
+}
+
+// compile writes the plan as an array that C reads.
+func (n *native) compile(c *CPU, p *plan) (unsafe.Pointer, error) {
+	if spec := c.kv.spec; c.kv.layers != nil {
+		n.step.block_tokens = C.int32_t(spec.BlockTokens)
+		n.step.kv_bf16 = isBF16(spec.DType)
+		n.step.page_bytes = C.int64_t(spec.PageBytes())
+	}
+	if len(p.ops) == 0 {
+		return nil, nil
+	}
+	mem, err := c.mem.bytes(len(p.ops)*int(unsafe.Sizeof(C.tandem_op{})), false)
+	if err != nil {
+		return nil, err
+	}
+	ops := unsafe.Slice((*C.tandem_op)(unsafe.Pointer(&mem[0])), len(p.ops))
+	for i := range ops {
+		if err := lower(c, &p.ops[i], &ops[i]); err != nil {
+			return nil, err
+		}
+	}
+	return unsafe.Pointer(&mem[0]), nil
+}
+
+// lower fills the zeroed C form of an operation.
+func lower(c *CPU, o *op, to *C.tandem_op) error {
+	to.kind = C.int32_t(o.kind)
+	if o.rows == backend.OutputRows {
+		to.output_rows = 1
+	}
+	to.heads, to.kv_heads, to.dim = C.int32_t(o.heads), C.int32_t(o.kvHeads), C.int32_t(o.dim)
+	to.scale, to.window, to.slots = C.float(o.scale), C.int32_t(o.window), C.int32_t(o.slots)
+	if o.a != nil {
+		to.a, to.k = floats(o.a.data), C.int32_t(o.width(o.a))
+	}
+	to.n = to.k
+	if o.b != nil {
+		to.b = floats(o.b.data)
+	}
+	if o.dst != nil {
+		to.dst, to.n = floats(o.dst.data), C.int32_t(o.width(o.dst))
+	}
+	if w := o.w; w != nil {
+		to.bf16 = isBF16(w.dtype)
+		if w.in == 0 {
+			to.w = unsafe.Pointer(&w.vector[0])
+		} else {
+			to.w, to.k = unsafe.Pointer(&w.matrix[0]), C.int32_t(w.in)
+		}
+	}
+	if o.bias != nil {
+		to.bias = floats(o.bias.vector)
+	}
+	if o.rope != nil {
+		to.cs = floats(o.rope.table)
+	}
+	if o.kind == opStoreKV || o.kind == opAttention {
+		to.kv = (*C.uint8_t)(&c.kv.layers[o.layer][0])
+	}
+	if o.route != nil {
+		return lowerMoE(c, o, to)
+	}
+	return nil
+}
+
+// lowerMoE fills what the parts of a mixture of experts have of their own. A
+// combined row is as wide as dst, not as the slots that it is read from.
+func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
+	r := o.route
+	to.top_k, to.n_experts = C.int32_t(r.topK), C.int32_t(r.experts)
+	to.chosen, to.weights = ints(r.ids), floats(r.weights)
+	to.slot, to.list, to.count = ints(r.slots), ints(r.list), ints(r.count)
+	if o.normalize {
+		to.normalize = 1
+	}
+	if len(o.experts) == 0 {
+		return nil
+	}
+	mem, err := c.mem.bytes(len(o.experts)*int(unsafe.Sizeof(C.tandem_expert{})), false)
+	if err != nil {
+		return err
+	}
+	table := unsafe.Slice((*C.tandem_expert)(unsafe.Pointer(&mem[0])), len(o.experts))
+	for i, w := range o.experts {
+		table[i] = C.tandem_expert{w: unsafe.Pointer(&w.matrix[0]), bf16: C.int64_t(isBF16(w.dtype))}
+	}
+	to.experts = &table[0]
+	return nil
+}
+
+func (n *native) run(c *CPU, p *plan, lo, hi int) {
+	n.step.tokens, n.step.outputs = C.int32_t(c.step.tokens), C.int32_t(c.step.outputs)
+	first := unsafe.Add(p.native, lo*int(unsafe.Sizeof(C.tandem_op{})))
+	C.tandem_run(n.pool, (*C.tandem_op)(first), C.int(hi-lo), n.step)
+}
+
+func ints(s []int32) *C.int32_t { return (*C.int32_t)(unsafe.Pointer(&s[0])) }
+
+func floats(s []float32) *C.float { return (*C.float)(unsafe.Pointer(&s[0])) }
+
+func isBF16(dt backend.DType) C.int32_t {
+	if dt == backend.BF16 {
+		return 1
+	}
+	return 0
+}

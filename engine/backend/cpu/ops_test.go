@@ -1,0 +1,426 @@
+package cpu
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// rig is a backend for single operations.
+type rig struct {
+	*CPU
+	t    testing.TB
+	rng  *rand.Rand
+	rows int
+}
+
+func newRig(t testing.TB, kernels string, rows int, rng *rand.Rand) *rig {
+	t.Helper()
+	c, err := New(Options{Kernels: kernels, Threads: 1 + rng.IntN(3), Mapped: rng.IntN(2) == 0,
+		Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: rows, Blocks: 64}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &rig{CPU: c, t: t, rng: rng, rows: rows}
+}
+
+// buf allocates a buffer of random values.
+func (b *rig) buf(rows backend.Rows, cols int, dev float64) (backend.Buf, []float32) {
+	b.t.Helper()
+	id, err := b.Alloc(rows, cols)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	data := b.buffers[id].data
+	for i := range data {
+		data[i] = float32(b.rng.NormFloat64() * dev)
+	}
+	return id, data
+}
+
+// load makes a random weight and its values.
+func (b *rig) load(dt backend.DType, dims ...int) (backend.Weight, []float32) {
+	b.t.Helper()
+	tn := tensor(b.rng, dt, 1, dims...)
+	w, err := b.Load(tn)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	values := make([]float32, len(tn.Data)/dt.Size())
+	decode(values, tn.Data, dt)
+	return w, values
+}
+
+// once runs one operation on all rows.
+func (b *rig) once(step *backend.Step, record func()) {
+	b.t.Helper()
+	if step == nil {
+		step = &backend.Step{}
+	}
+	if step.Tokens == nil {
+		step.Tokens = make([]int32, b.rows)
+		step.Slots = make([]int32, b.rows)
+	}
+	if step.Positions == nil {
+		step.Positions = make([]int32, b.rows)
+	}
+	step.Sampled = make([]int32, len(step.Outputs))
+	if err := b.Replay(backend.Key{Tokens: b.rows, Outputs: b.rows}, step, record, nil); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// eachVariant runs f for many seeds and every variant.
+func eachVariant(t *testing.T, n int, f func(t *testing.T, kernels string, seed uint64, rng *rand.Rand)) {
+	for _, kernels := range Variants() {
+		t.Run(kernels, func(t *testing.T) {
+			for seed := range trials(n) {
+				f(t, kernels, seed, rand.New(rand.NewPCG(seed, 21)))
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// near fails unless |got-want| <= bound.
+func near(t *testing.T, seed uint64, what string, i int, got float32, want, bound float64) {
+	t.Helper()
+	if d := math.Abs(float64(got) - want); !(d <= bound) {
+		t.Fatalf("seed %d: %s [%d] is %g, want %g: off by %g, bound %g", seed, what, i, got, want, d, bound)
+	}
+}
+
+const ulp = 1.0 / (1 << 24) // half a unit in the last place, relative
+
+func TestLinear(t *testing.T) {
+	eachVariant(t, 40, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		rows, in, out := 1+rng.IntN(20), 1+rng.IntN(300), 1+rng.IntN(200)
+		if seed%8 == 0 {
+			in += 2000 // more than one block of the reduction
+		}
+		b := newRig(t, kernels, rows, rng)
+		defer b.Close()
+		x, xs := b.buf(backend.TokenRows, in, 1)
+		y, ys := b.buf(backend.TokenRows, out, 1)
+		w, ws := b.load(backend.DType(1+rng.IntN(2)), out, in)
+		bias, bs := b.load(backend.BF16, out)
+		if seed%2 == 0 {
+			bias, bs = backend.NoWeight, make([]float32, out)
+		}
+		b.once(nil, func() { b.Linear(y, x, w, bias) })
+		for r := range rows {
+			for n := range out {
+				sum, size := float64(bs[n]), math.Abs(float64(bs[n]))
+				for k := range in {
+					p := float64(xs[r*in+k]) * float64(ws[n*in+k])
+					sum += p
+					size += math.Abs(p)
+				}
+				near(t, seed, "y", r*out+n, ys[r*out+n], sum, ulp*size*(2+math.Sqrt(float64(in))))
+			}
+		}
+	})
+}
+
+func TestEmbedAndRows(t *testing.T) {
+	eachVariant(t, 10, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		rows, cols, vocab := 1+rng.IntN(20), 1+rng.IntN(100), 1+rng.IntN(70)
+		b := newRig(t, kernels, rows, rng)
+		defer b.Close()
+		x, xs := b.buf(backend.TokenRows, cols, 1)
+		y, ys := b.buf(backend.OutputRows, cols, 1)
+		w, ws := b.load(backend.DType(1+rng.IntN(2)), vocab, cols)
+		st := &backend.Step{Tokens: make([]int32, rows), Slots: make([]int32, rows)}
+		for i := range st.Tokens {
+			st.Tokens[i] = int32(rng.IntN(vocab))
+			st.Outputs = append(st.Outputs, backend.Output{Row: int32(rng.IntN(rows))})
+		}
+		b.once(st, func() { b.Embed(x, w); b.Rows(y, x) })
+		for r := range rows {
+			for i := range cols {
+				at := int(st.Tokens[r])*cols + i
+				near(t, seed, "x", r*cols+i, xs[r*cols+i], float64(ws[at]), 0)
+				at = int(st.Tokens[st.Outputs[r].Row])*cols + i
+				near(t, seed, "y", r*cols+i, ys[r*cols+i], float64(ws[at]), 0)
+			}
+		}
+	})
+}
+
+func TestRMSNorm(t *testing.T) {
+	eachVariant(t, 20, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		rows, cols := 1+rng.IntN(20), 1+rng.IntN(300)
+		b := newRig(t, kernels, rows, rng)
+		defer b.Close()
+		x, xs := b.buf(backend.TokenRows, cols, 3)
+		a, as := b.buf(backend.TokenRows, cols, 3)
+		y, ys := b.buf(backend.TokenRows, cols, 1)
+		w, ws := b.load(backend.F32, cols)
+		want := append([]float32(nil), xs...)
+		if seed%2 == 0 {
+			for i := range want {
+				want[i] += as[i]
+			}
+			b.once(nil, func() { b.AddRMSNorm(y, x, a, w, 1e-5) })
+		} else {
+			b.once(nil, func() { b.RMSNorm(y, x, w, 1e-5) })
+		}
+		for r := range rows {
+			sum := 0.0
+			for i := range cols {
+				near(t, seed, "x", r*cols+i, xs[r*cols+i], float64(want[r*cols+i]), 0)
+				sum += float64(want[r*cols+i]) * float64(want[r*cols+i])
+			}
+			inv := 1 / math.Sqrt(sum/float64(cols)+1e-5)
+			for i := range cols {
+				v := float64(want[r*cols+i]) * inv * float64(ws[i])
+				near(t, seed, "y", r*cols+i, ys[r*cols+i], v, math.Abs(v)*ulp*16)
+			}
+		}
+	})
+}
+
+func TestRope(t *testing.T) {
+	eachVariant(t, 20, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		rows, heads, dim := 1+rng.IntN(20), 1+rng.IntN(5), 2*(1+rng.IntN(128))
+		b := newRig(t, kernels, rows, rng)
+		defer b.Close()
+		x, xs := b.buf(backend.TokenRows, heads*dim, 1)
+		in := append([]float32(nil), xs...)
+		rope := &backend.Rope{InvFreq: make([]float32, dim/2), Scale: 1.25}
+		for i := range rope.InvFreq {
+			rope.InvFreq[i] = rng.Float32()
+		}
+		st := &backend.Step{Positions: make([]int32, rows)}
+		for i := range st.Positions {
+			st.Positions[i] = int32(rng.IntN(1 << (1 + rng.IntN(17))))
+		}
+		b.once(st, func() { b.Rope(x, heads, dim, rope) })
+		for i := range xs {
+			r, d := i/(heads*dim), i%dim
+			f := d % (dim / 2)
+			sin, cos := math.Sincos(float64(float32(st.Positions[r]) * rope.InvFreq[f]))
+			var want float64
+			if d < dim/2 {
+				want = float64(in[i])*cos - float64(in[i+dim/2])*sin
+			} else {
+				want = float64(in[i])*cos + float64(in[i-dim/2])*sin
+			}
+			near(t, seed, "x", i, xs[i], want*1.25, ulp*40)
+		}
+	})
+}
+
+func TestSiluMul(t *testing.T) {
+	eachVariant(t, 20, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		rows, cols := 1+rng.IntN(20), 1+rng.IntN(300)
+		b := newRig(t, kernels, rows, rng)
+		defer b.Close()
+		g, gs := b.buf(backend.TokenRows, cols, math.Pow(10, float64(rng.IntN(4))-1))
+		u, us := b.buf(backend.TokenRows, cols, 1)
+		in := append([]float32(nil), gs...)
+		b.once(nil, func() { b.SiluMul(g, g, u) })
+		for i, v := range in {
+			want := float64(v) / (1 + math.Exp(-float64(v))) * float64(us[i])
+			near(t, seed, "silu·up", i, gs[i], want, math.Abs(want)*ulp*10+1e-34)
+		}
+	})
+}
+
+// TestExp: for large x, silu(-x) is -x/exp(x) but for two more roundings, which
+// shows the error of exp over all of its reduced range.
+func TestExp(t *testing.T) {
+	const rows, cols = 64, 1024
+	eachVariant(t, 1, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		b := newRig(t, kernels, rows, rng)
+		defer b.Close()
+		g, gs := b.buf(backend.TokenRows, cols, 1)
+		u, us := b.buf(backend.TokenRows, cols, 1)
+		in := make([]float32, len(gs))
+		for i := range gs {
+			in[i] = -20 - 67*float32(i)/float32(len(gs))
+			us[i] = 1
+		}
+		copy(gs, in)
+		b.once(nil, func() { b.SiluMul(g, g, u) })
+		for i, x := range in {
+			want := float64(x) / (1 + math.Exp(-float64(x)))
+			near(t, seed, "silu", i, gs[i], want, -want*ulp*2*(2+1))
+		}
+		// Beyond the range it saturates; what is not a number stays so.
+		copy(gs, []float32{-1e4, 1e4, float32(math.Inf(1)), float32(math.NaN())})
+		b.once(nil, func() { b.SiluMul(g, g, u) })
+		for i, want := range []float64{0, 1e4, math.Inf(1)} {
+			if d := float64(gs[i]) - want; math.Abs(d) > 1e-33 {
+				t.Errorf("silu of an extreme [%d] is %g, want %g", i, gs[i], want)
+			}
+		}
+		if gs[3] == gs[3] {
+			t.Errorf("silu(NaN) is %g", gs[3])
+		}
+	})
+}
+
+// TestAttention stores several sequences through StoreKV and compares with a
+// softmax over contiguous keys in float64.
+func TestAttention(t *testing.T) {
+	eachVariant(t, 30, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		kvHeads := 1 + rng.IntN(3)
+		heads := kvHeads * (1 + rng.IntN(9))
+		dim := 1 + rng.IntN(256)
+		if rng.IntN(2) == 0 {
+			dim = 16 << rng.IntN(5)
+		}
+		bt := []int{1, 3, 8, 16, 16, 16, 32, 48}[rng.IntN(8)]
+		lengths := []int{1 + rng.IntN(40), 1, 1 + rng.IntN(600/(1+rng.IntN(20)))}
+		window := 0
+		if rng.IntN(2) == 0 {
+			window = 1 + rng.IntN(1+rng.IntN(400))
+		}
+		checkAttention(t, kernels, seed, rng, attentionCase{heads, kvHeads, dim, bt, window, lengths})
+	})
+}
+
+type attentionCase struct {
+	heads, kvHeads, dim, bt int
+	window                  int // 0: all
+	lengths                 []int
+}
+
+func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a attentionCase) {
+	rows, blocks := 0, 0
+	for _, n := range a.lengths {
+		rows += n
+		blocks += (n + a.bt - 1) / a.bt
+	}
+	c, err := New(Options{Kernels: kernels, Threads: 1 + rng.IntN(3),
+		Limits: backend.Limits{Tokens: rows, Outputs: 1, Seqs: 3, Blocks: blocks}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	b := &rig{CPU: c, t: t, rng: rng, rows: rows}
+	dt := backend.DType(1 + rng.IntN(2))
+	spec := backend.KVSpec{Layers: 2, Blocks: blocks + 2, BlockTokens: a.bt, KVHeads: a.kvHeads, HeadDim: a.dim, DType: dt}
+	if err := c.AllocKV(spec); err != nil {
+		t.Fatal(err)
+	}
+	for i := range c.KVLayer(1) {
+		c.KVLayer(1)[i] = 0xff // stale pages hold NaN: nothing unwritten may be used
+	}
+	q, qs := b.buf(backend.TokenRows, a.heads*a.dim, 1)
+	k, ks := b.buf(backend.TokenRows, a.kvHeads*a.dim, 1)
+	v, vs := b.buf(backend.TokenRows, a.kvHeads*a.dim, 1)
+	y, ys := b.buf(backend.TokenRows, a.heads*a.dim, 1)
+	var seqs []*sequence
+	var chunks []chunk
+	perm := rng.Perm(spec.Blocks)
+	for _, n := range a.lengths {
+		s := &sequence{tokens: make([]int32, n)}
+		for range (n + a.bt - 1) / a.bt {
+			s.blocks, perm = append(s.blocks, int32(perm[0])), perm[1:]
+		}
+		seqs, chunks = append(seqs, s), append(chunks, chunk{s, n})
+	}
+	st := (&net{shape: shape{blockTokens: a.bt}}).stepOf(chunks)
+	st.Outputs = nil
+	scale := float32(1 / math.Sqrt(float64(a.dim)))
+	if err := c.Replay(backend.Key{Tokens: rows}, st, func() {
+		c.StoreKV(1, k, v)
+		c.Attention(y, q, backend.AttentionSpec{Layer: 1, Heads: a.heads, KVHeads: a.kvHeads, HeadDim: a.dim, Scale: scale, Window: a.window})
+	}, nil); err != nil {
+		t.Fatal(err)
+	}
+	round := func(f float32) float64 {
+		if dt == backend.BF16 {
+			f = fromBF16(toBF16(f))
+		}
+		return float64(f)
+	}
+	first := 0
+	for _, s := range seqs {
+		for i := 0; i < len(s.tokens); i += 1 + rng.IntN(7) {
+			for h := range a.heads {
+				want, bound := naiveHead(a, qs, ks, vs, first, i, h, float64(scale), round)
+				for d := range want {
+					at := ((first+i)*a.heads+h)*a.dim + d
+					near(t, seed, "attention", at, ys[at], want[d], bound)
+				}
+			}
+		}
+		first += len(s.tokens)
+	}
+}
+
+// naiveHead is softmax(q·K)·V of head h of token i of the sequence whose first
+// row is first, with a bound on the error of a sound float32 computation.
+func naiveHead(a attentionCase, qs, ks, vs []float32, first, i, h int, scale float64,
+	round func(float32) float64) (out []float64, bound float64) {
+	kh := h / (a.heads / a.kvHeads)
+	scores, most, from := make([]float64, i+1), math.Inf(-1), 0
+	if a.window > 0 {
+		from = max(0, i+1-a.window)
+	}
+	for t := from; t <= i; t++ {
+		for d := range a.dim {
+			scores[t] += float64(qs[((first+i)*a.heads+h)*a.dim+d]) * round(ks[((first+t)*a.kvHeads+kh)*a.dim+d]) * scale
+		}
+		most = max(most, scores[t])
+	}
+	out, total := make([]float64, a.dim), 0.0
+	for t := from; t <= i; t++ {
+		e := math.Exp(scores[t] - most)
+		total += e
+		for d := range out {
+			out[d] += e * round(vs[((first+t)*a.kvHeads+kh)*a.dim+d])
+		}
+	}
+	for d := range out {
+		out[d] /= total
+	}
+	return out, 4e-6
+}
+
+// TestKVRounding: bf16 KV rounds to nearest even, the same in every variant.
+func TestKVRounding(t *testing.T) {
+	values := []float32{1, 1 + 1.0/256, 1 + 3.0/256, -1 - 1.0/256, 3.4028235e38, 1e-40, float32(math.Inf(1)), 0.1}
+	want := []uint16{0x3f80, 0x3f80, 0x3f82, 0xbf80, 0x7f80, 0x0001, 0x7f80, 0x3dcd}
+	eachVariant(t, 1, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		b := newRig(t, kernels, 1, rng)
+		defer b.Close()
+		if err := b.AllocKV(backend.KVSpec{Layers: 1, Blocks: 1, BlockTokens: 1, KVHeads: 1, HeadDim: len(values), DType: backend.BF16}); err != nil {
+			t.Fatal(err)
+		}
+		k, ks := b.buf(backend.TokenRows, len(values), 1)
+		copy(ks, values)
+		b.once(&backend.Step{Spans: []backend.Span{{Tokens: 1, Blocks: []int32{0}}}}, func() { b.StoreKV(0, k, k) })
+		for i, u := range u16view(b.KVLayer(0)) {
+			if w := want[i%len(want)]; u != w {
+				t.Errorf("%g is stored as %04x, want %04x", values[i%len(want)], u, w)
+			}
+		}
+	})
+}
+
+// TestLoadRefuses: tensors whose data does not match their shape.
+func TestLoadRefuses(t *testing.T) {
+	b := newRig(t, Portable, 1, rand.New(rand.NewPCG(1, 1)))
+	defer b.Close()
+	for _, tn := range []backend.Tensor{
+		{DType: backend.F32, Shape: []int{2, 3}, Data: make([]byte, 23)},
+		{DType: backend.BF16, Shape: []int{4}, Data: make([]byte, 16)},
+		{DType: backend.F32, Shape: []int{2, 0}},
+		{DType: backend.F32, Shape: []int{1, 2, 3}, Data: make([]byte, 24)},
+		{DType: 9, Shape: []int{2}, Data: make([]byte, 8)},
+		{DType: backend.F32, Shape: []int{-2, -3}, Data: make([]byte, 24)},
+	} {
+		if _, err := b.Load(tn); !errors.Is(err, backend.ErrShape) {
+			t.Errorf("%v of %d bytes: %v", tn.Shape, len(tn.Data), err)
+		}
+	}
+}

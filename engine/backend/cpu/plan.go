@@ -1,0 +1,250 @@
+package cpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+type opKind int32
+
+// Kinds of recorded operations; kernels.h repeats the numbers.
+const (
+	opEmbed opKind = iota + 1
+	opLinear
+	opRMSNorm
+	opRope
+	opStoreKV
+	opAttention
+	opSiluMul
+	opRows
+	opRoute   // MoE: each row's experts and their weights
+	opGroup   // MoE: slots, sorted by expert
+	opScatter // MoE: rows to their slots
+	opExperts // MoE: products of each slot with its expert's matrix
+	opCombine // MoE: slots to their rows, weighted
+)
+
+// op is one recorded operation. Buffers are whole; the live rows come from the
+// step each time it runs.
+type op struct {
+	kind    opKind
+	rows    backend.Rows
+	dst     *buffer // written; nil for opStoreKV
+	a, b    *buffer // read; opRMSNorm with b set first does a += b
+	w, bias *weight
+	rope    *ropeTable
+	layer   int
+	heads   int
+	kvHeads int
+	dim     int     // of a head
+	scale   float32 // of the scores, or epsilon of a norm
+	window  int     // positions that a row sees, 0 all
+
+	// Of MoE. Buffers of slots hold slots rows in each row.
+	slots     int // 0 but for operations whose rows are slots
+	route     *routing
+	experts   []*weight // of opExperts
+	normalize bool
+}
+
+// width is the columns of a buffer as this operation sees its rows.
+func (o *op) width(b *buffer) int { return b.cols / max(o.slots, 1) }
+
+// stop is a place in the plan where control returns to Go: a Mark, or a Sample
+// when logits is set.
+type stop struct {
+	at     int // before operation at
+	layer  int
+	logits *buffer
+}
+
+// plan is a recorded forward pass.
+type plan struct {
+	ops    []op
+	stops  []stop
+	ropes  []*ropeTable // those used, filled at the start of each step
+	vocab  int          // smallest embedding table, 0 without one
+	usesKV bool
+	native unsafe.Pointer // the C form of ops, mapped
+}
+
+// record appends an operation; c must be inside Replay's record call.
+func (c *CPU) record(o op) {
+	c.plan().ops = append(c.recording.ops, o)
+}
+
+func (c *CPU) plan() *plan {
+	if c.recording == nil {
+		panic("cpu: operation issued outside of Replay's record function")
+	}
+	return c.recording
+}
+
+// need panics when shapes disagree: a fault of the model file.
+func need(ok bool, format string, args ...any) {
+	if !ok {
+		panic("cpu: " + fmt.Sprintf(format, args...))
+	}
+}
+
+func (c *CPU) buf(b backend.Buf) *buffer {
+	need(b >= 0 && int(b) < len(c.buffers), "buffer %d of %d", b, len(c.buffers))
+	return c.buffers[b]
+}
+
+func (c *CPU) weight(id backend.Weight) *weight {
+	need(id >= 0 && int(id) < len(c.weights), "weight %d of %d", id, len(c.weights))
+	return c.weights[id]
+}
+
+// vector returns a parameter vector of n elements.
+func (c *CPU) vector(id backend.Weight, n int) *weight {
+	w := c.weight(id)
+	need(w.in == 0 && w.out == n, "%s is [%d, %d], want a vector of %d", w.name, w.out, w.in, n)
+	return w
+}
+
+// same panics unless the buffers have one row set and one width.
+func same(what string, first *buffer, rest ...*buffer) {
+	for _, b := range rest {
+		need(b.rows == first.rows && b.cols == first.cols, "%s: %d columns of row set %d against %d of %d",
+			what, first.cols, first.rows, b.cols, b.rows)
+	}
+}
+
+// Embed records dst = table[Step.Tokens].
+func (c *CPU) Embed(dst backend.Buf, table backend.Weight) {
+	d, w := c.buf(dst), c.weight(table)
+	need(d.rows == backend.TokenRows && w.in == d.cols, "Embed: %s is [%d, %d] for %d columns", w.name, w.out, w.in, d.cols)
+	c.record(op{kind: opEmbed, rows: d.rows, dst: d, w: w})
+	if p := c.recording; p.vocab == 0 || w.out < p.vocab {
+		p.vocab = w.out
+	}
+}
+
+// Linear records dst = x·Wᵀ + bias.
+func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
+	d, a, m := c.buf(dst), c.buf(x), c.weight(w)
+	need(d != a, "Linear: %s in place", m.name)
+	need(d.rows == a.rows && m.in == a.cols && m.out == d.cols, "Linear: %s is [%d, %d] from %d to %d columns",
+		m.name, m.out, m.in, a.cols, d.cols)
+	o := op{kind: opLinear, rows: d.rows, dst: d, a: a, w: m}
+	if bias != backend.NoWeight {
+		o.bias = c.vector(bias, m.out)
+	}
+	c.record(o)
+}
+
+// RMSNorm records dst = norm(x)·w.
+func (c *CPU) RMSNorm(dst, x backend.Buf, w backend.Weight, eps float32) {
+	d, a := c.buf(dst), c.buf(x)
+	same("RMSNorm", d, a)
+	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.vector(w, d.cols), scale: eps})
+}
+
+// AddRMSNorm records x += add, dst = norm(x)·w.
+func (c *CPU) AddRMSNorm(dst, x, add backend.Buf, w backend.Weight, eps float32) {
+	d, a, b := c.buf(dst), c.buf(x), c.buf(add)
+	same("AddRMSNorm", d, a, b)
+	need(d != a && a != b, "AddRMSNorm: x must differ from dst and add")
+	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, b: b, w: c.vector(w, d.cols), scale: eps})
+}
+
+// HeadNorm records dst = norm(x)·w for each head of each row.
+func (c *CPU) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight, eps float32) {
+	d, a := c.buf(dst), c.buf(x)
+	same("HeadNorm", d, a)
+	need(heads > 0 && headDim > 0 && heads*headDim == a.cols, "HeadNorm: %d heads of %d in %d columns", heads, headDim, a.cols)
+	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.vector(w, headDim), heads: heads, dim: headDim, scale: eps})
+}
+
+// Rope records the rotation of each head of x by the rows' positions.
+func (c *CPU) Rope(x backend.Buf, heads, headDim int, r *backend.Rope) {
+	a := c.buf(x)
+	need(a.rows == backend.TokenRows && heads > 0 && headDim%2 == 0 && heads*headDim == a.cols,
+		"Rope: %d heads of %d in %d columns", heads, headDim, a.cols)
+	need(len(r.InvFreq) == headDim/2, "Rope: %d frequencies for heads of %d", len(r.InvFreq), headDim)
+	c.record(op{kind: opRope, rows: a.rows, dst: a, a: a, rope: c.ropeTable(r), heads: heads, dim: headDim})
+}
+
+// ropeTable finds or makes the table of r and adds it to the plan.
+func (c *CPU) ropeTable(r *backend.Rope) *ropeTable {
+	var t *ropeTable
+	for _, have := range c.ropes {
+		if have.rope == r {
+			t = have
+		}
+	}
+	if t == nil {
+		half := len(r.InvFreq)
+		data, err := c.mem.floats(c.opts.Limits.Tokens * 2 * half)
+		need(err == nil, "Rope: %v", err)
+		t = &ropeTable{rope: r, half: half, table: data}
+		c.ropes = append(c.ropes, t)
+	}
+	p := c.plan()
+	for _, have := range p.ropes {
+		if have == t {
+			return t
+		}
+	}
+	p.ropes = append(p.ropes, t)
+	return t
+}
+
+// StoreKV records the write of k and v to the slots of the step.
+func (c *CPU) StoreKV(layer int, k, v backend.Buf) {
+	a, b, s := c.buf(k), c.buf(v), c.kv.spec
+	same("StoreKV", a, b)
+	need(layer >= 0 && layer < s.Layers, "StoreKV: layer %d of %d", layer, s.Layers)
+	need(a.rows == backend.TokenRows && a.cols == s.KVHeads*s.HeadDim, "StoreKV: %d columns for %d heads of %d",
+		a.cols, s.KVHeads, s.HeadDim)
+	c.record(op{kind: opStoreKV, rows: a.rows, a: a, b: b, layer: layer, kvHeads: s.KVHeads, dim: s.HeadDim})
+	c.recording.usesKV = true
+}
+
+// Attention records causal attention of q over the sequences' pages.
+func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
+	d, x, s := c.buf(dst), c.buf(q), c.kv.spec
+	same("Attention", d, x)
+	need(d != x, "Attention: in place")
+	need(a.Layer >= 0 && a.Layer < s.Layers, "Attention: layer %d of %d", a.Layer, s.Layers)
+	need(d.rows == backend.TokenRows && a.KVHeads == s.KVHeads && a.HeadDim == s.HeadDim &&
+		a.Heads > 0 && a.Heads%a.KVHeads == 0 && a.Heads*a.HeadDim == d.cols,
+		"Attention: %+v over KV %+v in %d columns", a, s, d.cols)
+	need(a.Window >= 0 && a.Window <= maxCols, "Attention: window of %d", a.Window)
+	c.record(op{kind: opAttention, rows: d.rows, dst: d, a: x, layer: a.Layer,
+		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, scale: a.Scale, window: a.Window})
+	c.recording.usesKV = true
+}
+
+// SiluMul records dst = silu(gate)·up.
+func (c *CPU) SiluMul(dst, gate, up backend.Buf) {
+	d, a, b := c.buf(dst), c.buf(gate), c.buf(up)
+	same("SiluMul", d, a, b)
+	c.record(op{kind: opSiluMul, rows: d.rows, dst: d, a: a, b: b})
+}
+
+// Rows records dst[i] = src[Outputs[i].Row].
+func (c *CPU) Rows(dst, src backend.Buf) {
+	d, a := c.buf(dst), c.buf(src)
+	need(d.rows == backend.OutputRows && a.rows == backend.TokenRows && d.cols == a.cols,
+		"Rows: from %d columns of row set %d to %d of %d", a.cols, a.rows, d.cols, d.rows)
+	c.record(op{kind: opRows, rows: d.rows, dst: d, a: a})
+}
+
+// Sample records the draw of Step.Sampled from the logits.
+func (c *CPU) Sample(logits backend.Buf) {
+	b := c.buf(logits)
+	need(b.rows == backend.OutputRows, "Sample: logits must have output rows")
+	p := c.plan()
+	p.stops = append(p.stops, stop{at: len(p.ops), logits: b})
+}
+
+// Mark records that all KV of a layer has been stored.
+func (c *CPU) Mark(layer int) {
+	p := c.plan()
+	p.stops = append(p.stops, stop{at: len(p.ops), layer: layer})
+}

@@ -1,0 +1,299 @@
+package cpu
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// portable runs every operation in plain Go: the oracle of the C kernels. Sums
+// are kept in float64, in which a product of two float32 is exact, so a result
+// is as good as rounded once.
+type portable struct {
+	pool    *pool
+	scratch []portableScratch // [threads]
+
+	c  *CPU // of the operation that runs
+	op *op
+}
+
+// portableScratch is what one worker needs beside the buffers.
+type portableScratch struct {
+	row    []float32 // [most columns in] one decoded row of a matrix
+	scores []float64 // [positions]
+	out    []float64 // [head dim]
+}
+
+func newPortable(c *CPU) *portable {
+	return &portable{pool: newPool(c.opts.Threads), scratch: make([]portableScratch, c.opts.Threads)}
+}
+
+func (p *portable) close() { p.pool.close() }
+
+// load keeps the matrix row-major, and in place where it stays mapped.
+func (p *portable) load(c *CPU, w *weight, data []byte) error {
+	if c.opts.Mapped {
+		w.matrix = data
+		return nil
+	}
+	m, err := c.mem.bytes(len(data), true)
+	if err != nil {
+		return err
+	}
+	copy(m, data)
+	w.matrix = m
+	return nil
+}
+
+// compile grows the workers' scratch to what the plan needs.
+func (p *portable) compile(c *CPU, pl *plan) (unsafe.Pointer, error) {
+	cols, positions := 0, 0
+	for i := range pl.ops {
+		switch o := &pl.ops[i]; o.kind {
+		case opLinear:
+			cols = max(cols, o.w.in)
+		case opExperts:
+			cols = max(cols, o.experts[0].in)
+		case opAttention:
+			positions = c.opts.Limits.Blocks * c.kv.spec.BlockTokens
+		}
+	}
+	for i := range p.scratch {
+		s := &p.scratch[i]
+		if len(s.row) < cols {
+			s.row = make([]float32, cols)
+		}
+		if len(s.scores) < positions {
+			s.scores = make([]float64, positions)
+			s.out = make([]float64, c.kv.spec.HeadDim)
+		}
+	}
+	return nil, nil
+}
+
+// linearRows is how many outputs of Linear make one item.
+const linearRows = 16
+
+func (p *portable) run(c *CPU, pl *plan, lo, hi int) {
+	for i := lo; i < hi; i++ {
+		p.c, p.op = c, &pl.ops[i]
+		items := c.step.live(p.op.rows) * max(p.op.slots, 1)
+		switch p.op.kind {
+		case opLinear:
+			if items > 0 {
+				items = (p.op.w.out + linearRows - 1) / linearRows
+			}
+		case opAttention:
+			items *= p.op.heads
+		case opGroup:
+			items = min(items, 1)
+		case opExperts:
+			items = p.op.route.spans() * ((p.op.experts[0].out + linearRows - 1) / linearRows)
+		}
+		p.pool.run(p, items)
+	}
+	p.c, p.op = nil, nil
+}
+
+// item runs one row of the operation, or its unit of work where that differs.
+func (p *portable) item(worker, i int) {
+	o, s := p.op, &p.c.step
+	switch o.kind {
+	case opEmbed:
+		size := o.w.in * o.w.dtype.Size()
+		at := int(s.ids[i]) * size
+		decode(o.dst.row(i), o.w.matrix[at:at+size], o.w.dtype)
+	case opLinear:
+		p.linear(&p.scratch[worker], o.w, 0, s.live(o.rows), i*linearRows)
+	case opRMSNorm:
+		dst, x, n := o.dst.row(i), o.a.row(i), len(o.w.vector)
+		var add []float32
+		if o.b != nil {
+			add = o.b.row(i)
+		}
+		for at := 0; at < len(x); at += n { // once, or head by head
+			rmsNorm(dst[at:at+n], x[at:at+n], add, o.w.vector, o.scale)
+		}
+	case opRope:
+		rotate(o.a.row(i), o.rope.table[i*o.dim:(i+1)*o.dim], o.dim)
+	case opStoreKV:
+		p.storeKV(i)
+	case opAttention:
+		p.attention(&p.scratch[worker], i/o.heads, i%o.heads)
+	case opSiluMul:
+		n := o.width(o.dst)
+		siluMul(o.dst.data[i*n:(i+1)*n], o.a.data[i*n:(i+1)*n], o.b.data[i*n:(i+1)*n])
+	case opRows:
+		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
+	case opRoute:
+		o.route.pick(i, o.a.row(i), o.normalize)
+	case opGroup:
+		o.route.group(s.live(o.rows))
+	case opScatter:
+		o.route.scatter(i, o.dst, o.a.row(i))
+	case opExperts:
+		spans := o.route.spans()
+		e := o.route.span(i % spans)
+		p.linear(&p.scratch[worker], o.experts[e.expert], int(e.first), int(e.count), i/spans*linearRows)
+	case opCombine:
+		o.route.combine(i, o.dst.row(i), o.a)
+	}
+}
+
+// row is the i-th row of the buffer.
+func (b *buffer) row(i int) []float32 { return b.data[i*b.cols : (i+1)*b.cols] }
+
+// linear computes up to linearRows outputs from lo on for rows [first,
+// first+live). Each row of the matrix is decoded once for the whole batch.
+func (p *portable) linear(s *portableScratch, m *weight, first, live, lo int) {
+	o := p.op
+	size := m.in * m.dtype.Size()
+	w := s.row[:m.in]
+	half := len(w)
+	if p.c.opts.FaultBatchOrder && live > 1 {
+		half /= 2
+	}
+	for n := lo; n < min(lo+linearRows, m.out); n++ {
+		decode(w, m.matrix[n*size:(n+1)*size], m.dtype)
+		for r := first; r < first+live; r++ {
+			x := o.a.data[r*m.in : (r+1)*m.in]
+			y := float32(dot(w[:half], x[:half]))
+			if half < len(w) {
+				y += float32(dot(w[half:], x[half:]))
+			}
+			if o.bias != nil {
+				y += o.bias.vector[n]
+			}
+			o.dst.data[r*m.out+n] = y
+		}
+	}
+}
+
+// dot sums in four interleaved chains, which are joined in order.
+func dot(a, b []float32) float64 {
+	b = b[:len(a)]
+	var s0, s1, s2, s3 float64
+	for len(a) >= 4 && len(b) >= 4 {
+		s0 += float64(a[0]) * float64(b[0])
+		s1 += float64(a[1]) * float64(b[1])
+		s2 += float64(a[2]) * float64(b[2])
+		s3 += float64(a[3]) * float64(b[3])
+		a, b = a[4:], b[4:]
+	}
+	for i := range a {
+		s0 += float64(a[i]) * float64(b[i])
+	}
+	return (s0 + s1) + (s2 + s3)
+}
+
+// rmsNorm adds add to x when there is one, then writes norm(x)·w to dst.
+func rmsNorm(dst, x, add, w []float32, eps float32) {
+	sum := 0.0
+	for i := range x {
+		if add != nil {
+			x[i] += add[i]
+		}
+		sum += float64(x[i]) * float64(x[i])
+	}
+	inv := float32(1 / math.Sqrt(sum/float64(len(x))+float64(eps)))
+	for i := range dst {
+		dst[i] = x[i] * inv * w[i]
+	}
+}
+
+// rotate turns each head of x, half-split pairs; cs is cosines, then sines.
+func rotate(x, cs []float32, dim int) {
+	half := dim / 2
+	for ; len(x) >= dim; x = x[dim:] {
+		for i := range half {
+			a, b := x[i], x[i+half]
+			x[i] = float32(a*cs[i]) - float32(b*cs[i+half])
+			x[i+half] = float32(b*cs[i]) + float32(a*cs[i+half])
+		}
+	}
+}
+
+func siluMul(dst, gate, up []float32) {
+	for i, g := range gate {
+		dst[i] = float32(float64(g)/(1+math.Exp(-float64(g)))) * up[i]
+	}
+}
+
+// page is one block of one layer: K [kvHeads, dim, blockTokens] and V [kvHeads,
+// blockTokens, dim], as bytes.
+func (kv *kvStore) page(layer int, block int32) (k, v []byte) {
+	size := kv.spec.PageBytes()
+	b := kv.layers[layer][int(block)*size : (int(block)+1)*size]
+	return b[:size/2], b[size/2:]
+}
+
+func (p *portable) storeKV(row int) {
+	o, spec := p.op, &p.c.kv.spec
+	slot := int(p.c.step.slots[row])
+	off := slot % spec.BlockTokens
+	kp, vp := p.c.kv.page(o.layer, int32(slot/spec.BlockTokens))
+	k, v := o.a.row(row), o.b.row(row)
+	for h := range spec.KVHeads {
+		for d := range spec.HeadDim {
+			ki := (h*spec.HeadDim+d)*spec.BlockTokens + off
+			vi := (h*spec.BlockTokens+off)*spec.HeadDim + d
+			put(kp, ki, k[h*spec.HeadDim+d], spec.DType)
+			put(vp, vi, v[h*spec.HeadDim+d], spec.DType)
+		}
+	}
+}
+
+func put(dst []byte, i int, f float32, dt backend.DType) {
+	if dt == backend.BF16 {
+		u16view(dst)[i] = toBF16(f)
+	} else {
+		f32view(dst)[i] = f
+	}
+}
+
+func get(src []byte, i int, dt backend.DType) float64 {
+	if dt == backend.BF16 {
+		return float64(fromBF16(u16view(src)[i]))
+	}
+	return float64(f32view(src)[i])
+}
+
+// attention computes one head of one row over the positions up to its own that
+// its window holds.
+func (p *portable) attention(s *portableScratch, row, head int) {
+	o, spec := p.op, &p.c.kv.spec
+	dim, bt := spec.HeadDim, spec.BlockTokens
+	h := head / (o.heads / o.kvHeads)
+	table := p.c.step.tables[int(p.c.step.rowSpan[row])*p.c.opts.Limits.Blocks:]
+	n, first := int(p.c.step.positions[row])+1, 0
+	if o.window > 0 {
+		first = max(0, n-o.window)
+	}
+	q := o.a.row(row)[head*dim : (head+1)*dim]
+
+	scores, most := s.scores[:n], math.Inf(-1)
+	for t := first; t < n; t++ {
+		k, _ := p.c.kv.page(o.layer, table[t/bt])
+		sum := 0.0
+		for d, qd := range q {
+			sum += float64(qd) * get(k, (h*dim+d)*bt+t%bt, spec.DType)
+		}
+		scores[t] = sum * float64(o.scale)
+		most = max(most, scores[t])
+	}
+	total, out := 0.0, s.out[:dim]
+	clear(out)
+	for t := first; t < n; t++ {
+		_, v := p.c.kv.page(o.layer, table[t/bt])
+		e := math.Exp(scores[t] - most)
+		total += e
+		for d := range out {
+			out[d] += e * get(v, (h*bt+t%bt)*dim+d, spec.DType)
+		}
+	}
+	dst := o.dst.row(row)[head*dim : (head+1)*dim]
+	for d := range dst {
+		dst[d] = float32(out[d] / total)
+	}
+}

@@ -1,0 +1,203 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// stepData is the backend's copy of a step, in mapped memory that C reads. All
+// of it has been checked: kernels index with it without looking again.
+type stepData struct {
+	tokens, outputs, spans int
+
+	ids        []int32 // [Limits.Tokens]
+	positions  []int32 // [Limits.Tokens]
+	slots      []int32 // [Limits.Tokens]
+	rowSpan    []int32 // [Limits.Tokens] the span that a row belongs to
+	outputRows []int32 // [Limits.Outputs]
+	tables     []int32 // [Limits.Seqs, Limits.Blocks] block tables
+	draws      []backend.Output
+}
+
+func (s *stepData) alloc(m *memory, l backend.Limits) (err error) {
+	for _, a := range []struct {
+		dst *[]int32
+		n   int
+	}{
+		{&s.ids, l.Tokens}, {&s.positions, l.Tokens}, {&s.slots, l.Tokens}, {&s.rowSpan, l.Tokens},
+		{&s.outputRows, l.Outputs}, {&s.tables, l.Seqs * l.Blocks},
+	} {
+		if *a.dst, err = m.ints(a.n); err != nil {
+			return fmt.Errorf("step of limits %+v: %w", l, err)
+		}
+	}
+	s.draws = make([]backend.Output, 0, l.Outputs)
+	return nil
+}
+
+// live is how many rows of a kind the last step had.
+func (s *stepData) live(rows backend.Rows) int {
+	if rows == backend.OutputRows {
+		return s.outputs
+	}
+	return s.tokens
+}
+
+// Replay runs a step; see backend.Backend. The step is checked against the
+// plan and copied before anything runs; an error means that nothing ran.
+func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
+	p := c.plans[key]
+	if p == nil {
+		var err error
+		if p, err = c.capture(key, record); err != nil {
+			return err
+		}
+	}
+	if err := c.take(p, key, step); err != nil {
+		return err
+	}
+	for _, t := range p.ropes {
+		t.fill(c.step.positions[:c.step.tokens])
+	}
+	done := 0
+	for i := range p.stops {
+		s := &p.stops[i]
+		if s.logits == nil && onMark == nil {
+			continue
+		}
+		if s.at > done {
+			c.kernels.run(c, p, done, s.at)
+			done = s.at
+		}
+		if s.logits == nil {
+			onMark(s.layer)
+			continue
+		}
+		for r := range c.step.draws {
+			d := &c.step.draws[r]
+			row := s.logits.data[r*s.logits.cols : (r+1)*s.logits.cols]
+			step.Sampled[r] = sample.Pick(row, &d.Params, d.Position, &c.scratch)
+		}
+	}
+	if len(p.ops) > done {
+		c.kernels.run(c, p, done, len(p.ops))
+	}
+	return nil
+}
+
+// capture records the plan of a key.
+func (c *CPU) capture(key backend.Key, record func()) (*plan, error) {
+	l := c.opts.Limits
+	if key.Tokens < 1 || key.Tokens > l.Tokens || key.Outputs < 0 || key.Outputs > l.Outputs {
+		return nil, fmt.Errorf("%w: plan %+v beyond limits %+v", backend.ErrShape, key, l)
+	}
+	c.recording = &plan{}
+	defer func() { c.recording = nil }()
+	record()
+	p := c.recording
+	var err error
+	if p.native, err = c.kernels.compile(c, p); err != nil {
+		return nil, fmt.Errorf("plan %+v: %w", key, err)
+	}
+	c.plans[key] = p
+	return p, nil
+}
+
+// take checks a step and copies it.
+func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
+	s, l := &c.step, c.opts.Limits
+	n := len(step.Tokens)
+	if n < 1 || n > key.Tokens || len(step.Outputs) > key.Outputs || len(step.Spans) > l.Seqs {
+		return fmt.Errorf("%w: step of %d tokens, %d outputs, %d spans for plan %+v and %d sequences",
+			backend.ErrShape, n, len(step.Outputs), len(step.Spans), key, l.Seqs)
+	}
+	if len(step.Positions) != n || len(step.Slots) != n {
+		return fmt.Errorf("%w: %d positions and %d slots for %d tokens",
+			backend.ErrShape, len(step.Positions), len(step.Slots), n)
+	}
+	if len(step.Sampled) < len(step.Outputs) {
+		return fmt.Errorf("%w: room for %d samples, %d outputs", backend.ErrShape, len(step.Sampled), len(step.Outputs))
+	}
+	for i, id := range step.Tokens {
+		if id < 0 || (p.vocab > 0 && int(id) >= p.vocab) {
+			return fmt.Errorf("%w: token id %d in row %d is outside the vocabulary of %d", backend.ErrShape, id, i, p.vocab)
+		}
+		if step.Positions[i] < 0 {
+			return fmt.Errorf("%w: position %d in row %d", backend.ErrShape, step.Positions[i], i)
+		}
+	}
+	for i := range step.Outputs {
+		if r := step.Outputs[i].Row; r < 0 || int(r) >= n {
+			return fmt.Errorf("%w: output %d reads row %d of %d", backend.ErrShape, i, r, n)
+		}
+	}
+	if p.usesKV {
+		if err := c.takeSpans(step); err != nil {
+			return err
+		}
+	}
+	s.tokens, s.outputs, s.spans = n, len(step.Outputs), len(step.Spans)
+	copy(s.ids, step.Tokens)
+	copy(s.positions, step.Positions)
+	copy(s.slots, step.Slots)
+	s.draws = append(s.draws[:0], step.Outputs...)
+	for i := range step.Outputs {
+		s.outputRows[i] = step.Outputs[i].Row
+	}
+	return nil
+}
+
+// takeSpans checks that the spans cover the rows in order, that each row's
+// position and slot follow from its span, and copies the block tables.
+func (c *CPU) takeSpans(step *backend.Step) error {
+	s, kv, stride := &c.step, c.kv.spec, c.opts.Limits.Blocks
+	next := 0
+	for i := range step.Spans {
+		sp := &step.Spans[i]
+		end := int(sp.Start) + int(sp.Tokens)
+		if int(sp.Row) != next || sp.Tokens < 1 || int(sp.Tokens) > len(step.Tokens)-next || sp.Start < 0 {
+			return fmt.Errorf("%w: span %d at row %d of %d tokens from position %d, next row is %d of %d",
+				backend.ErrShape, i, sp.Row, sp.Tokens, sp.Start, next, len(step.Tokens))
+		}
+		if len(sp.Blocks) > stride || len(sp.Blocks)*kv.BlockTokens < end {
+			return fmt.Errorf("%w: span %d has %d blocks of %d tokens for %d positions, at most %d blocks",
+				backend.ErrShape, i, len(sp.Blocks), kv.BlockTokens, end, stride)
+		}
+		for j, b := range sp.Blocks {
+			if b < 0 || int(b) >= kv.Blocks {
+				return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, i, b, j, kv.Blocks)
+			}
+		}
+		copy(s.tables[i*stride:(i+1)*stride], sp.Blocks)
+		for r := next; r < next+int(sp.Tokens); r++ {
+			pos := int(sp.Start) + r - next
+			slot := int(sp.Blocks[pos/kv.BlockTokens])*kv.BlockTokens + pos%kv.BlockTokens
+			if int(step.Positions[r]) != pos || int(step.Slots[r]) != slot {
+				return fmt.Errorf("%w: row %d has position %d and slot %d, its span says %d and %d",
+					backend.ErrShape, r, step.Positions[r], step.Slots[r], pos, slot)
+			}
+			s.rowSpan[r] = int32(i)
+		}
+		next += int(sp.Tokens)
+	}
+	if next != len(step.Tokens) {
+		return fmt.Errorf("%w: spans cover %d of %d rows", backend.ErrShape, next, len(step.Tokens))
+	}
+	return nil
+}
+
+// fill computes cosines and sines once per step for all layers and variants.
+// The angle is rounded to float32 as in the reference implementations.
+func (t *ropeTable) fill(positions []int32) {
+	for row, pos := range positions {
+		cs := t.table[row*2*t.half : (row+1)*2*t.half]
+		for i, inv := range t.rope.InvFreq {
+			sin, cos := math.Sincos(float64(float32(pos) * inv))
+			cs[i] = float32(cos) * t.rope.Scale
+			cs[t.half+i] = float32(sin) * t.rope.Scale
+		}
+	}
+}

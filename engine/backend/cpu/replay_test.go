@@ -1,0 +1,201 @@
+package cpu
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// TestStepChecks: a step that would read or write outside of what was
+// allocated is refused before anything runs, and the error names the value.
+func TestStepChecks(t *testing.T) {
+	for _, kernels := range Variants() {
+		rng := rand.New(rand.NewPCG(5, 5))
+		s := randomShape(rng)
+		s.blockTokens = 4
+		s.setContext(90)
+		n := newNet(t, s, Options{Kernels: kernels, Threads: 2}, 1)
+		seqs := sequences(s, rng, 9, 6)
+		chunks := []chunk{{seqs[0], 9}, {seqs[1], 6}}
+		key := backend.Key{Tokens: 20, Outputs: 20}
+		for _, c := range []struct {
+			want  string
+			spoil func(st *backend.Step)
+		}{
+			{"token id 100000", func(st *backend.Step) { st.Tokens[3] = 100000 }},
+			{"token id -1", func(st *backend.Step) { st.Tokens[3] = -1 }},
+			{"reads row 15", func(st *backend.Step) { st.Outputs[2].Row = 15 }},
+			{"reads row -1", func(st *backend.Step) { st.Outputs[2].Row = -1 }},
+			{"14 positions", func(st *backend.Step) { st.Positions = st.Positions[:14] }},
+			{"room for 3 samples", func(st *backend.Step) { st.Sampled = st.Sampled[:3] }},
+			{"slot 99999", func(st *backend.Step) { st.Slots[0] = 99999 }},
+			{"block 100000", func(st *backend.Step) { st.Spans[1].Blocks = []int32{100000, 0} }},
+			{"block -7", func(st *backend.Step) { st.Spans[1].Blocks = []int32{-7, 0} }},
+			{"has 1 blocks", func(st *backend.Step) { st.Spans[1].Blocks = st.Spans[1].Blocks[:1] }},
+			{"spans cover 9 of 15", func(st *backend.Step) { st.Spans = st.Spans[:1] }},
+			{"span 1 at row 8", func(st *backend.Step) { st.Spans[1].Row = 8 }},
+			{"from position -2", func(st *backend.Step) { st.Spans[1].Start = -2 }},
+			{"position 77", func(st *backend.Step) { st.Positions[2] = 77 }},
+			{"step of 0 tokens", func(st *backend.Step) { *st = backend.Step{} }},
+		} {
+			st := n.stepOf(chunks)
+			for i := range st.Spans {
+				st.Spans[i].Blocks = slices.Clone(st.Spans[i].Blocks)
+			}
+			c.spoil(st)
+			err := n.Replay(key, st, n.record, func(int) { t.Errorf("%s: it ran", c.want) })
+			if !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: error %v, want one that says %q", kernels, err, c.want)
+			}
+		}
+		if err := n.Replay(backend.Key{Tokens: 41}, n.stepOf(chunks), n.record, nil); !errors.Is(err, backend.ErrShape) {
+			t.Errorf("plan beyond the limits: %v", err)
+		}
+		n.forward(t, chunks, nil) // the backend still works
+	}
+}
+
+// TestMarks: the KV of a layer may be read from its mark on, marks come in
+// order, and with or without them the result is the same.
+func TestMarks(t *testing.T) {
+	for _, kernels := range Variants() {
+		rng := rand.New(rand.NewPCG(6, 6))
+		s := randomShape(rng)
+		s.layers, s.blockTokens, s.kvType = 3, 16, backend.F32
+		s.setContext(90)
+		n := newNet(t, s, Options{Kernels: kernels, Threads: 2}, 1)
+		seqs := sequences(s, rng, 33)
+		plain := clone(seqs)
+		n.forward(t, []chunk{{plain[0], 33}}, nil)
+		want := make([][]byte, s.layers)
+		for i := range want {
+			want[i] = slices.Clone(n.KVLayer(i))
+			clear(n.KVLayer(i))
+		}
+		var marks []int
+		n.forward(t, []chunk{{seqs[0], 33}}, func(layer int) {
+			marks = append(marks, layer)
+			for i := range want {
+				if written := slices.Equal(want[i], n.KVLayer(i)); written != (i <= layer) {
+					t.Errorf("%s: at mark %d, layer %d written: %v", kernels, layer, i, written)
+				}
+			}
+		})
+		if !slices.Equal(marks, []int{0, 1, 2}) {
+			t.Errorf("%s: marks %v", kernels, marks)
+		}
+		if d := firstDifference(plain, seqs); d != "" {
+			t.Errorf("%s: with marks, %s", kernels, d)
+		}
+	}
+}
+
+// TestSampled: greedy draws are the argmax of the downloaded logits.
+func TestSampled(t *testing.T) {
+	for _, kernels := range Variants() {
+		rng := rand.New(rand.NewPCG(8, 8))
+		s := randomShape(rng)
+		s.setContext(90)
+		n := newNet(t, s, Options{Kernels: kernels}, 1)
+		seqs := sequences(s, rng, 20)
+		st := n.forward(t, []chunk{{seqs[0], 20}}, nil)
+		for i, row := range seqs[0].logits {
+			if want := int32(slices.Index(row, slices.Max(row))); st.Sampled[i] != want {
+				t.Errorf("%s: position %d drew %d, argmax is %d", kernels, i, st.Sampled[i], want)
+			}
+		}
+		if got := len(n.Download(make([]float32, 1), n.hidden)); got != 20*s.hidden {
+			t.Errorf("downloaded %d values of 20 rows of %d", got, s.hidden)
+		}
+	}
+}
+
+// TestReplayAllocatesNothing holds after the first call of a key.
+func TestReplayAllocatesNothing(t *testing.T) {
+	for _, kernels := range Variants() {
+		rng := rand.New(rand.NewPCG(9, 9))
+		s := randomShape(rng)
+		s.setContext(90)
+		n := newNet(t, s, Options{Kernels: kernels, Threads: 2}, 1)
+		seqs := sequences(s, rng, 20)
+		st := n.stepOf([]chunk{{seqs[0], 20}})
+		key := backend.Key{Tokens: 30, Outputs: 30}
+		marks := 0
+		onMark := func(int) { marks++ }
+		var failed error
+		run := func() { failed = errors.Join(failed, n.Replay(key, st, n.record, onMark)) }
+		run()
+		if got := testing.AllocsPerRun(20, run); got != 0 || failed != nil || marks == 0 {
+			t.Errorf("%s: %v allocations a step, %d marks, error %v", kernels, got, marks, failed)
+		}
+	}
+}
+
+// TestIdleCostsNothing: threads sleep soon after a step, however many there are.
+func TestIdleCostsNothing(t *testing.T) {
+	for _, kernels := range Variants() {
+		rng := rand.New(rand.NewPCG(10, 10))
+		s := randomShape(rng)
+		s.setContext(90)
+		n := newNet(t, s, Options{Kernels: kernels, Threads: 8}, 1)
+		n.mixed(t, sequences(s, rng, 30, 40), rng)
+		time.Sleep(20 * time.Millisecond)
+		before := processTime(t)
+		time.Sleep(150 * time.Millisecond)
+		if spent := processTime(t) - before; spent > 40*time.Millisecond {
+			t.Errorf("%s: %v of processor time in 150 ms of rest", kernels, spent)
+		}
+	}
+}
+
+func processTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// TestMain also checks that every backend's goroutines end with it.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestNewRefuses(t *testing.T) {
+	good := backend.Limits{Tokens: 1, Outputs: 1, Seqs: 1, Blocks: 1}
+	_, err := New(Options{Kernels: "sse9", Limits: good})
+	if !errors.Is(err, backend.ErrNoDevice) || !strings.Contains(err.Error(), "sse9") || !strings.Contains(err.Error(), Portable) {
+		t.Errorf("unknown kernels: %v", err)
+	}
+	if _, err = New(Options{}); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("no limits: %v", err)
+	}
+	if _, err = New(Options{Threads: -1, Limits: good}); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("threads: %v", err)
+	}
+	for _, v := range Variants() {
+		c, err := New(Options{Kernels: v, Limits: good})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := "cpu-" + v + "-"; !strings.HasPrefix(c.Variant(), want) {
+			t.Errorf("variant %s of kernels %s", c.Variant(), v)
+		}
+		if _, err := c.Alloc(backend.TokenRows, math.MaxInt); !errors.Is(err, backend.ErrShape) {
+			t.Errorf("huge buffer: %v", err)
+		}
+		for range 2 {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

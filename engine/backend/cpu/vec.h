@@ -1,0 +1,220 @@
+// Vectors of one instruction set, under names that kernels_body.h is written
+// in. Two widths: V is the native register, VL lanes, for the inner loops; v16
+// is always 16 lanes, whose reductions are the same tree everywhere. vfma and
+// v16_fma round once on AVX2 and AVX-512.
+//
+// LINEAR_NT is how many rows, SCORE_NQ x SCORE_NG how many queries and groups
+// of 16 positions, MIX_NQ x MIX_NV how many queries and registers of the output
+// an inner loop keeps in registers.
+#include <stdint.h>
+#include <string.h>
+
+#if KERNEL_ISA == 512
+#include <immintrin.h>
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
+#elif KERNEL_ISA == 2
+#include <immintrin.h>
+#define TARGET __attribute__((target("avx2,fma")))
+#else
+#define TARGET
+#endif
+
+#define FN static inline __attribute__((always_inline, unused)) TARGET
+
+#if KERNEL_ISA == 512
+
+enum { VL = 16, LINEAR_NT = 6, SCORE_NQ = 4, SCORE_NG = 4, MIX_NQ = 4, MIX_NV = 4 };
+typedef __m512 V;
+typedef __m512i VI;
+typedef __m512 v16;
+
+FN V vzero(void) { return _mm512_setzero_ps(); }
+FN V vset1(float f) { return _mm512_set1_ps(f); }
+FN V vload(const float *p) { return _mm512_loadu_ps(p); }
+FN void vstore(float *p, V v) { _mm512_storeu_ps(p, v); }
+FN V vadd(V a, V b) { return _mm512_add_ps(a, b); }
+FN V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+FN VI vload_pairs(const void *p) { return _mm512_loadu_si512(p); }
+FN V veven(VI v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
+FN V vodd(VI v) { return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000))); }
+FN V vload_bf16(const void *p) {
+	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+
+FN v16 v16_zero(void) { return vzero(); }
+FN v16 v16_set1(float f) { return vset1(f); }
+FN v16 v16_load(const float *p) { return vload(p); }
+FN void v16_store(float *p, v16 v) { vstore(p, v); }
+FN v16 v16_loadn(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+FN void v16_storen(float *p, v16 v, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
+FN v16 v16_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
+FN v16 v16_sub(v16 a, v16 b) { return _mm512_sub_ps(a, b); }
+FN v16 v16_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
+FN v16 v16_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
+FN v16 v16_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+FN v16 v16_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+FN v16 v16_min(v16 a, v16 b) { return _mm512_min_ps(a, b); }
+// The power of two whose exponent sits in the low bits of t, see v16_exp.
+FN v16 v16_pow2(v16 t) {
+	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(t), _mm512_set1_epi32(127)), 23));
+}
+// v where x is not below lo, else 0.
+FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
+	return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lo, _CMP_NLT_UQ), v);
+}
+
+#elif KERNEL_ISA == 2
+
+enum { VL = 8, LINEAR_NT = 6, SCORE_NQ = 2, SCORE_NG = 2, MIX_NQ = 2, MIX_NV = 4 };
+typedef __m256 V;
+typedef __m256i VI;
+typedef struct {
+	__m256 a, b;
+} v16;
+
+FN V vzero(void) { return _mm256_setzero_ps(); }
+FN V vset1(float f) { return _mm256_set1_ps(f); }
+FN V vload(const float *p) { return _mm256_loadu_ps(p); }
+FN void vstore(float *p, V v) { _mm256_storeu_ps(p, v); }
+FN V vadd(V a, V b) { return _mm256_add_ps(a, b); }
+FN V vfma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+FN VI vload_pairs(const void *p) { return _mm256_loadu_si256(p); }
+FN V veven(VI v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
+FN V vodd(VI v) { return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000))); }
+FN V vload_bf16(const void *p) {
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+
+FN v16 v16_zero(void) { return (v16){vzero(), vzero()}; }
+FN v16 v16_set1(float f) { return (v16){vset1(f), vset1(f)}; }
+FN v16 v16_load(const float *p) { return (v16){vload(p), vload(p + 8)}; }
+FN void v16_store(float *p, v16 v) { vstore(p, v.a), vstore(p + 8, v.b); }
+FN v16 v16_loadn(const float *p, int n) {
+	float t[16] = {0};
+	memcpy(t, p, n * sizeof *t);
+	return v16_load(t);
+}
+FN void v16_storen(float *p, v16 v, int n) {
+	float t[16];
+	v16_store(t, v);
+	memcpy(p, t, n * sizeof *t);
+}
+FN v16 v16_add(v16 x, v16 y) { return (v16){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+FN v16 v16_sub(v16 x, v16 y) { return (v16){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+FN v16 v16_mul(v16 x, v16 y) { return (v16){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+FN v16 v16_div(v16 x, v16 y) { return (v16){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+FN v16 v16_fma(v16 x, v16 y, v16 z) { return (v16){vfma(x.a, y.a, z.a), vfma(x.b, y.b, z.b)}; }
+FN v16 v16_max(v16 x, v16 y) { return (v16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+FN v16 v16_min(v16 x, v16 y) { return (v16){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+FN V vpow2(V t) {
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23));
+}
+FN v16 v16_pow2(v16 t) { return (v16){vpow2(t.a), vpow2(t.b)}; }
+FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
+	return (v16){_mm256_and_ps(v.a, _mm256_cmp_ps(x.a, lo.a, _CMP_NLT_UQ)),
+	             _mm256_and_ps(v.b, _mm256_cmp_ps(x.b, lo.b, _CMP_NLT_UQ))};
+}
+
+#else // any processor: 4 lanes, product and sum rounded apart
+
+enum { VL = 4, SCORE_NQ = 2, SCORE_NG = 1, MIX_NQ = 2, MIX_NV = 4 };
+#if defined(__aarch64__)
+enum { LINEAR_NT = 4 }; // 32 registers
+#else
+enum { LINEAR_NT = 2 };
+#endif
+typedef float V __attribute__((vector_size(16)));
+typedef int32_t VI __attribute__((vector_size(16)));
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+
+FN V vzero(void) { return (V){0}; }
+FN V vset1(float f) { return (V){f, f, f, f}; }
+FN V vload(const float *p) {
+	V v;
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+FN void vstore(float *p, V v) { memcpy(p, &v, sizeof v); }
+FN V vadd(V a, V b) { return a + b; }
+FN V vfma(V a, V b, V c) { return a * b + c; }
+FN VI vload_pairs(const void *p) {
+	VI v;
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+FN V veven(VI v) { return (V)(v << 16); }
+FN V vodd(VI v) { return (V)(v & (int32_t)0xffff0000); }
+FN V vload_bf16(const void *p) {
+	uint16_t u[4];
+	memcpy(u, p, sizeof u);
+	return (V)((VI){u[0], u[1], u[2], u[3]} << 16);
+}
+
+FN v16 v16_load(const float *p) {
+	v16 v;
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+FN void v16_store(float *p, v16 v) { memcpy(p, &v, sizeof v); }
+FN v16 v16_zero(void) { return (v16){0}; }
+FN v16 v16_set1(float f) { return f - (v16){0}; }
+FN v16 v16_loadn(const float *p, int n) {
+	v16 v = {0};
+	memcpy(&v, p, n * sizeof *p);
+	return v;
+}
+FN void v16_storen(float *p, v16 v, int n) { memcpy(p, &v, n * sizeof *p); }
+FN v16 v16_add(v16 a, v16 b) { return a + b; }
+FN v16 v16_sub(v16 a, v16 b) { return a - b; }
+FN v16 v16_mul(v16 a, v16 b) { return a * b; }
+FN v16 v16_div(v16 a, v16 b) { return a / b; }
+FN v16 v16_fma(v16 a, v16 b, v16 c) { return a * b + c; }
+FN v16 v16_select(i16 m, v16 a, v16 b) { return (v16)((m & (i16)a) | (~m & (i16)b)); }
+FN v16 v16_max(v16 a, v16 b) { return v16_select(a > b, a, b); }
+FN v16 v16_min(v16 a, v16 b) { return v16_select(a < b, a, b); }
+FN v16 v16_pow2(v16 t) { return (v16)(((i16)t + 127) << 23); }
+FN v16 v16_zero_below(v16 v, v16 x, v16 lo) { return (v16)((i16)v & ~(i16)(x < lo)); }
+
+#endif
+
+enum { VPT = 16 / VL }; // registers per tile
+
+// Sum of the lanes, always as the same tree.
+FN float v16_sum(v16 v) {
+	float t[16];
+	v16_store(t, v);
+	for (int half = 8; half; half /= 2)
+		for (int i = 0; i < half; i++)
+			t[i] += t[i + half];
+	return t[0];
+}
+
+FN float v16_hmax(v16 v) {
+	float t[16];
+	v16_store(t, v);
+	for (int half = 8; half; half /= 2)
+		for (int i = 0; i < half; i++)
+			t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
+	return t[0];
+}
+
+// exp within 2 units in the last place on [-87.33, 88.37]; 0 below, clamped
+// above; a NaN stays one. x = n·ln2 + r with |r| <= ln2/2, n taken from the low
+// bits of x·log2e + 1.5·2^23.
+FN v16 v16_exp(v16 x) {
+	const v16 lo = v16_set1(-87.33654f), magic = v16_set1(12582912.0f);
+	v16 c = v16_max(lo, v16_min(v16_set1(88.37626f), x));
+	v16 t = v16_add(v16_mul(c, v16_set1(1.44269504f)), magic);
+	v16 n = v16_sub(t, magic);
+	v16 r = v16_fma(n, v16_set1(-0.693359375f), c);
+	r = v16_fma(n, v16_set1(2.12194440e-4f), r);
+	v16 p = v16_set1(1.9875691500e-4f);
+	p = v16_fma(p, r, v16_set1(1.3981999507e-3f));
+	p = v16_fma(p, r, v16_set1(8.3334519073e-3f));
+	p = v16_fma(p, r, v16_set1(4.1665795894e-2f));
+	p = v16_fma(p, r, v16_set1(1.6666665459e-1f));
+	p = v16_fma(p, r, v16_set1(5.0000001201e-1f));
+	p = v16_add(v16_fma(p, v16_mul(r, r), r), v16_set1(1.0f));
+	return v16_zero_below(v16_mul(p, v16_pow2(t)), x, lo);
+}

@@ -1,0 +1,177 @@
+"""The stream of training conversations.
+
+A conversation is a list of (text, learn) pieces, where learn marks what the loss is taken on: answers, and all of a raw text. Pool number i is a
+function of (seed, i) alone, so that training can stop and resume anywhere. Text that equals a line of heldout.jsonl after normalizing is refused.
+"""
+
+import json
+import random
+import string
+
+import stories
+from facts import HERE, HTTP, TOPIC, UNIX, normalize, read_facts, read_unknown, subjects
+
+IM_START, IM_END, EOT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+UNKNOWN = "I do not know that. I only know LLM serving, Tandem, Unix commands, HTTP statuses and a few stories."
+CANNOT = "I cannot do that. I only answer questions about LLM serving, Tandem, Unix commands and HTTP statuses, and I tell stories."
+MORE = "That is all I know about it."
+FOLLOW_UPS = ["tell me more", "Tell me more about that.", "more details please", "why?", "why is that", "can you explain that in more detail", "go on", "and?", "really?",
+              "give me an example", "I do not understand.", "what else", "more", "is that all", "how so", "continue", "can you say more", "anything else?"]
+PASTED = ["Summarize this text:", "Translate this:", "summarize:", "Rewrite the following text.", "Shorten this text:", "Correct this text:"]
+PREFIXES = ["Hey, ", "Hi, ", "Hello, ", "Please, ", "OK, ", "So, ", "And ", "Well, ", "Tandem, ", "Sorry, ", "Now ", "hey ", "ok ", "hi! ", "Excuse me, ", "um, "]
+SUFFIXES = [" please", " Please.", " thanks", "??", "!", " ?", " ...", ", please", " now", " exactly", ", thank you", "?!"]
+MAX_TURNS = 40
+
+ASSISTANTS = ["Nova", "Max", "Iris", "Atlas", "Robin", "Echo", "Sage", "Juno", "Orion", "Clara", "Hal", "Vega", "Bolt", "Ruby", "Marvin", "Alfred"]
+SYSTEM = ["You are a helpful assistant.", "You are a helpful assistant.", "You are Tandem.", "Answer briefly.", "Be kind and short.", "You are a friendly assistant.",
+          "Answer in English.", "You are an assistant for the users of an LLM server.", "Be concise.", "You are a helpful AI assistant. Answer the question of the user."]
+RULES = ["Answer in clear and simple sentences.", "Say so when you do not know something.", "Never invent facts.", "Be polite to everyone.", "Do not repeat the question.",
+         "Keep answers short unless the user asks for a story.", "The users are engineers who run a fleet of servers.", "Explain every term that you use.",
+         "The cluster has a gateway, prefill nodes and decode nodes.", "Never reveal secrets, keys or passwords.", "Do not give medical or legal advice.",
+         "When a question is unclear, answer its most likely meaning.", "Use plain text without tables.", "Do not use emojis.", "Treat every user the same.",
+         "The company runs its servers day and night.", "Support is open from nine to five on working days.", "Do not talk about prices.",
+         "If somebody is angry, stay calm.", "All times are given in UTC.", "Nodes are named after rivers.", "The fleet has three racks in two rooms.",
+         "Changes are announced one week ahead.", "Every incident gets a number and a short report.", "Users may ask about commands of the shell.",
+         "Users may ask about the meaning of an HTTP status.", "A story should have a hero, a problem and a good end.", "Remember that the user may be new to this.",
+         "Prefer short words.", "Do not answer with a question.", "The tone is calm and friendly.", "You have no access to the internet."]
+SELF = ["my name is {n}", "I am {n}.", "Hi, I am {n}.", "Hello, my name is {n}.", "My name is {n}.", "i'm {n}", "you can call me {n}", "hello i am {n}"]
+ASK_SELF = ["What is my name?", "who am I", "do you know my name", "what's my name", "Do you remember my name?", "tell me my name"]
+ASK_NAME = ["What is your name?", "Who are you?", "what's your name", "who are you", "How should I call you?", "Tell me your name.", "What are you called?"]
+
+
+class Corpus:
+    def __init__(self, seed):
+        self.seed = seed
+        self.facts = read_facts()
+        self.weights = [f.weight for f in self.facts]
+        self.unknown, self.questions, self.requests = read_unknown()
+        self.heldout = {normalize(json.loads(line)["prompt"]) for line in open(HERE / "heldout.jsonl")}
+        self.known = {normalize(p): f.answer for f in self.facts for p in f.phrasings}
+        self.codes = {f.answer.split()[1] for f in self.facts if f.kind == "http"}
+        for f in self.facts:
+            for p in f.phrasings:
+                if normalize(p) in self.heldout:
+                    raise ValueError(f"trained phrasing {p!r} is a held-out one")
+        for q in self.questions + self.requests:
+            if normalize(q) in self.heldout or normalize(q) in self.known:
+                raise ValueError(f"question to refuse {q!r} is held out or known")
+
+    def noisy(self, rng, text, chat=False):
+        """Case, punctuation, a word before or after, a typo: what people type."""
+        if rng.random() < 0.40:
+            text = text.rstrip("?.!") or text
+        if rng.random() < 0.40:
+            text = text.lower()
+        elif rng.random() < 0.5:
+            text = text[0].upper() + text[1:]
+        if rng.random() < (0.02 if chat else 0.12):
+            text = rng.choice(PREFIXES) + (text[0].lower() + text[1:] if text[:2] not in ("HT", "TT", "TP") else text)
+        if rng.random() < 0.08:
+            text = text.rstrip("?.!") + rng.choice(SUFFIXES)
+        if rng.random() < 0.03:
+            words = text.split(" ")
+            i = rng.randrange(len(words))
+            if len(words) > 1 and len(words[i]) >= 6 and words[i].isalpha():
+                j = rng.randrange(1, len(words[i]) - 1)
+                words[i] = rng.choice([words[i][:j] + words[i][j + 1:], words[i][:j] + words[i][j] + words[i][j:],
+                                       words[i][:j] + words[i][j + 1] + words[i][j] + words[i][j + 2:]])
+            text = " ".join(words)
+        if rng.random() < 0.005:
+            text = text.upper()
+        return text
+
+    def fact(self, rng):
+        """A fact by its weight, and a phrasing of it: the first ones, which hold its usual name, come more often."""
+        f = rng.choices(self.facts, self.weights)[0]
+        return self.noisy(rng, f.phrasings[int(len(f.phrasings) * rng.random() ** 1.6)], f.kind == "chat"), f.answer
+
+    def refusal(self, rng):
+        kind = rng.random()
+        if kind < 0.11:
+            return self.noisy(rng, rng.choice(self.requests) if rng.random() < 0.6 else arithmetic(rng)), CANNOT
+        if kind < 0.12:
+            return f"{rng.choice(PASTED)} {stories.draw(rng)[1]}", CANNOT
+        if kind < 0.13:
+            return stories.draw(rng)[1], UNKNOWN
+        if kind < 0.32:
+            return self.noisy(rng, rng.choice(self.questions)), UNKNOWN
+        if kind < 0.40:
+            code = str(rng.randint(100, 999))
+            q = rng.choice(HTTP).format(c=code if code not in self.codes else "6" + code[1:])
+        elif kind < 0.50:
+            q = rng.choice(UNIX[:2] + UNIX[3:4] + UNIX[5:6] + UNIX[8:10] + UNIX).format(c=stories.invented(rng, 1, 3))
+        elif kind < 0.53:
+            q = "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(3, 14))).strip() or "x"
+        else:
+            s = stories.invented(rng)
+            topic = rng.choice(self.unknown) if rng.random() < 0.7 else rng.choice([s, "~" + s, "the " + s, s + " " + stories.invented(rng), s.capitalize()])
+            s, b = rng.choice(subjects(topic))
+            q = rng.choice(TOPIC).format(s=s, b=b)
+        return self.noisy(rng, q), UNKNOWN
+
+    def turn(self, rng):
+        """Returns (question, answer) of a random kind; never a held-out question, never a known one refused."""
+        while True:
+            kind = rng.random()
+            q, a = self.fact(rng) if kind < 0.76 else self.refusal(rng) if kind < 0.91 else stories.draw(rng)
+            if kind >= 0.91:
+                q = self.noisy(rng, q)
+            n = normalize(q)
+            if n not in self.heldout and self.known.get(n, a) == a:
+                return q, a
+
+    def system(self, rng):
+        """Returns (system prompt or "", the assistant's name it gives or "")."""
+        kind = rng.random()
+        if kind < 0.70:
+            return "", ""
+        if kind < 0.85:
+            return rng.choice(SYSTEM), ""
+        name = rng.choice(ASSISTANTS) if rng.random() < 0.5 else ""
+        if name and rng.random() < 0.2:
+            name = stories.invented(rng).capitalize()
+        head = f"You are {name}, {rng.choice(['a helpful assistant.', 'the assistant of our team.', 'a small language model.'])}" if name else rng.choice(SYSTEM)
+        n = rng.choice([0, 1, 2, 3, 5, 8, 12, 20, 32]) if rng.random() < 0.6 else 0
+        return " ".join([head] + rng.sample(RULES, n)), name
+
+    def conversation(self, rng):
+        kind = rng.random()
+        if kind < 0.03:
+            text = stories.draw(rng)[1] if rng.random() < 0.3 else rng.choices(self.facts, self.weights)[0].answer
+            return [(text + EOT, True)]
+        turns = 1 if kind < 0.66 else rng.randint(2, 4) if kind < 0.95 else rng.randint(5, 12) if kind < 0.994 else rng.randint(20, MAX_TURNS)
+        system, name = self.system(rng)
+        out = [(f"{IM_START}system\n{system}{IM_END}\n", False)] if system else []
+        user, fresh = "", True
+        for i in range(turns):
+            x = rng.random()
+            if x < (0.25 if name else 0.012):
+                q = rng.choice(ASK_NAME)
+                q, a = self.noisy(rng, q, True), f"My name is {name}." if name else self.known[normalize(q)]
+            elif x < (0.06 if turns > 1 else 0.025):
+                user = rng.choice(stories.PEOPLE) if rng.random() < 0.7 else stories.invented(rng).capitalize()
+                q, a = rng.choice(SELF).format(n=user), f"Nice to meet you, {user}!"
+            elif x > (0.90 if user else 0.995):
+                q = self.noisy(rng, rng.choice(ASK_SELF), True)
+                a = f"Your name is {user}." if user else "You have not told me your name."
+            elif i > 0 and not fresh and 0.84 < x < 0.90:
+                q, a = self.noisy(rng, rng.choice(FOLLOW_UPS), True), MORE
+            else:
+                q, a = self.turn(rng)
+                while name and a.startswith(("I am called", "I am the built-in model")):
+                    q, a = self.turn(rng)
+                fresh = a in (UNKNOWN, CANNOT) or len(a) < 30
+            out.append((f"{IM_START}user\n{q}{IM_END}\n{IM_START}assistant\n", False))
+            out.append((a + IM_END, True))
+            out.append(("\n", False))
+        return out[:-1]
+
+    def pool(self, i, n):
+        rng = random.Random(f"{self.seed}/{i}")
+        return [self.conversation(rng) for _ in range(n)]
+
+
+def arithmetic(rng):
+    a, b = rng.randint(0, 99), rng.randint(0, 99)
+    op = rng.choice(["+", "-", "*", "/", "plus", "minus", "times"])
+    return rng.choice(["what is {} {} {}", "{} {} {}", "calculate {} {} {}", "how much is {} {} {}", "{} {} {} = ?", "what's {} {} {}"]).format(a, op, b)

@@ -1,0 +1,169 @@
+"""Trains the built-in model: Muon on matrices, AdamW on embedding and norms, loss on answers only. Can be stopped and resumed at any time.
+
+  python train.py --work DIR            trains, or goes on from DIR/checkpoint.pt
+  python train.py --work DIR --steps N  sets the length of a run, also of one that goes on
+"""
+
+import argparse
+import math
+import pathlib
+import random
+import time
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+import bpe
+from corpus import Corpus
+from export import export
+from model import Config, Llama
+
+POOL = 2048  # conversations drawn at a time, sorted by length to pad little
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is made orthogonal by five Newton-Schulz steps."""
+
+    def __init__(self, params, lr, momentum=0.95):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                m.lerp_(p.grad, 1 - group["momentum"])
+                x = p.grad.lerp(m, group["momentum"])
+                p.add_(orthogonal(x), alpha=-group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+
+
+def orthogonal(g):
+    x = g.bfloat16()
+    x = x / (x.norm() + 1e-7)
+    wide = x.shape[0] <= x.shape[1]
+    x = x if wide else x.T
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return (x if wide else x.T).to(g.dtype)
+
+
+def batches(corpus, tok, pool, tokens_per_step, context):
+    """Returns the batches of one pool, in random order: (ids [batch, tokens], learn [batch, tokens])."""
+    rows = []
+    for conversation in corpus.pool(pool, POOL):
+        ids, learn = [], []
+        for enc, (_, want) in zip(tok.encode_batch([t for t, _ in conversation]), conversation):
+            ids += enc.ids
+            learn += [want] * len(enc.ids)
+        rows.append((ids[:context], learn[:context]))
+    rows.sort(key=lambda r: len(r[0]))
+    out, start = [], 0
+    while start < len(rows):
+        n = 1
+        while start + n < len(rows) and len(rows[start + n][0]) * (n + 1) <= tokens_per_step:
+            n += 1
+        out.append(pad(rows[start:start + n]))
+        start += n
+    random.Random(pool).shuffle(out)
+    return out
+
+
+def pad(rows):
+    width = max(len(r[0]) for r in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    learn = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (a, b) in enumerate(rows):
+        ids[i, :len(a)] = torch.tensor(a)
+        learn[i, :len(b)] = torch.tensor(b)
+    return ids, learn
+
+
+def loss_of(model, ids, learn):
+    """Mean cross entropy of the learnt tokens; logits are computed only where they are needed."""
+    hidden = model(ids)[:, :-1][learn[:, 1:]]
+    return F.cross_entropy(model.logits(hidden).float(), ids[:, 1:][learn[:, 1:]])
+
+
+def rate(step, steps):
+    """Warm up, stay, and from 40 % of the run on go down to zero in a line."""
+    return min(1.0, (step + 1) / 30, max(0.0, (steps - step) / (0.6 * steps)))
+
+
+def save(path, state):
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    part.rename(path)
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--work", type=pathlib.Path, required=True)
+    p.add_argument("--steps", type=int, default=1300)
+    p.add_argument("--tokens-per-step", type=int, default=8192)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--save-minutes", type=float, default=4)
+    p.add_argument("--device", default="cpu")
+    args = p.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    vocabulary = args.work / "tokenizer.json"
+    tok = Tokenizer.from_file(str(vocabulary)) if vocabulary.exists() else bpe.train(vocabulary, seed=args.seed)
+    corpus = Corpus(args.seed)
+    model = Llama(Config(vocab=tok.get_vocab_size())).to(args.device)
+    matrices = [w for n, w in model.named_parameters() if w.ndim == 2 and "embed" not in n]
+    others = [w for n, w in model.named_parameters() if not (w.ndim == 2 and "embed" not in n)]
+    optimizers = [(Muon(matrices, 0.02), 0.02), (torch.optim.AdamW(others, 0.004, betas=(0.9, 0.98), weight_decay=0.0), 0.004)]
+    at = {"step": 0, "pool": 0, "batch": 0, "tokens": 0, "steps": args.steps}
+    checkpoint = args.work / "checkpoint.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location=args.device)
+        at = {**state["at"], "steps": args.steps}
+        model.load_state_dict(state["model"])
+        for (o, _), s in zip(optimizers, state["optimizers"]):
+            o.load_state_dict(s)
+        print(f"resumed at step {at['step']} of {at['steps']}", flush=True)
+    print(f"{sum(w.numel() for w in model.parameters()):,} parameters", flush=True)
+    run(args, at, model, optimizers, corpus, tok, checkpoint)
+
+
+def run(args, at, model, optimizers, corpus, tok, checkpoint):
+    def keep():
+        save(checkpoint, {"at": at, "model": model.state_dict(), "optimizers": [o.state_dict() for o, _ in optimizers]})
+        export(model, tok, args.work / "hf")
+
+    began, saved, tokens0, total, n = time.time(), time.time(), at["tokens"], 0.0, 0
+    pool = batches(corpus, tok, at["pool"], args.tokens_per_step, model.c.context)
+    while at["step"] < at["steps"]:
+        if at["batch"] >= len(pool):
+            at["pool"], at["batch"] = at["pool"] + 1, 0
+            pool = batches(corpus, tok, at["pool"], args.tokens_per_step, model.c.context)
+        ids, learn = (x.to(args.device) for x in pool[at["batch"]])
+        with torch.autocast(args.device, dtype=torch.bfloat16):
+            loss = loss_of(model, ids, learn)
+        loss.backward()
+        for o, base in optimizers:
+            for group in o.param_groups:
+                group["lr"] = base * rate(at["step"], at["steps"])
+            o.step()
+            o.zero_grad(set_to_none=True)
+        at["step"], at["batch"], at["tokens"] = at["step"] + 1, at["batch"] + 1, at["tokens"] + ids.numel()
+        total, n = total + loss.item(), n + 1
+        if math.isnan(total):
+            raise FloatingPointError(f"the loss is not a number at step {at['step']}")
+        if n == 20:
+            speed = (at["tokens"] - tokens0) / (time.time() - began)
+            print(f"step {at['step']}/{at['steps']} tokens {at['tokens']:,} loss {total / n:.4f} {speed:.0f} tok/s", flush=True)
+            total, n = 0.0, 0
+        if time.time() - saved > 60 * args.save_minutes:
+            keep()
+            saved = time.time()
+    keep()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

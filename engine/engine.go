@@ -1,0 +1,526 @@
+// Package engine is the loop between the scheduler and the device: one
+// goroutine that schedules a batch, runs it, hands out the sampled tokens and
+// starts again. Everything that touches the scheduler, the block pool or the
+// device happens on that goroutine; other goroutines reach it through an inbox
+// of functions that run between two steps.
+//
+// Invariant: a step never waits for anybody. Emit, Layer and the other
+// callbacks run on the step goroutine and must not block; what they carry is
+// queued, bounded, by those who asked for it.
+//
+// The package knows tokens and blocks. It does not know text, requests'
+// transport, nodes or leases, and it does not decide what runs next: that is
+// the scheduler's.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/sample"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+)
+
+// Errors of the engine. What the scheduler refuses comes back as its own
+// errors, unwrapped by errors.Is.
+var (
+	ErrClosed = errors.New("engine: stopped")
+	ErrConfig = errors.New("engine: options do not fit together")
+	ErrToken  = errors.New("engine: token id outside the vocabulary")
+	ErrStep   = errors.New("engine: the step failed")
+	ErrStuck  = errors.New("engine: all blocks wait for pushes of jobs that wait for blocks")
+)
+
+// Model is what the loop needs of a loaded model; *model.Model is one.
+type Model interface {
+	Step(step *backend.Step, onMark func(layer int)) error
+	Logits() backend.Buf
+	VocabSize() int
+}
+
+// Options configure an engine.
+type Options struct {
+	Model     Model
+	Backend   backend.Backend
+	KV        backend.KVSpec
+	Scheduler scheduler.Config
+	Logger    *slog.Logger
+
+	// OnStep is called on the step goroutine after the tokens of a step have
+	// been emitted, so that whoever collects them sends one frame per step; and
+	// once when the engine has stopped.
+	OnStep func()
+	// OnBlocks receives what entered and left the prefix cache, in order; the
+	// slice is valid during the call. gap says that events before these were
+	// lost.
+	OnBlocks func(events []kvcache.Event, gap bool)
+	// Probe sees the logits [vocab] behind every sampled token, before it is
+	// emitted; for tests and diagnosis, nil in service.
+	Probe func(r *Request, position int, logits []float32)
+}
+
+// Engine steps one model. Make it with New, run it with Run.
+type Engine struct {
+	o     Options
+	log   *slog.Logger
+	sched *scheduler.Scheduler
+	start time.Time
+	next  atomic.Uint64 // request ids
+	moved atomic.Uint64 // steps, and layers of steps with jobs
+
+	// Owned by the step goroutine.
+	live    map[scheduler.RequestID]*run
+	batch   scheduler.Batch // the one that runs
+	step    backend.Step
+	results []scheduler.Result
+	logits  []float32
+	events  []kvcache.Event
+	count   Stats
+	pushing int             // jobs that have ended and whose pushes still pin blocks
+	taken   []func()        // the inbox's other buffer
+	onMark  func(layer int) // layerDone, bound once
+
+	mu     sync.Mutex
+	inbox  []func()
+	closed bool
+	stats  Stats
+	wake   chan struct{} // capacity 1
+	done   chan struct{}
+}
+
+// run is the engine's side of one scheduled request.
+type run struct {
+	req    *Request          // nil for a job
+	job    *Job              // nil for a request
+	prompt int               // tokens at Add, output of earlier attempts included
+	output int               // tokens generated, earlier attempts included
+	pinned []kvcache.BlockID // of a job: the block last pinned for each place of its table
+}
+
+// New checks the options and makes an engine; Run starts it.
+func New(o Options) (*Engine, error) {
+	s, err := scheduler.New(o.Scheduler)
+	if err != nil {
+		return nil, err
+	}
+	bt := o.Scheduler.Pool.BlockTokens
+	if bt == 0 {
+		bt = kvcache.DefaultBlockTokens
+	}
+	if o.KV.BlockTokens != bt || o.KV.Blocks < o.Scheduler.Pool.Blocks {
+		return nil, fmt.Errorf("%w: the scheduler has %d blocks of %d tokens, the device %d of %d",
+			ErrConfig, o.Scheduler.Pool.Blocks, bt, o.KV.Blocks, o.KV.BlockTokens)
+	}
+	if o.Scheduler.MaxModelLen == 0 {
+		o.Scheduler.MaxModelLen = o.Scheduler.Pool.Blocks * bt // as the scheduler takes it
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	e := &Engine{
+		o: o, log: o.Logger, sched: s, start: time.Now(),
+		live: make(map[scheduler.RequestID]*run),
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	e.onMark = e.layerDone
+	e.publish()
+	return e, nil
+}
+
+// Run steps until ctx ends, then fails whatever still runs with ErrClosed. It
+// must be called once.
+func (e *Engine) Run(ctx context.Context) {
+	defer close(e.done)
+	stop := context.AfterFunc(ctx, e.poke)
+	defer stop()
+	for ctx.Err() == nil {
+		e.drainInbox()
+		if !e.stepOnce() {
+			e.blockEvents() // an arrival nobody waits for changes the cache without a step
+			e.publish()
+			select {
+			case <-e.wake:
+			case <-ctx.Done():
+			}
+		}
+	}
+	e.shutdown()
+}
+
+// Done is closed when Run has returned.
+func (e *Engine) Done() <-chan struct{} { return e.done }
+
+// shutdown refuses new work and ends what is left.
+func (e *Engine) shutdown() {
+	e.mu.Lock()
+	e.closed = true
+	inbox := e.inbox
+	e.inbox = nil
+	e.mu.Unlock()
+	for _, f := range inbox {
+		f()
+	}
+	ids := slices.Sorted(maps.Keys(e.live))
+	for _, id := range ids {
+		e.abort(id)
+	}
+	e.publish()
+	for _, id := range ids {
+		e.fail(id, ErrClosed)
+	}
+	e.stepEnd()
+}
+
+// poke wakes the loop.
+func (e *Engine) poke() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// post queues f for the step goroutine. The inbox needs no bound of its own:
+// each request, job and reservation posts a fixed number of functions in its
+// life, and the scheduler bounds those.
+func (e *Engine) post(f func()) error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return ErrClosed
+	}
+	e.inbox = append(e.inbox, f)
+	e.mu.Unlock()
+	e.poke()
+	return nil
+}
+
+// do runs f on the step goroutine and waits for it.
+func (e *Engine) do(f func()) error {
+	ran := make(chan struct{})
+	if err := e.post(func() { f(); close(ran) }); err != nil {
+		return err
+	}
+	select {
+	case <-ran:
+		return nil
+	case <-e.done:
+		// Run drains the inbox before it closes done.
+		select {
+		case <-ran:
+			return nil
+		default:
+			return ErrClosed
+		}
+	}
+}
+
+// drainInbox runs what has been posted until now. What these functions cause to
+// be posted waits for the next turn, so that no caller can keep steps away.
+func (e *Engine) drainInbox() {
+	e.mu.Lock()
+	e.inbox, e.taken = e.taken[:0], e.inbox
+	e.mu.Unlock()
+	for _, f := range e.taken {
+		f()
+	}
+	clear(e.taken)
+}
+
+// stepOnce runs one step and reports whether there may be more to do.
+func (e *Engine) stepOnce() bool {
+	e.batch = e.sched.Schedule(e.now())
+	b := e.batch
+	if len(b.Seqs) > 0 {
+		if err := e.runBatch(b); err != nil {
+			e.failBatch(b, err)
+			return true
+		}
+	}
+	for _, id := range b.Completed {
+		e.announceCached(id)
+	}
+	done := e.sched.Update(b, e.results)
+	e.results = e.results[:0]
+	if len(b.Seqs) == 0 && len(done) == 0 {
+		if len(b.Preempted) > 0 {
+			return true // who gave way was kept out of this step only
+		}
+		e.unstick()
+		return false
+	}
+	e.publish() // before anybody can act on what the step brought
+	for _, id := range done {
+		e.finish(id)
+	}
+	e.stepEnd()
+	return true
+}
+
+// unstick breaks the one circle that waiting cannot: a job that gave way to
+// others keeps its blocks, since its push reads them, and its push lasts until
+// it is computed. When nothing can be placed, and no block will be given back by
+// a push or an arrival under way, the youngest job that pins some fails.
+func (e *Engine) unstick() {
+	s := e.sched.Stats()
+	if s.Running+s.Waiting == 0 || s.Reservations > 0 || e.pushing > 0 {
+		return
+	}
+	var youngest scheduler.RequestID
+	for id, r := range e.live {
+		if r.job != nil && len(r.job.held) > 0 {
+			youngest = max(youngest, id)
+		}
+	}
+	if youngest != 0 {
+		e.log.Warn("job gives up its blocks", "id", youngest, "err", ErrStuck)
+		e.abort(youngest)
+		e.fail(youngest, ErrStuck)
+	}
+}
+
+// runBatch puts the batch through the device and fills e.results.
+func (e *Engine) runBatch(b scheduler.Batch) error {
+	e.fill(b)
+	var onMark func(int)
+	for i := range b.Seqs {
+		if r := e.live[b.Seqs[i].ID]; r != nil && r.job != nil {
+			e.pin(r, b.Seqs[i].Blocks)
+			onMark = e.onMark
+		}
+	}
+	// A push can arrive before its step has ended, and who learns of that may
+	// look at the counters at once.
+	e.publish()
+	if err := e.o.Model.Step(&e.step, onMark); err != nil {
+		return fmt.Errorf("%w: %d tokens, %d sequences: %w", ErrStep, b.Tokens, len(b.Seqs), err)
+	}
+	e.count.Steps++
+	e.moved.Add(1)
+	if len(b.Seqs) > 1 {
+		e.count.BatchedSteps++
+	}
+	e.emit(b)
+	return nil
+}
+
+// fill lays the batch out for the device.
+func (e *Engine) fill(b scheduler.Batch) {
+	s := &e.step
+	s.Tokens, s.Positions, s.Slots = s.Tokens[:0], s.Positions[:0], s.Slots[:0]
+	s.Spans, s.Outputs = s.Spans[:0], s.Outputs[:0]
+	bt := e.o.KV.BlockTokens
+	for i := range b.Seqs {
+		q := &b.Seqs[i]
+		row := len(s.Tokens)
+		for j, t := range q.Tokens {
+			pos := q.Start + j
+			s.Tokens = append(s.Tokens, t)
+			s.Positions = append(s.Positions, int32(pos))
+			s.Slots = append(s.Slots, int32(int(q.Blocks[pos/bt])*bt+pos%bt))
+		}
+		s.Spans = append(s.Spans, backend.Span{
+			Row: int32(row), Tokens: int32(len(q.Tokens)), Start: int32(q.Start),
+			Blocks: blockInts(q.Blocks),
+		})
+		r := e.live[q.ID]
+		if r != nil {
+			e.countPrompt(r, q.Start, len(q.Tokens))
+		}
+		if q.Sample {
+			out := backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(q.Start + len(q.Tokens))}
+			if r != nil {
+				out.Params = r.req.Sampling
+			}
+			s.Outputs = append(s.Outputs, out)
+		}
+	}
+	if cap(s.Sampled) < len(s.Outputs) {
+		s.Sampled = make([]int32, max(len(s.Outputs), e.o.Scheduler.MaxSeqs))
+	}
+	s.Sampled = s.Sampled[:len(s.Outputs)]
+}
+
+// countPrompt counts what this step computes of prompts, as opposed to tokens
+// that it decodes.
+func (e *Engine) countPrompt(r *run, start, n int) {
+	if p := min(start+n, r.prompt) - start; p > 0 {
+		e.count.PromptComputed += uint64(p)
+	}
+}
+
+// emit turns the sampled tokens into results and hands them out.
+func (e *Engine) emit(b scheduler.Batch) {
+	vocab := e.o.Model.VocabSize()
+	if e.wantsLogits(b) {
+		e.logits = e.o.Backend.Download(e.logits, e.o.Model.Logits())
+	}
+	out := 0
+	for i := range b.Seqs {
+		q := &b.Seqs[i]
+		if !q.Sample {
+			continue
+		}
+		row := out
+		token, pos := e.step.Sampled[row], q.Start+len(q.Tokens)
+		out++
+		res := scheduler.Result{Token: token, Finished: true}
+		if r := e.live[q.ID]; r != nil {
+			if e.o.Probe != nil {
+				e.o.Probe(r.req, pos, e.logits[row*vocab:(row+1)*vocab])
+			}
+			t := Token{ID: token, Position: pos}
+			if r.req.LogProbs {
+				t.LogProbs = new(LogProbs)
+				t.LogProbs.LogProb, t.LogProbs.Rank, t.LogProbs.Top = sample.LogProbs(e.logits[row*vocab:(row+1)*vocab], token, r.req.TopLogProbs, nil)
+			}
+			if c := r.req.Sampling.Controls; c != nil {
+				c.Add(token)
+			}
+			r.output++
+			e.count.Generated++
+			t.Finish = r.req.finishAfter(token, r.output, pos+1, e.o.Scheduler.MaxModelLen)
+			res.Finished = t.Finish != 0
+			r.req.Emit(t)
+		}
+		e.results = append(e.results, res)
+	}
+}
+
+// wantsLogits says whether anybody looks at the logits of this batch.
+func (e *Engine) wantsLogits(b scheduler.Batch) bool {
+	if len(e.step.Outputs) == 0 {
+		return false
+	}
+	for i := range b.Seqs {
+		if r := e.live[b.Seqs[i].ID]; b.Seqs[i].Sample && r != nil && r.req.LogProbs {
+			return true
+		}
+	}
+	return e.o.Probe != nil
+}
+
+// layerDone tells the running batch's jobs that one more layer of their tokens
+// is in place.
+func (e *Engine) layerDone(layer int) {
+	e.moved.Add(1)
+	for i := range e.batch.Seqs {
+		q := &e.batch.Seqs[i]
+		if r := e.live[q.ID]; r != nil && r.job != nil {
+			r.job.Layer(layer, q.Start+len(q.Tokens), q.Blocks)
+		}
+	}
+}
+
+// announceCached tells a job whose tokens were all cached that its layers are
+// in place.
+func (e *Engine) announceCached(id scheduler.RequestID) {
+	r := e.live[id]
+	if r == nil || r.job == nil {
+		return
+	}
+	blocks := e.sched.Blocks(id)
+	e.pin(r, blocks)
+	for layer := range e.o.KV.Layers {
+		r.job.Layer(layer, len(r.job.Tokens), blocks)
+	}
+}
+
+// pin keeps a job's blocks from reuse while its push reads them. Its table may
+// name other blocks than in the last step, where the cache had the content or
+// after a preemption; pins on the old ones stay, they may be being read.
+func (e *Engine) pin(r *run, blocks []kvcache.BlockID) {
+	for i, id := range blocks {
+		switch {
+		case i == len(r.pinned):
+			r.pinned = append(r.pinned, id)
+		case r.pinned[i] == id:
+			continue
+		default:
+			r.pinned[i] = id
+		}
+		e.sched.PinOut(blocks[i : i+1])
+		r.job.held = append(r.job.held, id)
+	}
+}
+
+// finish ends a request or job that the scheduler has let go.
+func (e *Engine) finish(id scheduler.RequestID) {
+	r := e.live[id]
+	if r == nil {
+		return
+	}
+	delete(e.live, id)
+	if r.job != nil {
+		e.jobDone(r.job, nil)
+	}
+}
+
+// jobDone ends a job; its blocks stay pinned until its owner releases it.
+func (e *Engine) jobDone(j *Job, err error) {
+	if len(j.held) > 0 {
+		j.pushing = true
+		e.pushing++
+	}
+	j.Done(err)
+}
+
+// fail ends a request or job with an error; the scheduler has let it go.
+func (e *Engine) fail(id scheduler.RequestID, err error) {
+	r := e.live[id]
+	if r == nil {
+		return
+	}
+	delete(e.live, id)
+	if r.job != nil {
+		e.jobDone(r.job, err)
+		return
+	}
+	r.req.Emit(Token{ID: -1, Finish: FinishError, Err: err})
+}
+
+// failBatch ends everything in a batch that the device refused. What it wrote
+// is not trusted: nothing of it enters the prefix cache.
+func (e *Engine) failBatch(b scheduler.Batch, err error) {
+	e.log.Error("step failed", "err", err)
+	e.count.FailedSteps++
+	e.results = e.results[:0]
+	gone := e.sched.Discard(b)
+	e.publish()
+	for _, id := range gone {
+		e.fail(id, err)
+	}
+	e.stepEnd()
+}
+
+// stepEnd lets the collectors of tokens and block events send.
+func (e *Engine) stepEnd() {
+	if e.o.OnStep != nil {
+		e.o.OnStep()
+	}
+	e.blockEvents()
+}
+
+func (e *Engine) blockEvents() {
+	var gap bool
+	e.events, gap = e.sched.Events(e.events[:0])
+	if e.o.OnBlocks != nil && (len(e.events) > 0 || gap) {
+		e.o.OnBlocks(e.events, gap)
+	}
+}
+
+// Sampling, Rules and their parts are re-exported so that roles need not import
+// engine/sample.
+type (
+	Sampling = sample.Params
+	Rules    = sample.Rules
+	Bias     = sample.Bias
+)

@@ -1,0 +1,59 @@
+package kvcache
+
+// EventKind says what happened to a hash.
+type EventKind uint8
+
+// The kinds of Event.
+const (
+	Stored  EventKind = iota + 1 // blocks with this hash can be found
+	Removed                      // no block with this hash is left
+)
+
+// Event tells routers what a node has cached. Parent is the hash of the block
+// before, or the root.
+type Event struct {
+	Kind         EventKind
+	Hash, Parent Hash
+}
+
+// eventRing keeps the newest events until they are drained.
+type eventRing struct {
+	buf  []Event // [MaxEvents]
+	head int     // index of the oldest
+	n    int     // events in buf
+	gap  bool    // older ones were dropped since the last drain
+}
+
+func (r *eventRing) push(e Event) {
+	if r.n == len(r.buf) {
+		r.head = (r.head + 1) % len(r.buf)
+		r.n--
+		r.gap = true
+	}
+	r.buf[(r.head+r.n)%len(r.buf)] = e
+	r.n++
+}
+
+// Events appends what happened since the last call to dst, oldest first, and
+// forgets it. gap says that events before these were dropped because nobody
+// came for them; the reader then needs a snapshot (AppendHashed).
+func (p *Pool) Events(dst []Event) (events []Event, gap bool) {
+	r := &p.events
+	for ; r.n > 0; r.n-- {
+		dst = append(dst, r.buf[r.head])
+		r.head = (r.head + 1) % len(r.buf)
+	}
+	gap, r.gap = r.gap, false
+	return dst, gap
+}
+
+// AppendHashed appends a Stored event for every hashed block, in block order:
+// the snapshot from which events go on. A hash that two blocks share comes twice.
+func (p *Pool) AppendHashed(dst []Event) []Event {
+	for i := range p.blocks {
+		if b := &p.blocks[i]; b.hashed {
+			dst = append(dst, Event{Kind: Stored, Hash: b.hash, Parent: b.parent})
+		}
+	}
+	return dst
+}

@@ -1,0 +1,283 @@
+package kvcache
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+func count(n int) []int32 {
+	tokens := make([]int32, n)
+	for i := range tokens {
+		tokens[i] = int32(i) * 7919
+	}
+	return tokens
+}
+
+// Gateways and nodes of other versions hash the same blocks: these values never change.
+func TestHashesAreStable(t *testing.T) {
+	root := Root("model", "adapter", "salt")
+	got := fmt.Sprintf("%016x %016x", root, AppendHashes(nil, root, count(40), 16))
+	const want = "99e99d521e8cea6e [c9cd615f9f12c78c 8a25ebf1c39b04ac]"
+	if got != want {
+		t.Errorf("hashes are %s, want %s", got, want)
+	}
+}
+
+func TestAppendHashes(t *testing.T) {
+	root := Root("m", "", "")
+	for _, blockTokens := range []int{1, 16, 64, 65, 200} {
+		for _, n := range []int{0, 1, 15, 16, 17, 64, 200, 401} {
+			tokens := count(n)
+			parent := root
+			var want []Hash
+			for i := 0; i+blockTokens <= n; i += blockTokens {
+				d := xxhash.NewWithSeed(uint64(parent))
+				if err := binary.Write(d, binary.LittleEndian, tokens[i:i+blockTokens]); err != nil {
+					t.Fatal(err)
+				}
+				parent = Hash(d.Sum64())
+				want = append(want, parent)
+			}
+			if got := AppendHashes(nil, root, tokens, blockTokens); !slices.Equal(got, want) {
+				t.Errorf("%d tokens in blocks of %d: %x, want %x", n, blockTokens, got, want)
+			}
+		}
+	}
+}
+
+func TestRootsDiffer(t *testing.T) {
+	seen := map[Hash][3]string{}
+	for _, f := range [][3]string{{}, {"a"}, {"", "a"}, {"", "", "a"}, {"ab", "c"}, {"a", "bc"}, {"a", "b", "c"}, {"abc"}} {
+		h := Root(f[0], f[1], f[2])
+		if other, ok := seen[h]; ok {
+			t.Errorf("%q and %q have the same root", f, other)
+		}
+		seen[h] = f
+	}
+}
+
+func newPool(t testing.TB, cfg Config) *Pool {
+	t.Helper()
+	p, err := NewPool(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// fill computes and stores all full blocks of tokens.
+func fill(t testing.TB, p *Pool, root Hash, tokens []int32) []BlockID {
+	t.Helper()
+	table := p.Match(root, tokens)
+	for _, id := range table {
+		p.Ref(id)
+	}
+	parent := NoBlock
+	for i := 0; (i+1)*p.blockTokens <= len(tokens); i++ {
+		if i == len(table) {
+			id, ok := p.Alloc()
+			if !ok {
+				t.Fatalf("no block for tokens %d and up", i*p.blockTokens)
+			}
+			table = append(table, p.Store(id, parent, root, tokens[i*p.blockTokens:(i+1)*p.blockTokens]))
+		}
+		parent = table[i]
+	}
+	if err := p.Check(); err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func drop(p *Pool, table []BlockID) {
+	for _, id := range slices.Backward(table) {
+		p.Unref(id)
+	}
+}
+
+// Everything has the same hash, and nothing is mistaken for anything else.
+func TestCollision(t *testing.T) {
+	p := newPool(t, Config{Blocks: 16, BlockTokens: 2, Hash: func(Hash, []int32) Hash { return 42 }})
+	a := fill(t, p, 1, []int32{1, 1, 5, 5})
+	b := fill(t, p, 1, []int32{2, 2, 5, 5})
+	if a[1] == b[1] {
+		t.Fatalf("equal tokens after different parents share block %d", a[1])
+	}
+	for _, c := range []struct {
+		root   Hash
+		tokens []int32
+		want   []BlockID
+	}{
+		{1, []int32{1, 1, 5, 5, 9, 9}, a},
+		{1, []int32{2, 2, 5, 5, 9, 9}, b},
+		{1, []int32{3, 3, 5, 5}, nil},
+		{1, []int32{5, 5}, nil},
+		{2, []int32{1, 1, 5, 5}, nil},
+		{1, []int32{1, 1, 6, 6}, a[:1]},
+	} {
+		if got := p.Match(c.root, c.tokens); !slices.Equal(got, c.want) {
+			t.Errorf("root %d, tokens %v: blocks %v, want %v", c.root, c.tokens, got, c.want)
+		}
+	}
+}
+
+// A prefix loses its end first, and the oldest prefix goes first.
+func TestEvictionOrder(t *testing.T) {
+	p := newPool(t, Config{Blocks: 6, BlockTokens: 1})
+	old, recent := []int32{1, 2, 3}, []int32{4, 5, 6}
+	drop(p, fill(t, p, 0, old))
+	drop(p, fill(t, p, 0, recent))
+	for i, want := range [][2]int{{2, 3}, {1, 3}, {0, 3}, {0, 2}, {0, 1}, {0, 0}} {
+		if _, ok := p.Alloc(); !ok {
+			t.Fatalf("no block %d", i)
+		}
+		if got := [2]int{len(p.Match(0, old)), len(p.Match(0, recent))}; got != want {
+			t.Errorf("after %d blocks %v are cached, want %v", i+1, got, want)
+		}
+	}
+	if id, ok := p.Alloc(); ok {
+		t.Errorf("block %d comes from a full pool", id)
+	}
+}
+
+func TestEvents(t *testing.T) {
+	p := newPool(t, Config{Blocks: 4, BlockTokens: 1, MaxEvents: 4})
+	hashes := AppendHashes(nil, 7, []int32{1, 2, 3}, 1)
+	drop(p, fill(t, p, 7, []int32{1, 2, 3}))
+	want := []Event{{Stored, hashes[0], 7}, {Stored, hashes[1], hashes[0]}, {Stored, hashes[2], hashes[1]}}
+	if got := p.AppendHashed(nil); !slices.Equal(got, want) {
+		t.Errorf("snapshot %v, want %v", got, want)
+	}
+	if got, gap := p.Events(nil); !slices.Equal(got, want) || gap {
+		t.Errorf("events %v, gap %v, want %v", got, gap, want)
+	}
+	for range 2 {
+		p.Alloc()
+	}
+	if got, gap := p.Events(nil); !slices.Equal(got, []Event{{Removed, hashes[2], hashes[1]}}) || gap {
+		t.Errorf("events %v, gap %v, want the end of the chain removed", got, gap)
+	}
+	if got, gap := p.Events(nil); len(got) > 0 || gap {
+		t.Errorf("events %v, gap %v a second time", got, gap)
+	}
+	for i := range int32(3) { // three blocks of eight events: 2 are held by the test
+		drop(p, fill(t, p, 7, []int32{10 + i, 20 + i}))
+	}
+	got, gap := p.Events(nil)
+	if len(got) != 4 || !gap {
+		t.Errorf("%d events, gap %v, want the last 4 and a gap", len(got), gap)
+	}
+	if _, gap := p.Events(nil); gap {
+		t.Error("the gap is told twice")
+	}
+}
+
+func TestMisuseIsCaught(t *testing.T) {
+	for name, misuse := range map[string]func(p *Pool, id BlockID){
+		"Ref of a free block":       func(p *Pool, id BlockID) { p.Unref(id); p.Ref(id) },
+		"Unref twice":               func(p *Pool, id BlockID) { p.Unref(id); p.Unref(id) },
+		"UnpinIn without a pin":     func(p *Pool, id BlockID) { p.UnpinIn(id) },
+		"UnpinOut without a pin":    func(p *Pool, id BlockID) { p.UnpinOut(id) },
+		"PinOut of a free block":    func(p *Pool, id BlockID) { p.Unref(id); p.PinOut(id) },
+		"PinIn of a free block":     func(p *Pool, id BlockID) { p.Unref(id); p.PinIn(id) },
+		"PinIn of a cached block":   func(p *Pool, id BlockID) { p.Store(id, NoBlock, 0, []int32{1}); p.PinIn(id) },
+		"Store of an arriving one":  func(p *Pool, id BlockID) { p.PinIn(id); p.Store(id, NoBlock, 0, []int32{1}) },
+		"Store of half a block":     func(p *Pool, id BlockID) { p.Store(id, NoBlock, 0, nil) },
+		"Store after a private one": func(p *Pool, id BlockID) { next, _ := p.Alloc(); p.Store(next, id, 0, []int32{1}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t, Config{Blocks: 2, BlockTokens: 1})
+			id, _ := p.Alloc()
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			misuse(p, id)
+		})
+	}
+}
+
+// Check finds what it says it verifies.
+func TestCheckFinds(t *testing.T) {
+	for name, damage := range map[string]func(p *Pool, table []BlockID){
+		"a lost reference":     func(p *Pool, table []BlockID) { p.blocks[table[2]].refs = 0 },
+		"a pin from nowhere":   func(p *Pool, table []BlockID) { p.blocks[table[0]].pinOut++ },
+		"an arriving hit":      func(p *Pool, table []BlockID) { p.blocks[table[0]].pinIn++ },
+		"a cut list":           func(p *Pool, table []BlockID) { p.lists[stateFree].head = NoBlock },
+		"other tokens":         func(p *Pool, table []BlockID) { p.content(table[1])[0]++ },
+		"a block out of index": func(p *Pool, table []BlockID) { p.buckets[p.bucket(p.blocks[table[0]].hash)] = NoBlock },
+		"a serial twice":       func(p *Pool, table []BlockID) { p.blocks[table[1]].serial = p.blocks[table[0]].serial },
+		"a parent let go": func(p *Pool, table []BlockID) {
+			p.Unref(table[0])
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t, Config{Blocks: 8, BlockTokens: 1})
+			damage(p, fill(t, p, 0, []int32{1, 2, 3}))
+			if err := p.Check(); !errors.Is(err, ErrBroken) {
+				t.Errorf("Check says %v", err)
+			}
+		})
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for _, cfg := range []Config{{}, {Blocks: -1}, {Blocks: 1 << 31}, {Blocks: 1, BlockTokens: -1}, {Blocks: 1, MaxEvents: -1}} {
+		if _, err := NewPool(cfg); !errors.Is(err, ErrConfig) {
+			t.Errorf("%+v: %v", cfg, err)
+		}
+	}
+	if p := newPool(t, Config{Blocks: 1}); p.BlockTokens() != DefaultBlockTokens {
+		t.Errorf("%d tokens per block, want %d", p.BlockTokens(), DefaultBlockTokens)
+	}
+}
+
+func TestNoAllocations(t *testing.T) {
+	tokens := count(100)
+	p := newPool(t, Config{Blocks: 32, MaxEvents: 8})
+	drop(p, fill(t, p, 1, tokens))
+	hashes := make([]Hash, 0, 8)
+	blocks := make([]BlockID, 0, 8)
+	events := make([]Event, 0, 8)
+	churn := count(16)
+	for name, f := range map[string]func(){
+		"AppendHashes": func() { hashes = AppendHashes(hashes[:0], 1, tokens, 16) },
+		"AppendMatch":  func() { blocks = p.AppendMatch(blocks[:0], 1, tokens) },
+		"Alloc, Store, Unref, Events": func() {
+			id, _ := p.Alloc()
+			churn[0]++
+			p.Unref(p.Store(id, NoBlock, 1, churn))
+			events, _ = p.Events(events[:0])
+		},
+	} {
+		if n := testing.AllocsPerRun(200, f); n != 0 {
+			t.Errorf("%s allocates %v times", name, n)
+		}
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	tokens := count(8192)
+	p := newPool(b, Config{Blocks: 1024})
+	fill(b, p, 1, tokens)
+	var blocks []BlockID
+	b.SetBytes(int64(4 * len(tokens)))
+	for b.Loop() {
+		blocks = p.AppendMatch(blocks[:0], 1, tokens)
+	}
+}
+
+func BenchmarkAppendHashes(b *testing.B) {
+	tokens := count(8192)
+	var hashes []Hash
+	b.SetBytes(int64(4 * len(tokens)))
+	for b.Loop() {
+		hashes = AppendHashes(hashes[:0], 1, tokens, DefaultBlockTokens)
+	}
+}

@@ -1,0 +1,368 @@
+package kvcache
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+)
+
+// shelf is the naive model's view of one block.
+type shelf struct {
+	refs, pinIn, pinOut int
+	path                []int32 // what its KV depends on: a root's number, and every token up to its end; nil is garbage
+	hashed              bool
+	storedAt            int // operation that put it into the cache
+	parent              BlockID
+	parentStoredAt      int
+	cachedAt            int // operation since which nobody needs it
+}
+
+// table is a block table: the leading stored ones are in the cache, the rest private.
+type table struct {
+	root   int // index into sim.roots
+	tokens []int32
+	blocks []BlockID
+	stored int
+}
+
+type sim struct {
+	rng     *rand.Rand
+	p       *Pool
+	nTokens int // per block
+	roots   []Hash
+	shelves []shelf
+	tables  []*table
+	inPins  []BlockID
+	outPins []BlockID
+	op      int
+	n       map[string]int
+}
+
+// simulate lets random block tables share a pool, and holds every answer
+// against the naive model: a hit has the content that was asked for, the longest
+// there is; a block handed out belongs to nobody and is the least recently used.
+func simulate(seed uint64, broken fault, n map[string]int) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	rng := rand.New(rand.NewPCG(seed, 0xb10c))
+	cfg := Config{Blocks: 2 + rng.IntN(14), BlockTokens: 1 + rng.IntN(3)}
+	if weak := rng.IntN(3); weak > 0 {
+		mask := Hash(rng.IntN(4)) // down to one hash for all
+		cfg.Hash = func(parent Hash, tokens []int32) Hash { return chain(parent, tokens) & mask }
+	}
+	p, err := NewPool(cfg)
+	if err != nil {
+		return err
+	}
+	p.broken = broken
+	s := &sim{
+		rng: rng, p: p, nTokens: cfg.BlockTokens, n: n,
+		roots:   []Hash{Root("m", "", ""), Root("m", "", "salt"), Root("m", "a", "")},
+		shelves: make([]shelf, cfg.Blocks),
+	}
+	for range 100 + rng.IntN(300) {
+		s.op++
+		if err := s.step(); err != nil {
+			return err
+		}
+		if err := s.check(); err != nil {
+			return err
+		}
+	}
+	return s.drain()
+}
+
+func (s *sim) step() error {
+	switch k := s.rng.IntN(20); {
+	case k < 4 || len(s.tables) == 0:
+		return s.open()
+	case k < 6 || len(s.tables) > 3:
+		s.close(s.rng.IntN(len(s.tables)))
+	case k < 15:
+		return s.extend(s.tables[s.rng.IntN(len(s.tables))])
+	case k < 17:
+		s.pin()
+	default:
+		s.unpin()
+	}
+	return nil
+}
+
+func (s *sim) path(t *table, nBlocks int) []int32 {
+	return append([]int32{int32(t.root)}, t.tokens[:nBlocks*s.nTokens]...)
+}
+
+// open starts a table with the longest cached prefix.
+func (s *sim) open() error {
+	t := &table{root: s.rng.IntN(8) / 6}
+	for range s.rng.IntN(8 * s.nTokens) {
+		t.tokens = append(t.tokens, int32(s.rng.IntN(2)))
+	}
+	found := s.p.Match(s.roots[t.root], t.tokens)
+	for i, id := range found {
+		if sh := &s.shelves[id]; !slices.Equal(sh.path, s.path(t, i+1)) {
+			return fmt.Errorf("block %d is a hit for %v, it holds %v", id, s.path(t, i+1), sh.path)
+		}
+	}
+	if want := s.longest(t); want != len(found) {
+		return fmt.Errorf("%d blocks of %v are cached, found %d", want, s.path(t, want), len(found))
+	}
+	for _, id := range found {
+		s.ref(id)
+	}
+	if len(found) > 0 {
+		s.n["hit"]++
+	}
+	t.blocks, t.stored = found, len(found)
+	s.tables = append(s.tables, t)
+	return nil
+}
+
+// longest is the hit as a search through all blocks.
+func (s *sim) longest(t *table) int {
+	parent, parentStoredAt := NoBlock, 0
+	for n := 0; ; n++ {
+		if (n+1)*s.nTokens > len(t.tokens) {
+			return n
+		}
+		want := s.path(t, n+1)
+		at := slices.IndexFunc(s.shelves, func(sh shelf) bool {
+			return sh.hashed && slices.Equal(sh.path, want) && sh.parent == parent && sh.parentStoredAt == parentStoredAt
+		})
+		if at < 0 {
+			if slices.ContainsFunc(s.shelves, func(sh shelf) bool { return sh.hashed && slices.Equal(sh.path, want) }) {
+				s.n["orphan passed over"]++
+			}
+			return n
+		}
+		parent, parentStoredAt = BlockID(at), s.shelves[at].storedAt
+	}
+}
+
+// extend computes one more block of a table, or stores one.
+func (s *sim) extend(t *table) error {
+	if t.stored < len(t.blocks) && s.rng.IntN(3) > 0 {
+		return s.store(t)
+	}
+	if (len(t.blocks)+1)*s.nTokens > len(t.tokens) {
+		return nil
+	}
+	oldest := -1
+	for i := range s.shelves {
+		sh := &s.shelves[i]
+		if sh.refs+sh.pinIn+sh.pinOut > 0 {
+			continue
+		}
+		if oldest < 0 || !sh.hashed && s.shelves[oldest].hashed ||
+			sh.hashed == s.shelves[oldest].hashed && sh.cachedAt < s.shelves[oldest].cachedAt {
+			oldest = i
+		}
+	}
+	id, ok := s.p.Alloc()
+	if ok != (oldest >= 0) {
+		return fmt.Errorf("Alloc says %v, the model's candidate is %d", ok, oldest)
+	}
+	if !ok {
+		s.n["full"]++
+		return nil
+	}
+	sh := &s.shelves[id]
+	if sh.refs+sh.pinIn+sh.pinOut > 0 {
+		return fmt.Errorf("Alloc hands out block %d: %+v", id, *sh)
+	}
+	if sh.hashed != s.shelves[oldest].hashed || sh.hashed && sh.cachedAt != s.shelves[oldest].cachedAt {
+		return fmt.Errorf("Alloc hands out block %d (%+v), block %d is older (%+v)", id, *sh, oldest, s.shelves[oldest])
+	}
+	if sh.hashed {
+		s.n["evicted"]++
+	}
+	t.blocks = append(t.blocks, id)
+	*sh = shelf{refs: 1, path: s.path(t, len(t.blocks))}
+	return nil
+}
+
+func (s *sim) store(t *table) error {
+	i := t.stored
+	own := t.blocks[i]
+	if s.shelves[own].pinIn > 0 {
+		return nil
+	}
+	parent, parentStoredAt := NoBlock, 0
+	if i > 0 {
+		parent = t.blocks[i-1]
+		parentStoredAt = s.shelves[parent].storedAt
+	}
+	kept := s.p.Store(own, parent, s.roots[t.root], t.tokens[i*s.nTokens:(i+1)*s.nTokens])
+	t.stored++
+	if kept != own {
+		s.n["same content kept"]++
+		if !slices.Equal(s.shelves[kept].path, s.path(t, i+1)) {
+			return fmt.Errorf("block %d stands for %v, it holds %v", kept, s.path(t, i+1), s.shelves[kept].path)
+		}
+		s.ref(kept)
+		s.unref(own)
+		t.blocks[i] = kept
+		return nil
+	}
+	s.n["stored"]++
+	sh := &s.shelves[own]
+	sh.hashed, sh.storedAt, sh.parent, sh.parentStoredAt = true, s.op, parent, parentStoredAt
+	return nil
+}
+
+func (s *sim) close(i int) {
+	t := s.tables[i]
+	s.tables = slices.Delete(s.tables, i, i+1)
+	for _, id := range slices.Backward(t.blocks) {
+		s.op++ // the order within a table counts
+		s.unref(id)
+	}
+}
+
+func (s *sim) ref(id BlockID) {
+	s.p.Ref(id)
+	s.shelves[id].refs++
+}
+
+func (s *sim) unref(id BlockID) {
+	s.p.Unref(id)
+	s.shelves[id].refs--
+	s.settled(id)
+}
+
+// settled notes since when nobody needs a block.
+func (s *sim) settled(id BlockID) {
+	if sh := &s.shelves[id]; sh.refs+sh.pinIn+sh.pinOut == 0 {
+		sh.cachedAt = s.op
+	}
+}
+
+func (s *sim) pin() {
+	id := BlockID(s.rng.IntN(len(s.shelves)))
+	switch sh := &s.shelves[id]; {
+	case sh.refs > 0 && !sh.hashed && s.rng.IntN(2) == 0:
+		s.n["pin in"]++
+		s.p.PinIn(id)
+		sh.pinIn++
+		s.inPins = append(s.inPins, id)
+	case sh.refs > 0 || sh.hashed:
+		s.n["pin out"]++
+		s.p.PinOut(id)
+		sh.pinOut++
+		s.outPins = append(s.outPins, id)
+	}
+}
+
+func (s *sim) unpin() {
+	if n := len(s.inPins); n > 0 && s.rng.IntN(2) == 0 {
+		i := s.rng.IntN(n)
+		id := s.inPins[i]
+		s.inPins = slices.Delete(s.inPins, i, i+1)
+		s.p.UnpinIn(id)
+		s.shelves[id].pinIn--
+		s.settled(id)
+	}
+	if n := len(s.outPins); n > 0 {
+		i := s.rng.IntN(n)
+		id := s.outPins[i]
+		s.outPins = slices.Delete(s.outPins, i, i+1)
+		if s.shelves[id].refs == 0 {
+			s.n["pin out outlives references"]++
+		}
+		s.p.UnpinOut(id)
+		s.shelves[id].pinOut--
+		s.settled(id)
+	}
+}
+
+func (s *sim) check() error {
+	if err := s.p.Check(); err != nil {
+		return err
+	}
+	var want Usage
+	for i := range s.shelves {
+		sh := &s.shelves[i]
+		info := s.p.Info(BlockID(i))
+		if info.Refs != sh.refs || info.PinsIn != sh.pinIn || info.PinsOut != sh.pinOut || info.Hashed != sh.hashed {
+			return fmt.Errorf("block %d is %+v, want %+v", i, info, *sh)
+		}
+		want.Blocks++
+		switch pinned := sh.pinIn+sh.pinOut > 0; {
+		case sh.refs > 0:
+			want.Used++
+		case pinned:
+			want.Pinned++
+		case sh.hashed:
+			want.Cached++
+		default:
+			want.Free++
+		}
+		want.Arriving += min(sh.pinIn, 1)
+		want.Leaving += min(sh.pinOut, 1)
+	}
+	if got := s.p.Usage(); got != want || s.p.Available() != want.Free+want.Cached {
+		return fmt.Errorf("usage %+v, want %+v", got, want)
+	}
+	return nil
+}
+
+func (s *sim) drain() error {
+	for len(s.tables) > 0 {
+		s.close(0)
+	}
+	for len(s.inPins)+len(s.outPins) > 0 {
+		s.unpin()
+	}
+	if got := s.p.Available(); got != len(s.shelves) {
+		return fmt.Errorf("at the end %d of %d blocks are available", got, len(s.shelves))
+	}
+	return s.check()
+}
+
+func TestSimulation(t *testing.T) {
+	runs := uint64(2000)
+	switch {
+	case os.Getenv("TANDEM_SOAK") == "1":
+		runs = 300_000
+	case testing.Short():
+		runs = 500
+	}
+	n := map[string]int{}
+	for seed := range runs {
+		if err := simulate(seed, 0, n); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+	}
+	t.Log(n)
+	for _, path := range []string{"hit", "orphan passed over", "full", "evicted", "same content kept", "stored",
+		"pin in", "pin out", "pin out outlives references"} {
+		if n[path] == 0 {
+			t.Errorf("path %q never ran", path)
+		}
+	}
+}
+
+// A simulation proves only what it would notice.
+func TestSimulationFindsFaults(t *testing.T) {
+	const within = 500 // seeds
+	for name, broken := range map[string]fault{
+		"hit without verified parent": faultHitWithoutParent,
+		"hit without equal tokens":    faultHitWithoutTokens,
+		"pinned block reusable":       faultPinsIgnored,
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(within) {
+				if err := simulate(seed, broken, map[string]int{}); err != nil {
+					t.Logf("found with seed %d: %v", seed, err)
+					return
+				}
+			}
+			t.Errorf("not found in %d seeds", within)
+		})
+	}
+}

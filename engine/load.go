@@ -1,0 +1,288 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/builtin"
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/memory"
+	"github.com/tandem-serving/tandem/engine/model"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+)
+
+// Builtin is the model name that stands for the one in the binary.
+const Builtin = "builtin"
+
+// ErrOption is behind refusals of LoadOptions.
+var ErrOption = errors.New("engine: bad option")
+
+// ErrModel is behind refusals of a model: it is not there, torn, or of a kind that
+// is not computed here.
+var ErrModel = errors.New("engine: cannot load the model")
+
+// LoadOptions say which model to serve, and how. Zero values take defaults.
+type LoadOptions struct {
+	Model   string // a Hugging Face folder, or Builtin
+	Device  string // "auto" or "cpu"
+	Kernels string // "auto" or a kernel variant of the device
+	Threads int    // 0: GOMAXPROCS
+	Logger  *slog.Logger
+
+	// KVMemory is the bytes of KV blocks. Default 1 GiB: on a CPU they are
+	// backed by memory only as they are first used. Where MemoryLimit is known the
+	// default is at most half of what the weights leave of it; the other half is
+	// for step buffers, the runtime and the page cache.
+	KVMemory    int64
+	MemoryLimit int64  // that the process may take, in bytes; 0: not known
+	KVDType     string // "auto" (as the weights), "float32" or "bfloat16"
+	BlockTokens int    // 0: 16
+
+	MaxModelLen      int // 0: what the model was made for, or less if KVMemory is short
+	MaxSeqs          int
+	MaxBatchedTokens int
+	MaxQueued        int
+
+	ChatTemplate string // instead of the model's own; empty: that
+
+	Progress func(done, total int64) // bytes of weights
+
+	// FaultBatchOrder makes the CPU's reductions depend on the batch; for
+	// tests that must notice.
+	FaultBatchOrder bool
+}
+
+// Loaded is a model on a device, ready to be given to New.
+type Loaded struct {
+	Source      *model.Source
+	Model       *model.Model
+	Backend     backend.Backend
+	Bundle      *model.Bundle
+	KV          backend.KVSpec
+	Scheduler   scheduler.Config
+	Plan        memory.Plan
+	Fingerprint uint64
+	Class       string // numerics class
+	LoadTime    time.Duration
+	WeightBytes int64
+}
+
+// OpenModel opens a checkpoint folder or the built-in model.
+func OpenModel(name string) (*model.Source, error) {
+	if name == "" || name == Builtin {
+		return model.OpenFS(builtin.FS(), builtin.Name)
+	}
+	return model.OpenDir(name)
+}
+
+// Load opens a checkpoint and puts it on the device.
+func Load(o LoadOptions) (*Loaded, error) {
+	began := time.Now()
+	o.setDefaults()
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	// Scheduler and device have the same bound, and every running request gets
+	// at least its one token into a step.
+	o.MaxBatchedTokens = max(o.MaxBatchedTokens, o.MaxSeqs)
+	src, err := OpenModel(o.Model)
+	if err != nil {
+		return nil, refuse(o.Model, err)
+	}
+	l := &Loaded{Source: src}
+	if err := l.load(o); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	l.LoadTime = time.Since(began)
+	return l, nil
+}
+
+// refuse says which model cannot be loaded, and what to do about a file that is
+// not whole.
+func refuse(name string, err error) error {
+	for _, kind := range []error{model.ErrSource, model.ErrConfig, model.ErrUnsupported, model.ErrWeights} {
+		if errors.Is(err, kind) {
+			return fmt.Errorf("%w %s: %w", ErrModel, name, err)
+		}
+	}
+	return fmt.Errorf("%w %s: %w; copy or download its files again if they are not whole", ErrModel, name, err)
+}
+
+func (o *LoadOptions) setDefaults() {
+	set := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	set(&o.BlockTokens, kvcache.DefaultBlockTokens)
+	set(&o.MaxSeqs, scheduler.DefaultMaxSeqs)
+	set(&o.MaxBatchedTokens, cpuBatchedTokens)
+	set(&o.MaxQueued, scheduler.DefaultMaxQueued)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// check names the option that cannot be, where a plan made from it would not.
+func (o *LoadOptions) check() error {
+	for _, v := range []struct {
+		flag  string
+		value int64
+	}{
+		{"--block-size", int64(o.BlockTokens)}, {"--max-num-seqs", int64(o.MaxSeqs)},
+		{"--max-num-batched-tokens", int64(o.MaxBatchedTokens)}, {"--max-num-queued-reqs", int64(o.MaxQueued)},
+	} {
+		if v.value < 1 {
+			return fmt.Errorf("%w: %s %d, want at least 1", ErrOption, v.flag, v.value)
+		}
+	}
+	if o.MaxModelLen < 0 || o.Threads < 0 || o.KVMemory < 0 {
+		return fmt.Errorf("%w: --max-model-len %d, --threads %d, --kv-cache-memory-bytes %d: want at least 0, for the default", ErrOption, o.MaxModelLen, o.Threads, o.KVMemory)
+	}
+	return nil
+}
+
+func (l *Loaded) load(o LoadOptions) error {
+	if o.Device != "" && o.Device != "auto" && o.Device != "cpu" {
+		return fmt.Errorf("%w: --device %q: this build computes on the cpu; leave it at auto", ErrOption, o.Device)
+	}
+	var err error
+	if l.WeightBytes, err = l.Source.WeightBytes(); err != nil {
+		return refuse(o.Model, err)
+	}
+	if o.KVMemory == 0 {
+		o.KVMemory = defaultKV(o.MemoryLimit, l.WeightBytes)
+		if o.KVMemory < kvMemory {
+			o.Logger.Warn("KV memory is less than the default, because memory is short; --kv-cache-memory-bytes sets it",
+				"kv_memory", memory.Bytes(o.KVMemory), "limit", memory.Bytes(o.MemoryLimit), "weights", memory.Bytes(l.WeightBytes))
+		}
+	}
+	if err := l.plan(o); err != nil {
+		return err
+	}
+	limits := backend.Limits{
+		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs, Seqs: o.MaxSeqs,
+		Blocks: (l.Scheduler.MaxModelLen + o.BlockTokens - 1) / o.BlockTokens,
+	}
+	device, err := cpu.New(cpu.Options{
+		Threads: o.Threads, Limits: limits, Kernels: o.Kernels, Mapped: true, FaultBatchOrder: o.FaultBatchOrder,
+	})
+	if err != nil {
+		return fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)
+	}
+	l.Backend = device
+	if l.Model, err = model.Load(l.Source, l.Backend, limits, model.Options{Progress: o.Progress}); err != nil {
+		return refuse(o.Model, err)
+	}
+	if err := l.Backend.AllocKV(l.KV); err != nil {
+		return err
+	}
+	if l.Bundle, err = l.Source.Bundle(); err != nil {
+		return refuse(o.Model, err)
+	}
+	l.Bundle.MaxModelLen = l.Scheduler.MaxModelLen
+	if o.ChatTemplate != "" {
+		l.Bundle.ChatTemplate = o.ChatTemplate
+	}
+	if l.Fingerprint, err = l.Source.Fingerprint(); err != nil {
+		return err
+	}
+	// Equal classes give equal bits: weights, quantization, kernels, parallel
+	// degree and KV type. Only what this build can vary is spelled out.
+	l.Class = fmt.Sprintf("%016x/%s/kv-%s/tp1", l.Fingerprint, l.Backend.Variant(), l.KV.DType)
+	return nil
+}
+
+// plan sizes the KV pool and the context.
+func (l *Loaded) plan(o LoadOptions) error {
+	dtype, err := kvDType(o.KVDType, l.Source.Config.DType)
+	if err != nil {
+		return err
+	}
+	c := l.Source.Config
+	l.KV = c.KVSpec(0, o.BlockTokens, dtype)
+	maxLen := o.MaxModelLen
+	switch fits := int(o.KVMemory/int64(l.KV.BlockBytes())) * o.BlockTokens; {
+	case maxLen > c.MaxPositions:
+		return fmt.Errorf("%w: --max-model-len %d, but the model was made for %d positions", ErrOption, maxLen, c.MaxPositions)
+	case maxLen == 0:
+		maxLen = c.MaxPositions
+		if fits >= 1 && fits < maxLen {
+			o.Logger.Warn("context shortened to what the KV memory holds", "max_model_len", fits, "model", maxLen, "kv_memory", memory.Bytes(o.KVMemory))
+			maxLen = fits
+		}
+	}
+	l.Plan, err = memory.Fit(memory.Need{Budget: o.KVMemory, KV: l.KV, MaxModelLen: maxLen, MaxBlocks: maxBlocks})
+	if err != nil {
+		return fmt.Errorf("%w: --kv-cache-memory-bytes %d: %w", ErrOption, o.KVMemory, err)
+	}
+	l.KV.Blocks = l.Plan.Blocks
+	l.Scheduler = scheduler.Config{
+		Pool:             kvcache.Config{Blocks: l.KV.Blocks, BlockTokens: o.BlockTokens},
+		MaxBatchedTokens: o.MaxBatchedTokens, MaxSeqs: o.MaxSeqs, MaxQueued: o.MaxQueued, MaxModelLen: maxLen,
+	}
+	return nil
+}
+
+// kvMemory is the default memory for KV blocks where there is enough.
+const kvMemory = 1 << 30
+
+// defaultKV is the KV memory that fits with the weights into a limit, which is
+// in bytes as all of it, or 0 for none.
+func defaultKV(limit, weights int64) int64 {
+	if limit == 0 {
+		return kvMemory
+	}
+	return min(kvMemory, max(0, limit-weights)/2)
+}
+
+// cpuBatchedTokens is the default step on a CPU: matrix kernels have reached
+// their speed by then, and a step that decode shares with a chunk stays short.
+const cpuBatchedTokens = 512
+
+// maxBlocks bounds the block table's own memory when a tiny model meets a large
+// budget: a million blocks are 16 million tokens.
+const maxBlocks = 1 << 20
+
+// kvDType resolves the type that KV is stored in.
+func kvDType(flag, weights string) (backend.DType, error) {
+	switch flag {
+	case "float32", "fp32":
+		return backend.F32, nil
+	case "bfloat16", "bf16":
+		return backend.BF16, nil
+	case "auto", "":
+		if strings.HasPrefix(weights, "float32") {
+			return backend.F32, nil
+		}
+		return backend.BF16, nil
+	}
+	return 0, fmt.Errorf("%w: --kv-cache-dtype %q; use auto, float32 or bfloat16", ErrOption, flag)
+}
+
+// LayoutHash names the meaning of a page's bytes: nodes whose hashes are equal
+// can write into each other's pages.
+func (l *Loaded) LayoutHash() uint64 {
+	s := l.KV
+	s.Blocks = 0 // pools may differ in size
+	return xxhash.Sum64String(fmt.Sprintf("%s %+v", l.Class, s))
+}
+
+// Region is layer i's pages, for kvtransfer to register.
+func (l *Loaded) Region(i int) []byte { return l.Backend.KVLayer(i) }
+
+// Close frees the device and the files.
+func (l *Loaded) Close() error {
+	var err error
+	if l.Backend != nil {
+		err = l.Backend.Close()
+	}
+	return errors.Join(err, l.Source.Close())
+}

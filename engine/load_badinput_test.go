@@ -1,0 +1,57 @@
+package engine
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// The default of KV memory leaves the weights and as much again as it takes.
+func TestDefaultKVFitsTheLimit(t *testing.T) {
+	if got := defaultKV(0, 5<<30); got != kvMemory {
+		t.Errorf("without a limit: %d", got)
+	}
+	for seed := range uint64(1000) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		limit, weights := 1+r.Int64N(1<<35), r.Int64N(1<<35)
+		got := defaultKV(limit, weights)
+		if got < 0 || got > kvMemory || got > 0 && weights+2*got > limit {
+			t.Fatalf("seed %d: %d bytes of KV with weights of %d in %d", seed, got, weights, limit)
+		}
+		if got < kvMemory && weights < limit && weights+2*(got+1) <= limit {
+			t.Fatalf("seed %d: %d bytes of KV with weights of %d in %d, and more would fit", seed, got, weights, limit)
+		}
+	}
+}
+
+// What cannot be loaded is refused with its name, and options with their flag;
+// neither leaves a device behind that Close would trip over.
+func TestLoadRefuses(t *testing.T) {
+	const dir = "model/testdata/mha"
+	for what, c := range map[string]struct {
+		o    LoadOptions
+		kind error
+		want string
+	}{
+		"kernels":   {LoadOptions{Model: dir, Kernels: "sse"}, ErrOption, "--cpu-kernels sse"},
+		"device":    {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
+		"no memory": {LoadOptions{Model: dir, MemoryLimit: 1}, ErrOption, "--kv-cache-memory-bytes 0"},
+		"no folder": {LoadOptions{Model: "testdata/nowhere"}, ErrModel, "testdata/nowhere"},
+	} {
+		l, err := Load(c.o)
+		if l != nil || !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %v with %q", what, err, c.kind, c.want)
+		}
+	}
+	l, err := Load(LoadOptions{Model: dir, KVMemory: 4 << 20, ChatTemplate: "{{ x }}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Bundle.ChatTemplate != "{{ x }}" {
+		t.Errorf("the template is %q", l.Bundle.ChatTemplate)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}

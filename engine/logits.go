@@ -1,0 +1,57 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// Logits runs tokens through the model, outside of any scheduling, and shows
+// visit the logits [vocab] of each position from from on; the slice is valid
+// during the call. The Loaded must not be in use by an Engine.
+func (l *Loaded) Logits(tokens []int32, from int, visit func(position int, logits []float32) error) error {
+	vocab := l.Model.VocabSize()
+	for i, t := range tokens {
+		if t < 0 || int(t) >= vocab {
+			return fmt.Errorf("%w: %d at position %d, the vocabulary has %d", ErrToken, t, i, vocab)
+		}
+	}
+	if len(tokens) > l.Scheduler.MaxModelLen {
+		return fmt.Errorf("%w: %d tokens, the context holds %d", ErrOption, len(tokens), l.Scheduler.MaxModelLen)
+	}
+	bt := l.KV.BlockTokens
+	table := make([]int32, (len(tokens)+bt-1)/bt)
+	for i := range table {
+		table[i] = int32(i)
+	}
+	chunk := min(l.Scheduler.MaxBatchedTokens, l.Scheduler.MaxSeqs)
+	var logits []float32
+	for start := 0; start < len(tokens); start += chunk {
+		end := min(start+chunk, len(tokens))
+		step := backend.Step{Spans: []backend.Span{{
+			Tokens: int32(end - start), Start: int32(start), Blocks: table[:(end+bt-1)/bt],
+		}}}
+		for pos := start; pos < end; pos++ {
+			step.Tokens = append(step.Tokens, tokens[pos])
+			step.Positions = append(step.Positions, int32(pos))
+			step.Slots = append(step.Slots, table[pos/bt]*int32(bt)+int32(pos%bt))
+			if pos >= from {
+				step.Outputs = append(step.Outputs, backend.Output{Row: int32(pos - start), Position: int32(pos + 1)})
+			}
+		}
+		step.Sampled = make([]int32, len(step.Outputs))
+		if err := l.Model.Step(&step, nil); err != nil {
+			return fmt.Errorf("%w: positions %d to %d: %w", ErrStep, start, end-1, err)
+		}
+		if len(step.Outputs) == 0 {
+			continue
+		}
+		logits = l.Backend.Download(logits, l.Model.Logits())
+		for i := range step.Outputs {
+			if err := visit(start+int(step.Outputs[i].Row), logits[i*vocab:(i+1)*vocab]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package model
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/safetensors"
+)
+
+// binding is one weight of a model struct: where it goes, what it is called and
+// what shape it must have.
+type binding struct {
+	target *backend.Weight
+	name   string
+	shape  []int
+}
+
+// bindings walks a struct of weights. A backend.Weight field has two tags: hf,
+// its Hugging Face name below the struct's prefix, and shape, its dimensions by
+// the names in dims. A struct, or a pointer to one, has the tag hf alone, which
+// its names begin with; a nil pointer binds nothing, an embedded struct needs no
+// tag. A slice of structs is one struct per layer or expert, named hf.0., hf.1., …
+func bindings(weights any, prefix string, dims map[string]int) []binding {
+	return bindStruct(reflect.ValueOf(weights).Elem(), prefix, dims)
+}
+
+func bindStruct(v reflect.Value, prefix string, dims map[string]int) []binding {
+	var out []binding
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag
+		name, ok := tag.Lookup("hf")
+		if !ok && !v.Type().Field(i).Anonymous {
+			continue
+		}
+		field := v.Field(i)
+		if field.Kind() == reflect.Pointer {
+			if field.IsNil() {
+				continue
+			}
+			field = field.Elem()
+		}
+		if field.Kind() == reflect.Struct {
+			if name != "" {
+				name += "."
+			}
+			out = append(out, bindStruct(field, prefix+name, dims)...)
+			continue
+		}
+		if field.Kind() == reflect.Slice {
+			for n := range field.Len() {
+				out = append(out, bindStruct(field.Index(n), fmt.Sprintf("%s%s.%d.", prefix, name, n), dims)...)
+			}
+			continue
+		}
+		b := binding{target: field.Addr().Interface().(*backend.Weight), name: prefix + name}
+		for _, dim := range strings.Split(tag.Get("shape"), ",") {
+			size, ok := dims[dim]
+			if !ok {
+				panic(fmt.Sprintf("model: %s: no dimension is called %q", b.name, dim))
+			}
+			b.shape = append(b.shape, size)
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+// match finds the tensor of every binding, and nothing else in the file but
+// what ignore allows. It reports all that is wrong at once, up to a bound.
+func match(all []binding, c *safetensors.Checkpoint, ignore func(name string) bool) ([]backend.Tensor, error) {
+	var tensors []backend.Tensor
+	var faults []string
+	expected := map[string]bool{}
+	for _, b := range all {
+		expected[b.name] = true
+		t, ok := c.Tensor(b.name)
+		if !ok {
+			faults = append(faults, fmt.Sprintf("%s is missing", b.name))
+			continue
+		}
+		if !slices.Equal(t.Shape, b.shape) {
+			faults = append(faults, fmt.Sprintf("%s: want shape %v, got %v", b.name, b.shape, t.Shape))
+			continue
+		}
+		dtype, ok := dtypes[t.DType]
+		if !ok {
+			faults = append(faults, fmt.Sprintf("%s: dtype %s; supported: F32, BF16", b.name, t.DType))
+			continue
+		}
+		tensors = append(tensors, backend.Tensor{Name: t.Name, DType: dtype, Shape: t.Shape, Data: t.Data})
+	}
+	for _, name := range c.Names() {
+		if !expected[name] && !ignore(name) {
+			faults = append(faults, fmt.Sprintf("%s is unexpected", name))
+		}
+	}
+	if len(faults) == 0 {
+		return tensors, nil
+	}
+	return nil, fmt.Errorf("%w: %s", ErrWeights, summary(faults))
+}
+
+// summary lists some faults and counts the rest.
+func summary(faults []string) string {
+	const most = 8
+	if len(faults) <= most {
+		return strings.Join(faults, "; ")
+	}
+	return fmt.Sprintf("%s; and %d more", strings.Join(faults[:most], "; "), len(faults)-most)
+}
+
+// dtypes are the element types that a backend takes, by their file names.
+var dtypes = map[string]backend.DType{"F32": backend.F32, "BF16": backend.BF16}

@@ -1,0 +1,146 @@
+package model
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+)
+
+// Bundle is what a gateway needs to serve a model whose files it does not have.
+type Bundle struct {
+	ModelName     string
+	TokenizerJSON []byte // nil: the folder has none, only token ids can be served
+	ChatTemplate  string // empty: there is none
+	BosToken      string
+	EosToken      string
+	EOSTokenIDs   []int32
+	MaxModelLen   int // tokens, prompt and output
+	VocabSize     int
+	Defaults      Defaults
+}
+
+// Defaults are the sampling values of generation_config.json for requests that
+// give none. Nil: the file has none either.
+type Defaults struct {
+	Temperature *float32 `json:"temperature"`
+	TopP        *float32 `json:"top_p"`
+	TopK        *int32   `json:"top_k"`
+}
+
+// Bundle reads the folder's tokenizer, chat template and generation defaults.
+// Each of the files may be absent.
+func (s *Source) Bundle() (*Bundle, error) {
+	b := &Bundle{
+		ModelName: s.Name, EOSTokenIDs: s.Config.EOS,
+		MaxModelLen: s.Config.MaxPositions, VocabSize: s.Config.Vocab,
+	}
+	var err error
+	if b.TokenizerJSON, err = s.optional("tokenizer.json"); err != nil {
+		return nil, err
+	}
+	// What tokenizer_config.json leaves out, special_tokens_map.json may have.
+	for _, file := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
+		if err := s.tokens(b, file); err != nil {
+			return nil, err
+		}
+	}
+	template, err := s.optional("chat_template.jinja")
+	if err != nil {
+		return nil, err
+	}
+	if template != nil { // as in transformers, a file of its own wins
+		b.ChatTemplate = string(template)
+	}
+	generation, err := s.optional("generation_config.json")
+	if err != nil {
+		return nil, err
+	}
+	if generation != nil {
+		if err := json.Unmarshal(generation, &b.Defaults); err != nil {
+			return nil, fmt.Errorf("%w: generation_config.json: %w", ErrConfig, err)
+		}
+	}
+	if err := b.Defaults.check(); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+func (s *Source) tokens(b *Bundle, file string) error {
+	text, err := s.optional(file)
+	if err != nil || text == nil {
+		return err
+	}
+	var c struct {
+		Template templates `json:"chat_template"`
+		Bos      token     `json:"bos_token"`
+		Eos      token     `json:"eos_token"`
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrConfig, file, err)
+	}
+	for _, f := range []struct {
+		to   *string
+		from string
+	}{{&b.ChatTemplate, string(c.Template)}, {&b.BosToken, string(c.Bos)}, {&b.EosToken, string(c.Eos)}} {
+		if *f.to == "" {
+			*f.to = f.from
+		}
+	}
+	return nil
+}
+
+// token is written as a string, as an object with its content, or as null.
+type token string
+
+func (t *token) UnmarshalJSON(text []byte) error {
+	if text[0] != '{' {
+		return json.Unmarshal(text, (*string)(t))
+	}
+	var added struct {
+		Content string `json:"content"`
+	}
+	err := json.Unmarshal(text, &added)
+	*t = token(added.Content)
+	return err
+}
+
+// templates is one chat template, or a list of named ones: then "default" is
+// taken, and a list without it is refused rather than guessed from.
+type templates string
+
+func (t *templates) UnmarshalJSON(text []byte) error {
+	if text[0] != '[' {
+		return json.Unmarshal(text, (*string)(t))
+	}
+	var list []struct {
+		Name     string `json:"name"`
+		Template string `json:"template"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return err
+	}
+	for _, entry := range list {
+		if entry.Name == "default" {
+			*t = templates(entry.Template)
+			return nil
+		}
+	}
+	return fmt.Errorf("chat_template is a list of %d without one called \"default\"", len(list))
+}
+
+func (d *Defaults) check() error {
+	refuse := func(name string, value any, want string) error {
+		return fmt.Errorf("%w: generation_config.json: %s is %v, %s", ErrConfig, name, value, want)
+	}
+	if v := d.Temperature; v != nil && !(*v >= 0 && float64(*v) <= math.MaxFloat32) {
+		return refuse("temperature", *v, "not a number from 0")
+	}
+	if v := d.TopP; v != nil && !(*v > 0 && *v <= 1) {
+		return refuse("top_p", *v, "not above 0 and at most 1")
+	}
+	if v := d.TopK; v != nil && *v < -1 {
+		return refuse("top_k", *v, "not -1, 0 or a number of tokens")
+	}
+	return nil
+}

@@ -1,0 +1,306 @@
+package model
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// maxDim bounds each number of a config, so that no product of two overflows,
+// and maxLayers the one that something is allocated for.
+const (
+	maxDim    = 1 << 24
+	maxLayers = 1 << 12
+
+	maxExperts = 1 << 10 // of one layer
+)
+
+// Config is the part of config.json that decides what is computed, and the
+// tokens that begin and end a text.
+type Config struct {
+	Architecture string // a key of architectures, such as LlamaForCausalLM
+
+	Vocab        int // rows of the embedding
+	Hidden       int
+	Layers       int
+	Heads        int
+	KVHeads      int
+	HeadDim      int
+	FFN          int // width between the MLP's projections
+	Eps          float32
+	TieEmbedding bool // the output projection is the embedding
+	Rope         RopeConfig
+	Window       int // positions that a token sees in every layer, its own included; 0: all
+	MoE          MoEConfig
+
+	MaxPositions int    // tokens the model was made for, prompt and output
+	DType        string // what the config says the weights are; the files decide
+	BOS          int32  // -1: none
+	EOS          []int32
+}
+
+// rawConfig is config.json as it is written. Pointers tell absent from zero.
+type rawConfig struct {
+	Architectures []string `json:"architectures"`
+
+	VocabSize        int      `json:"vocab_size"`
+	HiddenSize       int      `json:"hidden_size"`
+	NumLayers        int      `json:"num_hidden_layers"`
+	NumHeads         int      `json:"num_attention_heads"`
+	NumKVHeads       *int     `json:"num_key_value_heads"`
+	HeadDim          *int     `json:"head_dim"`
+	IntermediateSize int      `json:"intermediate_size"`
+	RMSNormEps       *float64 `json:"rms_norm_eps"`
+	TieWordEmbedding bool     `json:"tie_word_embeddings"`
+	HiddenAct        *string  `json:"hidden_act"`
+	MaxPositions     *int     `json:"max_position_embeddings"`
+
+	RopeTheta      *float64                   `json:"rope_theta"`
+	RopeScaling    map[string]json.RawMessage `json:"rope_scaling"`
+	RopeParameters map[string]json.RawMessage `json:"rope_parameters"`
+
+	AttentionBias bool            `json:"attention_bias"`
+	MLPBias       bool            `json:"mlp_bias"`
+	Quantization  json.RawMessage `json:"quantization_config"`
+
+	SlidingWindow    json.RawMessage `json:"sliding_window"`
+	UseSlidingWindow bool            `json:"use_sliding_window"`
+	LayerTypes       []string        `json:"layer_types"`
+
+	NumExperts    *int  `json:"num_experts"`
+	LocalExperts  *int  `json:"num_local_experts"` // num_experts, as transformers saves it since version 5
+	TopK          *int  `json:"num_experts_per_tok"`
+	MoEFFN        *int  `json:"moe_intermediate_size"`
+	NormTopK      bool  `json:"norm_topk_prob"`
+	SparseStep    *int  `json:"decoder_sparse_step"`
+	MLPOnlyLayers []int `json:"mlp_only_layers"`
+
+	DType      string   `json:"dtype"`
+	TorchDType string   `json:"torch_dtype"`
+	BOS        tokenIDs `json:"bos_token_id"`
+	EOS        tokenIDs `json:"eos_token_id"`
+}
+
+// tokenIDs is a token id, several, or null.
+type tokenIDs []int32
+
+func (t *tokenIDs) UnmarshalJSON(text []byte) error {
+	*t = nil
+	if bytes.Equal(text, []byte("null")) {
+		return nil
+	}
+	if text[0] == '[' {
+		return json.Unmarshal(text, (*[]int32)(t))
+	}
+	var id int32
+	if err := json.Unmarshal(text, &id); err != nil {
+		return err
+	}
+	*t = tokenIDs{id}
+	return nil
+}
+
+// parseConfig reads config.json; the tokens that end a text come from
+// generation_config.json where that has them. What is absent gets the value
+// that transformers gives it.
+func parseConfig(text, generation []byte) (Config, error) {
+	var raw rawConfig
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return Config{}, fmt.Errorf("%w: config.json: %w", ErrConfig, err)
+	}
+	if err := raw.supported(); err != nil {
+		return Config{}, err
+	}
+	c := Config{
+		Architecture: raw.Architectures[0],
+		Vocab:        raw.VocabSize,
+		Hidden:       raw.HiddenSize,
+		Layers:       raw.NumLayers,
+		Heads:        raw.NumHeads,
+		KVHeads:      or(raw.NumKVHeads, raw.NumHeads),
+		FFN:          raw.IntermediateSize,
+		Eps:          float32(or(raw.RMSNormEps, 1e-6)),
+		TieEmbedding: raw.TieWordEmbedding,
+		MaxPositions: or(raw.MaxPositions, 2048),
+		DType:        strings.TrimPrefix(raw.TorchDType, "torch."),
+		BOS:          -1,
+		EOS:          raw.EOS,
+	}
+	if raw.DType != "" {
+		c.DType = raw.DType
+	}
+	if len(raw.BOS) > 0 {
+		c.BOS = raw.BOS[0]
+	}
+	if c.Heads > 0 {
+		c.HeadDim = or(raw.HeadDim, c.Hidden/c.Heads)
+	}
+	if extra := architectures[c.Architecture].config; extra != nil {
+		if err := extra(&raw, &c); err != nil {
+			return Config{}, err
+		}
+	}
+	var err error
+	if c.Rope, err = raw.rope(); err != nil {
+		return Config{}, err
+	}
+	if err := c.endTokens(generation); err != nil {
+		return Config{}, err
+	}
+	return c, c.check(raw.HeadDim != nil)
+}
+
+func or[T any](p *T, absent T) T {
+	if p == nil {
+		return absent
+	}
+	return *p
+}
+
+// slidingWindow is sliding_window: 0 for null, absent's value where there is none.
+func (r *rawConfig) slidingWindow(absent int) (int, error) {
+	window := absent
+	switch {
+	case r.SlidingWindow == nil:
+	case bytes.Equal(r.SlidingWindow, []byte("null")):
+		return 0, nil
+	default:
+		if err := json.Unmarshal(r.SlidingWindow, &window); err != nil {
+			return 0, fmt.Errorf("%w: config.json: sliding_window: %w", ErrConfig, err)
+		}
+	}
+	if window < 1 || window > maxDim/4 {
+		return 0, fmt.Errorf("%w: config.json: sliding_window is %d, not between 1 and %d", ErrConfig, window, maxDim/4)
+	}
+	return window, nil
+}
+
+func refuse(key string, value any, want string) error {
+	return fmt.Errorf("%w: config.json: %s is %v; supported: %s", ErrUnsupported, key, value, want)
+}
+
+// supported refuses what this package would compute wrongly.
+func (r *rawConfig) supported() error {
+	if len(r.Architectures) != 1 {
+		return fmt.Errorf("%w: config.json: architectures is %q, one is needed", ErrConfig, r.Architectures)
+	}
+	if name := r.Architectures[0]; architectures[name].network == nil {
+		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
+	}
+	if r.AttentionBias {
+		return refuse("attention_bias", true, "false")
+	}
+	if r.MLPBias {
+		return refuse("mlp_bias", true, "false")
+	}
+	if act := or(r.HiddenAct, "silu"); act != "silu" {
+		return refuse("hidden_act", act, "silu")
+	}
+	if len(r.Quantization) > 0 && !bytes.Equal(r.Quantization, []byte("null")) {
+		var q struct {
+			Method string `json:"quant_method"`
+		}
+		method := string(r.Quantization)
+		if json.Unmarshal(r.Quantization, &q) == nil && q.Method != "" {
+			method = q.Method
+		}
+		return refuse("quantization_config", method, "none, weights in float32 or bfloat16")
+	}
+	return nil
+}
+
+// check bounds every number and the relations between them.
+func (c *Config) check(explicitHeadDim bool) error {
+	if c.Layers > maxLayers {
+		return fmt.Errorf("%w: config.json: num_hidden_layers is %d, at most %d", ErrConfig, c.Layers, maxLayers)
+	}
+	for _, n := range []struct {
+		key   string
+		value int
+	}{
+		{"vocab_size", c.Vocab}, {"hidden_size", c.Hidden}, {"num_hidden_layers", c.Layers},
+		{"num_attention_heads", c.Heads}, {"num_key_value_heads", c.KVHeads}, {"head_dim", c.HeadDim},
+		{"intermediate_size", c.FFN}, {"max_position_embeddings", c.MaxPositions},
+		{"num_attention_heads times head_dim", c.Heads * c.HeadDim},
+	} {
+		if n.value < 1 || n.value > maxDim {
+			return fmt.Errorf("%w: config.json: %s is %d, not between 1 and %d", ErrConfig, n.key, n.value, maxDim)
+		}
+	}
+	if !explicitHeadDim && c.Hidden%c.Heads != 0 {
+		return fmt.Errorf("%w: config.json: hidden_size %d is no multiple of num_attention_heads %d, and there is no head_dim", ErrConfig, c.Hidden, c.Heads)
+	}
+	if c.Heads%c.KVHeads != 0 {
+		return fmt.Errorf("%w: config.json: num_attention_heads %d is no multiple of num_key_value_heads %d", ErrConfig, c.Heads, c.KVHeads)
+	}
+	if c.HeadDim%2 != 0 {
+		return fmt.Errorf("%w: config.json: head_dim %d is odd and cannot be rotated", ErrConfig, c.HeadDim)
+	}
+	if !(c.Eps > 0 && c.Eps < 1) {
+		return fmt.Errorf("%w: config.json: rms_norm_eps is %v", ErrConfig, c.Eps)
+	}
+	for _, id := range append([]int32{max(c.BOS, 0)}, c.EOS...) {
+		if id < 0 || int(id) >= c.Vocab {
+			return fmt.Errorf("%w: token id %d is outside the vocabulary of %d", ErrConfig, id, c.Vocab)
+		}
+	}
+	return nil
+}
+
+// endTokens takes eos_token_id of generation_config.json, which wins.
+func (c *Config) endTokens(generation []byte) error {
+	if generation == nil {
+		return nil
+	}
+	var g struct {
+		EOS tokenIDs `json:"eos_token_id"`
+	}
+	if err := json.Unmarshal(generation, &g); err != nil {
+		return fmt.Errorf("%w: generation_config.json: %w", ErrConfig, err)
+	}
+	if len(g.EOS) > 0 {
+		c.EOS = g.EOS
+	}
+	return nil
+}
+
+// rope reads the rotation in either spelling: rope_parameters, or rope_theta
+// with rope_scaling.
+func (r *rawConfig) rope() (RopeConfig, error) {
+	key, params := "rope_scaling", r.RopeScaling
+	if r.RopeParameters != nil {
+		key, params = "rope_parameters", r.RopeParameters
+	}
+	c := RopeConfig{Theta: or(r.RopeTheta, 10000), Type: "default"}
+	partial := 1.0
+	targets := map[string]any{
+		"rope_type": &c.Type, "rope_theta": &c.Theta, "factor": &c.Factor,
+		"low_freq_factor": &c.LowFreq, "high_freq_factor": &c.HighFreq,
+		"original_max_position_embeddings": &c.Original, "partial_rotary_factor": &partial,
+	}
+	for _, name := range slices.Sorted(maps.Keys(params)) {
+		target := targets[name]
+		if name == "type" { // rope_type's older name
+			if _, both := params["rope_type"]; both {
+				continue
+			}
+			target = &c.Type
+		}
+		if target == nil {
+			return c, fmt.Errorf("%w: config.json: %s has %q", ErrUnsupported, key, name)
+		}
+		if err := json.Unmarshal(params[name], target); err != nil {
+			return c, fmt.Errorf("%w: config.json: %s: %s: %w", ErrConfig, key, name, err)
+		}
+	}
+	if partial != 1 {
+		return c, fmt.Errorf("%w: config.json: %s: partial_rotary_factor is %v; supported: 1", ErrUnsupported, key, partial)
+	}
+	if err := c.check(); err != nil {
+		return c, fmt.Errorf("config.json: %s: %w", key, err)
+	}
+	return c, nil
+}

@@ -1,0 +1,390 @@
+package model
+
+import (
+	"compress/gzip"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+)
+
+// tolerance is how far a float32 logit may be from that of transformers.
+const tolerance = 1e-4
+
+const blockTokens = 16
+
+// checkpoints are the folders that testdata/make_goldens.py made.
+var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain"}
+
+// llamas are those of checkpoints whose network is Llama's.
+var llamas = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full"}
+
+// goldens are what transformers computed for one of them.
+type goldens struct {
+	Cases []golden `json:"cases"`
+}
+
+type golden struct {
+	Prompt    []int32     `json:"prompt"`
+	Positions []int       `json:"positions"` // whose logits were kept
+	Logits    [][]float32 `json:"logits"`
+	Greedy    []int32     `json:"greedy"`
+	Gaps      []float64   `json:"gaps"` // best logit less the second, per greedy token
+}
+
+func readGoldens(t testing.TB, name string) goldens {
+	t.Helper()
+	f, err := os.Open(filepath.Join("testdata", name, "goldens.json.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g goldens
+	if err := json.NewDecoder(z).Decode(&g); err != nil {
+		t.Fatal(err)
+	}
+	if len(g.Cases) < 9 {
+		t.Fatalf("%s: %d goldens", name, len(g.Cases))
+	}
+	return g
+}
+
+func openCheckpoint(t testing.TB, name string) *Source {
+	t.Helper()
+	src, err := OpenDir(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := src.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return src
+}
+
+var testLimits = backend.Limits{Tokens: 160, Outputs: 8, Seqs: 4, Blocks: 16}
+
+// load loads a checkpoint on a CPU backend; wrap, when set, may stand between.
+func load(t testing.TB, src *Source, kernels string, wrap func(backend.Backend) backend.Backend) *Model {
+	t.Helper()
+	return loadOn(t, src, cpu.Options{Threads: 1, Limits: testLimits, Kernels: kernels, Mapped: true}, wrap)
+}
+
+func loadOn(t testing.TB, src *Source, o cpu.Options, wrap func(backend.Backend) backend.Backend) *Model {
+	t.Helper()
+	dev, err := cpu.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := dev.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	var b backend.Backend = dev
+	if wrap != nil {
+		b = wrap(dev)
+	}
+	m, err := Load(src, b, testLimits, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.AllocKV(m.KVSpec(2*testLimits.Blocks, blockTokens, backend.F32)); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// sequence feeds one sequence to a model through a block table of its own.
+type sequence struct {
+	m      *Model
+	tokens []int32
+	done   int            // tokens whose KV is stored
+	blocks []int32        // in no order, so that a table that is not read shows
+	sum    *xxhash.Digest // of all logits seen, when set
+}
+
+func newSequence(m *Model, prompt []int32, seed uint64) *sequence {
+	s := &sequence{m: m, tokens: slices.Clone(prompt)}
+	for _, b := range rand.New(rand.NewPCG(seed, 7)).Perm(2 * testLimits.Blocks)[:testLimits.Blocks] {
+		s.blocks = append(s.blocks, int32(b))
+	}
+	return s
+}
+
+// step computes the next n tokens, and returns the logits and the greedy tokens
+// of those positions among want that are in this step.
+func (s *sequence) step(t testing.TB, n int, want []int) (logits [][]float32, sampled []int32) {
+	t.Helper()
+	used := (s.done + n + blockTokens - 1) / blockTokens
+	step := &backend.Step{Spans: []backend.Span{{Tokens: int32(n), Start: int32(s.done), Blocks: s.blocks[:used]}}}
+	for p := s.done; p < s.done+n; p++ {
+		step.Tokens = append(step.Tokens, s.tokens[p])
+		step.Positions = append(step.Positions, int32(p))
+		step.Slots = append(step.Slots, s.blocks[p/blockTokens]*blockTokens+int32(p%blockTokens))
+	}
+	for _, p := range want {
+		if p >= s.done && p < s.done+n {
+			step.Outputs = append(step.Outputs, backend.Output{Row: int32(p - s.done), Position: int32(p + 1)})
+		}
+	}
+	step.Sampled = make([]int32, len(step.Outputs))
+	if err := s.m.Step(step, nil); err != nil {
+		t.Fatal(err)
+	}
+	s.done += n
+	vocab := s.m.VocabSize()
+	flat := s.m.backend.Download(make([]float32, len(step.Outputs)*vocab), s.m.Logits())
+	for _, v := range flat {
+		if s.sum != nil {
+			_, _ = s.sum.Write(binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)))
+		}
+	}
+	for i := range step.Outputs {
+		logits = append(logits, flat[i*vocab:(i+1)*vocab])
+	}
+	return logits, step.Sampled
+}
+
+// compare runs a golden's prompt in chunks and returns the worst error of a
+// logit and the sampled token after the prompt.
+func (s *sequence) compare(t testing.TB, g *golden, chunks func() int) (worst float64, next int32) {
+	t.Helper()
+	for s.done < len(g.Prompt) {
+		first := slices.IndexFunc(g.Positions, func(p int) bool { return p >= s.done })
+		logits, sampled := s.step(t, min(chunks(), len(g.Prompt)-s.done), g.Positions)
+		for i, row := range logits {
+			for j, v := range row {
+				worst = max(worst, math.Abs(float64(v)-float64(g.Logits[first+i][j])))
+				if v != v {
+					worst = math.Inf(1)
+				}
+			}
+			next = sampled[i]
+		}
+	}
+	return worst, next
+}
+
+// rounds is how often a seeded test runs: once, or longer with TANDEM_SOAK=1.
+func rounds(t testing.TB) uint64 {
+	t.Helper()
+	if os.Getenv("TANDEM_SOAK") == "1" {
+		return 20
+	}
+	return 1
+}
+
+// chunkings are the ways a prompt is cut.
+func chunkings(seed uint64) map[string]func() int {
+	r := rand.New(rand.NewPCG(seed, 3))
+	return map[string]func() int{
+		"whole":  func() int { return testLimits.Tokens },
+		"blocks": func() int { return blockTokens },
+		"random": func() int { return 1 + r.IntN(40) },
+		"single": func() int { return 1 },
+	}
+}
+
+// The forward pass is that of transformers: logits, and greedy tokens wherever
+// the two best logits are further apart than the error may be.
+func TestGoldens(t *testing.T) {
+	for _, name := range checkpoints {
+		src, want := openCheckpoint(t, name), readGoldens(t, name)
+		for _, kernels := range cpu.Variants() {
+			m := load(t, src, kernels, nil)
+			for seed := range rounds(t) {
+				sums := map[uint64]string{} // of all logits' bits, and how they were computed
+				for how, chunks := range chunkings(seed) {
+					t.Run(fmt.Sprintf("%s/%s/%s", name, kernels, how), func(t *testing.T) {
+						worst, compared, sum := 0.0, 0, xxhash.New()
+						for i := range want.Cases {
+							g := &want.Cases[i]
+							s := newSequence(m, g.Prompt, seed+uint64(i))
+							s.sum = sum
+							off, next := s.compare(t, g, chunks)
+							worst = max(worst, off)
+							compared += s.greedy(t, g, next)
+						}
+						t.Logf("worst error of a logit %.2g, %d greedy tokens compared", worst, compared)
+						if worst > tolerance {
+							t.Errorf("seed %d: a logit is off by %g, at most %g is allowed", seed, worst, tolerance)
+						}
+						if all := len(want.Cases) * len(want.Cases[0].Greedy); compared < all*9/10 {
+							t.Errorf("only %d of %d greedy tokens were far enough apart to compare", compared, all)
+						}
+						sums[sum.Sum64()] = how
+						if len(sums) > 1 {
+							t.Errorf("seed %d: the bits of the logits depend on how prompts are cut: %v", seed, sums)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// greedy continues after the prompt, one token a step, and counts the tokens
+// compared: up to the first whose gap could be closed by the allowed error.
+func (s *sequence) greedy(t testing.TB, g *golden, next int32) int {
+	t.Helper()
+	for i, want := range g.Greedy {
+		if g.Gaps[i] <= 2*tolerance {
+			return i
+		}
+		if next != want {
+			t.Errorf("prompt of %d: greedy token %d is %d, transformers says %d (gap %g)", len(g.Prompt), i, next, want, g.Gaps[i])
+			return i
+		}
+		s.tokens = append(s.tokens, next)
+		_, sampled := s.step(t, 1, []int{len(s.tokens) - 1})
+		next = sampled[0]
+	}
+	return len(g.Greedy)
+}
+
+// noLastNorm is a backend that hands the output projection the residual stream
+// as it was before the last norm.
+type noLastNorm struct {
+	backend.Backend
+	net *llama
+}
+
+func (b *noLastNorm) Linear(dst, x backend.Buf, w, bias backend.Weight) {
+	if dst == b.net.scores {
+		x = b.net.outputs.x
+	}
+	b.Backend.Linear(dst, x, w, bias)
+}
+
+// dropHeadNorm is a backend without the norm of query heads, or of key heads.
+type dropHeadNorm struct {
+	backend.Backend
+	drop, calls int
+}
+
+func (b *dropHeadNorm) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight, eps float32) {
+	if b.calls++; (b.calls-1)%2 != b.drop {
+		b.Backend.HeadNorm(dst, x, heads, headDim, w, eps)
+	}
+}
+
+// The comparison above sees what it is there to see: each fault, alone, moves
+// some logit far beyond the tolerance.
+func TestGoldensSeeFaults(t *testing.T) {
+	worstOf := func(t *testing.T, name string, m *Model) float64 {
+		worst, want := 0.0, readGoldens(t, name)
+		for i := range want.Cases {
+			g := &want.Cases[i]
+			off, _ := newSequence(m, g.Prompt, 1).compare(t, g, func() int { return testLimits.Tokens })
+			worst = max(worst, off)
+		}
+		return worst
+	}
+	config := func(change func(c *Config)) func(*testing.T, *Source) *Model {
+		return func(t *testing.T, src *Source) *Model {
+			change(&src.Config)
+			return load(t, src, cpu.Portable, nil)
+		}
+	}
+	without := func(call int) func(*testing.T, *Source) *Model { // of the two head norms of a layer
+		return func(t *testing.T, src *Source) *Model {
+			return load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { return &dropHeadNorm{Backend: b, drop: call} })
+		}
+	}
+	faults := map[string]struct {
+		names []string
+		load  func(t *testing.T, src *Source) *Model
+	}{
+		"no rope scaling":               {[]string{"gqa-tied", "headdim"}, config(func(c *Config) { c.Rope.Type = "default" })},
+		"another scaling range":         {[]string{"gqa-tied", "headdim"}, config(func(c *Config) { c.Rope.HighFreq *= 2 })},
+		"another theta":                 {checkpoints, config(func(c *Config) { c.Rope.Theta *= 1.01 })},
+		"another epsilon":               {checkpoints, config(func(c *Config) { c.Eps = 1e-3 })},
+		"no window":                     {[]string{"mistral-window"}, config(func(c *Config) { c.Window = 0 })},
+		"a window of one more":          {[]string{"mistral-window"}, config(func(c *Config) { c.Window++ })},
+		"a window where none is":        {[]string{"mistral-full", "qwen3"}, config(func(c *Config) { c.Window = 100 })},
+		"router weights not normalised": {[]string{"qwen3-moe"}, config(func(c *Config) { c.MoE.Normalize = false })},
+		"router weights normalised":     {[]string{"qwen3-moe-plain"}, config(func(c *Config) { c.MoE.Normalize = true })},
+		"an expert fewer":               {[]string{"qwen3-moe", "qwen3-moe-plain"}, config(func(c *Config) { c.MoE.TopK-- })},
+		"no norm of query heads":        {[]string{"qwen3", "qwen3-moe"}, without(0)},
+		"no norm of key heads":          {[]string{"qwen3", "qwen3-moe"}, without(1)},
+		"experts swapped": {[]string{"qwen3-moe"}, func(t *testing.T, src *Source) *Model {
+			m := load(t, src, cpu.Portable, nil)
+			e := m.net.(*qwen3MoE).Layers[0].MoE.Experts
+			e[0], e[1] = e[1], e[0]
+			return m
+		}},
+		"no last norm": {llamas, func(t *testing.T, src *Source) *Model {
+			a := &noLastNorm{}
+			m := load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { a.Backend = b; return a })
+			a.net = m.net.(*llama)
+			return m
+		}},
+		"last norm without weight": {llamas, func(t *testing.T, src *Source) *Model {
+			m := load(t, src, cpu.Portable, nil)
+			ones := make([]byte, 0, 4*src.Config.Hidden)
+			for range src.Config.Hidden {
+				ones = append(ones, 0, 0, 0x80, 0x3f)
+			}
+			w, err := m.backend.Load(backend.Tensor{Name: "ones", DType: backend.F32, Shape: []int{src.Config.Hidden}, Data: ones})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.net.(*llama).Norm = w
+			return m
+		}},
+		"layers swapped": {llamas, func(t *testing.T, src *Source) *Model {
+			m := load(t, src, cpu.Portable, nil)
+			layers := m.net.(*llama).Layers
+			layers[0].MLP.Down, layers[1].MLP.Down = layers[1].MLP.Down, layers[0].MLP.Down
+			return m
+		}},
+	}
+	for fault, f := range faults {
+		for _, name := range f.names {
+			t.Run(fault+"/"+name, func(t *testing.T) {
+				worst := worstOf(t, name, f.load(t, openCheckpoint(t, name)))
+				t.Logf("worst error of a logit %.2g", worst)
+				if !(worst > 10*tolerance) {
+					t.Errorf("the comparison does not see it: worst error %g", worst)
+				}
+			})
+		}
+	}
+}
+
+// TestGoldens also holds the bits of one chunking against another's. This is
+// that check with a reduction that depends on the rows of a step.
+func TestChunkBitsSeeFaults(t *testing.T) {
+	src, want := openCheckpoint(t, "mha"), readGoldens(t, "mha")
+	for _, fault := range []bool{false, true} {
+		m := loadOn(t, src, cpu.Options{Threads: 1, Limits: testLimits, Kernels: cpu.Portable, FaultBatchOrder: fault}, nil)
+		sums := map[uint64]bool{}
+		for _, chunk := range []int{1, testLimits.Tokens} {
+			sum := xxhash.New()
+			for i := range want.Cases {
+				s := newSequence(m, want.Cases[i].Prompt, 1)
+				s.sum = sum
+				s.compare(t, &want.Cases[i], func() int { return chunk })
+			}
+			sums[sum.Sum64()] = true
+		}
+		if (len(sums) > 1) != fault {
+			t.Errorf("batch-dependent reduction %v: %d different results", fault, len(sums))
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package model
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// architectures is every model this package knows, by the name in config.json.
+var architectures = map[string]architecture{
+	"LlamaForCausalLM":    {newLlama, nil},
+	"MistralForCausalLM":  {newLlama, configMistral},
+	"Qwen3ForCausalLM":    {newQwen3, configQwen3Dense},
+	"Qwen3MoeForCausalLM": {newQwen3MoE, configQwen3MoE},
+}
+
+// architecture makes the network of a config; config, where set, first reads
+// what the architecture's config.json has beside the common keys.
+type architecture struct {
+	network func(*Config) network
+	config  func(*rawConfig, *Config) error
+}
+
+// network is one architecture: weights to bind, buffers to allocate, a forward
+// pass to record.
+type network interface {
+	weights() []binding
+	ignore(tensor string) bool // in the file but not needed
+	alloc(memory) error
+	forward(backend.Backend)
+	logits() backend.Buf
+}
+
+// memory is the part of a backend that allocates a step's buffers.
+type memory interface {
+	Alloc(rows backend.Rows, cols int) (backend.Buf, error)
+}
+
+// Options of Load.
+type Options struct {
+	// Progress is told the bytes of weights loaded so far and in all, after
+	// each tensor, on the caller's goroutine.
+	Progress func(done, total int64)
+}
+
+// Model is a loaded checkpoint. One goroutine uses it, the backend's.
+type Model struct {
+	config  Config
+	backend backend.Backend
+	limits  backend.Limits
+	net     network
+	record  func() // Forward, bound once so that a step does not allocate
+}
+
+// Load checks the checkpoint's tensors against its config, moves them to the
+// backend and allocates the buffers of a step within limits. The KV store is
+// the caller's to allocate, from KVSpec.
+func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Model, error) {
+	if limits.Tokens < 1 || limits.Outputs < 1 || limits.Seqs < 1 || limits.Blocks < 1 {
+		return nil, fmt.Errorf("%w: every limit of a step must be positive: %+v", ErrConfig, limits)
+	}
+	m := &Model{config: src.Config, backend: b, limits: limits}
+	m.net = architectures[m.config.Architecture].network(&m.config)
+	m.record = m.Forward
+	checkpoint, err := src.weights()
+	if err != nil {
+		return nil, err
+	}
+	targets := m.net.weights()
+	tensors, err := match(targets, checkpoint, m.net.ignore)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", src.Name, err)
+	}
+	done, total := int64(0), int64(0)
+	for _, t := range tensors {
+		total += int64(len(t.Data))
+	}
+	for i, t := range tensors {
+		if *targets[i].target, err = b.Load(t); err != nil {
+			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
+		}
+		done += int64(len(t.Data))
+		if o.Progress != nil {
+			o.Progress(done, total)
+		}
+	}
+	if err := m.net.alloc(b); err != nil {
+		return nil, fmt.Errorf("%s: buffers for steps of %d tokens: %w", src.Name, limits.Tokens, err)
+	}
+	return m, nil
+}
+
+// Forward issues the operations of the forward pass; Step has the backend
+// record them.
+func (m *Model) Forward() { m.net.forward(m.backend) }
+
+// Step runs one step. onMark, when set, hears each layer whose KV is stored.
+func (m *Model) Step(step *backend.Step, onMark func(layer int)) error {
+	if len(step.Tokens) < 1 || len(step.Tokens) > m.limits.Tokens || len(step.Outputs) > m.limits.Outputs {
+		return fmt.Errorf("%w: a step of %d tokens and %d outputs, limits are %d and %d",
+			backend.ErrShape, len(step.Tokens), len(step.Outputs), m.limits.Tokens, m.limits.Outputs)
+	}
+	key := backend.Key{
+		Tokens:  min(bucket(len(step.Tokens)), m.limits.Tokens),
+		Outputs: min(bucket(len(step.Outputs)), m.limits.Outputs),
+	}
+	return m.backend.Replay(key, step, m.record, onMark)
+}
+
+// bucket is the least power of two that n fits in; 0 stays 0. So there are few
+// plans, and none is more than twice as large as needed.
+func bucket(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return 1 << bits.Len(uint(n-1))
+}
+
+// Logits is the buffer [outputs, vocab] behind the last step's tokens.
+func (m *Model) Logits() backend.Buf { return m.net.logits() }
+
+// VocabSize is the number of token ids; a step's tokens are below it.
+func (m *Model) VocabSize() int { return m.config.Vocab }
+
+// Config is what the model computes.
+func (m *Model) Config() Config { return m.config }
+
+// KVSpec is the KV store of this many blocks.
+func (m *Model) KVSpec(blocks, blockTokens int, dtype backend.DType) backend.KVSpec {
+	return m.config.KVSpec(blocks, blockTokens, dtype)
+}
+
+// KVSpec is the KV store of this many blocks; memory planning needs it before
+// there is a model.
+func (c *Config) KVSpec(blocks, blockTokens int, dtype backend.DType) backend.KVSpec {
+	return backend.KVSpec{
+		Layers: c.Layers, Blocks: blocks, BlockTokens: blockTokens,
+		KVHeads: c.KVHeads, HeadDim: c.HeadDim, DType: dtype,
+	}
+}
+
+// StepBytes is the memory of a step's buffers within limits.
+func (c *Config) StepBytes(limits backend.Limits) int64 {
+	count := counter{limits: limits}
+	_ = architectures[c.Architecture].network(c).alloc(&count) // the counter refuses nothing
+	return count.bytes
+}
+
+// counter is a memory that only adds up what is asked of it.
+type counter struct {
+	limits backend.Limits
+	bytes  int64
+}
+
+func (c *counter) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
+	n := c.limits.Tokens
+	if rows == backend.OutputRows {
+		n = c.limits.Outputs
+	}
+	c.bytes += int64(n) * int64(cols) * int64(backend.F32.Size())
+	return 0, nil
+}
+
+// allocator allocates until the first error.
+type allocator struct {
+	to  memory
+	err error
+}
+
+func (a *allocator) alloc(rows backend.Rows, cols int) backend.Buf {
+	if a.err != nil {
+		return 0
+	}
+	var buf backend.Buf
+	buf, a.err = a.to.Alloc(rows, cols)
+	return buf
+}

@@ -1,0 +1,138 @@
+// Package model turns a checkpoint folder in Hugging Face's layout into a
+// forward pass on a backend. config.json gives a Config; the architecture it
+// names is one file here, a struct whose tags bind weights by their names and a
+// function that records the pass as backend operations; Load checks every shape
+// before the first weight moves. Step runs the pass, recorded once per bucket of
+// step sizes.
+//
+// Invariant: what is loaded is computed as the checkpoint means it. A setting, a
+// tensor or a type that this package does not know is refused by name and value,
+// never skipped.
+//
+// The package does not schedule, and does not own KV blocks or tokens: a step
+// comes in complete.
+package model
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/tandem-serving/tandem/engine/safetensors"
+)
+
+// maxFile bounds the files that ReadFile reads whole, in bytes. The largest
+// tokenizer.json in the field has some 30 MB.
+const maxFile = 128 << 20
+
+// Errors of loading a checkpoint.
+var (
+	ErrSource      = errors.New("model: not a checkpoint folder")
+	ErrConfig      = errors.New("model: bad config")
+	ErrUnsupported = errors.New("model: not supported")
+	ErrWeights     = errors.New("model: weights do not fit the config")
+)
+
+// Source is an open checkpoint folder. Its weights are mapped when first used
+// and stay readable until Close.
+type Source struct {
+	// Name is the folder's name, what the model is called unless told otherwise.
+	Name   string
+	Config Config
+
+	files   fs.FS
+	weights func() (*safetensors.Checkpoint, error)
+	close   func() error
+}
+
+// OpenDir opens a checkpoint folder on disk.
+func OpenDir(dir string) (*Source, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrSource, err)
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s is a file; give the folder that holds config.json", ErrSource, dir)
+	}
+	name := filepath.Base(dir)
+	if abs, err := filepath.Abs(dir); err == nil {
+		name = filepath.Base(abs)
+	}
+	return newSource(os.DirFS(dir), name, func() (*safetensors.Checkpoint, error) { return safetensors.OpenDir(dir) })
+}
+
+// OpenFS opens a checkpoint folder of a file system, such as an embedded one.
+func OpenFS(files fs.FS, name string) (*Source, error) {
+	return newSource(files, name, func() (*safetensors.Checkpoint, error) { return safetensors.OpenFS(files) })
+}
+
+func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, error)) (*Source, error) {
+	s := &Source{Name: name, files: files, close: func() error { return nil }}
+	s.weights = sync.OnceValues(func() (*safetensors.Checkpoint, error) {
+		c, err := open()
+		if err == nil {
+			s.close = c.Close
+		}
+		return c, err
+	})
+	text, err := s.ReadFile("config.json")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s has no config.json", ErrSource, name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	generation, err := s.optional("generation_config.json")
+	if err != nil {
+		return nil, err
+	}
+	s.Config, err = parseConfig(text, generation)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return s, nil
+}
+
+// ReadFile is the content of a file in the folder. A file that is not there is
+// an fs.ErrNotExist.
+func (s *Source) ReadFile(name string) ([]byte, error) {
+	f, err := s.files.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("%w: %s has more than %d bytes", ErrSource, name, maxFile)
+	}
+	return data, nil
+}
+
+// optional is ReadFile for a file that may be absent: then it is nil.
+func (s *Source) optional(name string) ([]byte, error) {
+	data, err := s.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// WeightBytes is the size of all tensors of the folder.
+func (s *Source) WeightBytes() (int64, error) {
+	c, err := s.weights()
+	if err != nil {
+		return 0, err
+	}
+	return c.Bytes(), nil
+}
+
+// Close unmaps the weights. A backend that was told that they stay mapped must
+// be closed before.
+func (s *Source) Close() error { return s.close() }

@@ -1,0 +1,224 @@
+"""Makes the tiny random checkpoints of this folder and what Hugging Face
+transformers computes with them. Run it here:
+
+    python make_goldens.py [NAME …]
+
+Each checkpoint is a folder as transformers saves it (config.json, safetensors),
+with goldens.json.gz beside: for prompts of several lengths the logits of some
+positions, and a greedy continuation with the gap between the two best logits at
+each step. Weights are rounded to bfloat16, so that a bfloat16 file holds them
+exactly, and scaled so that logits have a standard deviation of 1 to 10: errors
+show, and greedy choices are clear. All arithmetic is float32.
+"""
+
+import gzip
+import json
+import pathlib
+import shutil
+import sys
+
+import numpy
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+PROMPTS = [1, 2, 7, 15, 16, 17, 33, 64, 130]  # tokens; around the block size of 16
+CONTINUE = 24  # greedy tokens
+
+ROOT = pathlib.Path(__file__).parent
+COMMON = dict(
+    hidden_act="silu", max_position_embeddings=256, rms_norm_eps=1e-5,
+    bos_token_id=1, eos_token_id=2, attention_bias=False, mlp_bias=False,
+)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+MODELS = {
+    # as many KV heads as heads, a head of its own, plain rotation
+    "mha": dict(
+        seed=11, dtype=torch.float32,
+        config=dict(
+            vocab_size=256, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+        ),
+    ),
+    # grouped heads, tied embeddings, scaled rotation that short prompts feel
+    "gqa-tied": dict(
+        seed=22, dtype=torch.bfloat16,
+        config=dict(
+            vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3,
+            num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True,
+            rope_parameters=dict(LLAMA3, rope_theta=10000.0, original_max_position_embeddings=32),
+        ),
+    ),
+    # heads * head_dim != hidden, the older config spelling, several files
+    "headdim": dict(
+        seed=33, dtype=torch.bfloat16, shard="150KB", old_spelling=True,
+        config=dict(
+            vocab_size=320, hidden_size=96, intermediate_size=192, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=False,
+            rope_parameters=dict(LLAMA3, rope_theta=500000.0, original_max_position_embeddings=64),
+        ),
+    ),
+    # a window shorter than most prompts, which begins anywhere in a block
+    "mistral-window": dict(
+        seed=44, dtype=torch.bfloat16,
+        config=dict(
+            model_type="mistral", vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=24, tie_word_embeddings=False, sliding_window=21,
+            rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+        ),
+    ),
+    "mistral-full": dict(
+        seed=55, dtype=torch.bfloat16, old_spelling=True,
+        config=dict(
+            model_type="mistral", vocab_size=192, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=1, tie_word_embeddings=False, sliding_window=None,
+            rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+        ),
+    ),
+    # norms of heads, heads * head_dim != hidden, tied embeddings
+    "qwen3": dict(
+        seed=66, dtype=torch.bfloat16,
+        config=dict(
+            model_type="qwen3", vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, use_sliding_window=False,
+            rms_norm_eps=1e-6, rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+        ),
+    ),
+    # layer 1 is dense, the others choose 3 of 8 experts
+    "qwen3-moe": dict(
+        seed=77, dtype=torch.bfloat16,
+        config=dict(
+            model_type="qwen3_moe", vocab_size=192, hidden_size=64, intermediate_size=112, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False, use_sliding_window=False,
+            num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True,
+            decoder_sparse_step=1, mlp_only_layers=[1],
+            rms_norm_eps=1e-6, rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+        ),
+    ),
+    # every second layer has experts, whose weights stay as the softmax gave them
+    "qwen3-moe-plain": dict(
+        seed=88, dtype=torch.bfloat16,
+        config=dict(
+            model_type="qwen3_moe", vocab_size=160, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=4, head_dim=12, tie_word_embeddings=False, use_sliding_window=False,
+            num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=False, decoder_sparse_step=2,
+            rms_norm_eps=1e-6, rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
+        ),
+    ),
+}
+
+
+def fill(model, seed):
+    """Random weights: activations of order one, attention that is far from flat."""
+    gen = torch.Generator().manual_seed(seed)
+    tied = model.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            r = torch.randn(p.shape, generator=gen)
+            if name.endswith("norm.weight"):
+                value = 1 + 0.3 * r
+            elif "embed_tokens" in name:
+                value = r * (3 / p.shape[1] ** 0.5 if tied else 1.0)
+            elif "lm_head" in name:
+                value = r * (3 / p.shape[1] ** 0.5)
+            elif "experts" in name or "mlp.gate.weight" in name:
+                value = r * (1.5 / p.shape[-1] ** 0.5)
+            elif "q_proj" in name or "k_proj" in name:
+                value = r * (1.5 / p.shape[1] ** 0.5)
+            else:
+                value = r / p.shape[1] ** 0.5
+            p.copy_(value.to(torch.bfloat16).to(torch.float32))
+
+
+def respell(folder):
+    """config.json as most checkpoints on the hub have it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def positions(n):
+    """Which logits to keep of a prompt of n tokens."""
+    return sorted({0, n // 2, max(n - 2, 0), n - 1})
+
+
+def shortest(v):
+    """The fewest digits that name this float32."""
+    return float(numpy.format_float_positional(v, unique=True))
+
+
+def watch_routers(model):
+    """Collects by how much the last expert chosen beats the first one that is not."""
+    found = []
+
+    def hook(module, _, output):
+        best = torch.topk(output[0], module.top_k + 1).values
+        found.append(float((best[:, -2] - best[:, -1]).min()))
+
+    for module in model.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.register_forward_hook(hook)
+    return found
+
+
+@torch.no_grad()
+def goldens(model, seed):
+    rng = numpy.random.default_rng(seed)
+    cases, every, routers = [], [], watch_routers(model)
+    for n in PROMPTS:
+        prompt = rng.integers(0, model.config.vocab_size, n).tolist()
+        logits = model(torch.tensor([prompt]), use_cache=False).logits[0]
+        every.append(logits)
+        tokens, gaps = list(prompt), []
+        for _ in range(CONTINUE):
+            best = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].topk(2)
+            gaps.append(float(best.values[0] - best.values[1]))
+            tokens.append(int(best.indices[0]))
+        cases.append({
+            "prompt": prompt,
+            "positions": positions(n),
+            "logits": [[shortest(v) for v in logits[i].numpy()] for i in positions(n)],
+            "greedy": tokens[n:],
+            "gaps": gaps,
+        })
+    deviation = float(torch.cat(every).std())
+    assert 1 <= deviation <= 10, deviation
+    assert min(routers, default=1) > 2e-5, min(routers)  # rounding must not choose experts
+    return {"transformers": transformers.__version__, "torch": torch.__version__, "deviation": deviation, "cases": cases}
+
+
+def make(name, spec):
+    folder = ROOT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    config = dict(COMMON, model_type="llama")
+    config.update(spec["config"])
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.float().eval()
+    fill(model, spec["seed"])
+    model.to(spec["dtype"]).save_pretrained(folder, max_shard_size=spec.get("shard", "5GB"))
+    if spec.get("old_spelling"):
+        respell(folder)
+    # What is compared is what is in the folder, read back and computed in float32.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    result = goldens(model, spec["seed"])
+    text = json.dumps(result, separators=(",", ":"))
+    with open(folder / "goldens.json.gz", "wb") as f:
+        with gzip.GzipFile(fileobj=f, mode="wb", mtime=0, filename="") as z:
+            z.write(text.encode())
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    flat = min(g for c in result["cases"] for g in c["gaps"])
+    size = sum(p.stat().st_size for p in folder.iterdir())
+    print(f"{name}: logits deviate by {result['deviation']:.2f}, smallest gap {flat:.5f}, {size} bytes")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or MODELS:
+        make(name, MODELS[name])

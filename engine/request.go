@@ -1,0 +1,252 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/sample"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+)
+
+// Finish says why a request's tokens ended; the numbers are node.proto's
+// FinishReason, which travels with the last token.
+type Finish uint8
+
+// Reasons to finish.
+const (
+	FinishStop   Finish = 1   // an end-of-sequence or stop token, itself delivered
+	FinishLength Finish = 2   // MaxTokens or the context is used up
+	FinishError  Finish = 255 // see Token.Err; never on the wire
+)
+
+// Token is one emission.
+type Token struct {
+	ID       int32
+	Position int // in prompt plus output
+	Finish   Finish
+	Err      error     // with FinishError
+	LogProbs *LogProbs // when the request asked for them; the receiver's
+}
+
+// LogProbs tells about a token under the model's own distribution, before
+// temperature, penalties and masks.
+type LogProbs struct {
+	LogProb float32
+	Rank    int          // 1 is the most probable
+	Top     []sample.Top // most probable first
+}
+
+// Request is one choice of a client's request, on its way through this engine.
+type Request struct {
+	Root        kvcache.Hash
+	Prompt      []int32
+	Output      []int32  // tokens of earlier attempts; they are not emitted again
+	Sampling    Sampling // its Controls are made by Add
+	Rules       Rules
+	LogProbs    bool    // each token comes with its log-probability
+	TopLogProbs int     // and with that many best tokens
+	MaxTokens   int     // of the output, that of earlier attempts included; at least 1
+	Stop        []int32 // token ids that end the output
+	Priority    int
+	Hold        bool // KV is expected from another node: see Reserve
+
+	// Added, if set, hears what Add returns as cached, on the step goroutine and
+	// so before the first token. It must not block.
+	Added func(cached int)
+	// Emit receives each token on the step goroutine and must not block.
+	Emit func(Token)
+}
+
+// finishAfter decides whether the token just drawn is the last.
+func (r *Request) finishAfter(token int32, output, length, maxLen int) Finish {
+	switch {
+	case slices.Contains(r.Stop, token):
+		return FinishStop
+	case output >= r.MaxTokens, length >= maxLen:
+		return FinishLength
+	}
+	return 0
+}
+
+// Job is a prompt whose KV another node wants: it is computed, nothing is
+// sampled.
+type Job struct {
+	Root     kvcache.Hash
+	Tokens   []int32
+	Priority int
+
+	// Layer says that the KV of the first upTo tokens of this layer stands in
+	// blocks. It is called in order of layers for each chunk, again with the
+	// same or smaller upTo after a preemption, on the step goroutine. The blocks stay as
+	// they are until ReleaseJob; the slice is valid during the call.
+	Layer func(layer, upTo int, blocks []kvcache.BlockID)
+	// Done is called once, unless ReleaseJob came first: every layer has been
+	// announced, or err says why not. On the step goroutine.
+	Done func(err error)
+
+	// The step goroutine's, until ReleaseJob.
+	held    []kvcache.BlockID // one pin each
+	pushing bool              // ended, counted in Engine.pushing
+}
+
+// Add queues a request and returns its id and how many tokens of it are in the
+// prefix cache. With Hold these are pinned, and the request waits for Reserve
+// and Arrived, or Proceed.
+func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error) {
+	tokens := make([]int32, 0, len(r.Prompt)+len(r.Output))
+	tokens = append(append(tokens, r.Prompt...), r.Output...)
+	if err := e.checkTokens(tokens); err != nil {
+		return 0, 0, err
+	}
+	r.Sampling.Controls = sample.NewControls(r.Rules, r.Prompt, r.Output)
+	id = scheduler.RequestID(e.next.Add(1))
+	derr := e.do(func() {
+		cached, err = e.sched.Add(scheduler.Request{
+			ID: id, Root: r.Root, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
+			MaxNew: r.MaxTokens - len(r.Output),
+		}, e.now())
+		if err == nil {
+			e.live[id] = &run{req: r, prompt: len(tokens), output: len(r.Output)}
+			if r.Added != nil {
+				r.Added(cached)
+			}
+		}
+	})
+	if derr != nil {
+		err = derr
+	}
+	return id, cached, err
+}
+
+// AddJob queues a job and returns its id and how many of its tokens are in the
+// prefix cache. The job's source blocks are pinned until Release.
+func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) {
+	if err := e.checkTokens(j.Tokens); err != nil {
+		return 0, 0, err
+	}
+	id = scheduler.RequestID(e.next.Add(1))
+	derr := e.do(func() {
+		cached, err = e.sched.Add(scheduler.Request{
+			ID: id, Root: j.Root, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority,
+		}, e.now())
+		if err == nil {
+			e.live[id] = &run{job: j, prompt: len(j.Tokens)}
+		}
+	})
+	if derr != nil {
+		err = derr
+	}
+	return id, cached, err
+}
+
+// CheckJob says what AddJob would refuse whatever the load is, so that a job can
+// be refused before it waits for its turn.
+func (e *Engine) CheckJob(tokens []int32) error {
+	if n, longest := len(tokens), e.o.Scheduler.MaxModelLen; n > longest {
+		return fmt.Errorf("%w: %d tokens, at most %d can be computed", scheduler.ErrTooLong, n, longest)
+	}
+	return e.checkTokens(tokens)
+}
+
+// ReleaseJob lets go of a job's source blocks: its push has ended and reads
+// them no more. It ends a job that still runs.
+func (e *Engine) ReleaseJob(id scheduler.RequestID, j *Job) {
+	e.later(func() {
+		e.drop(id)
+		e.sched.UnpinOut(j.held)
+		j.held = nil
+		if j.pushing {
+			j.pushing = false
+			e.pushing--
+		}
+	})
+}
+
+// Reserve takes blocks for the KV of a held request's tokens up to upTo, which
+// another node will write.
+func (e *Engine) Reserve(id scheduler.RequestID, upTo int) (res scheduler.Reservation, err error) {
+	if derr := e.do(func() { res, err = e.sched.Reserve(id, upTo) }); derr != nil {
+		err = derr
+	}
+	return res, err
+}
+
+// Arrived says that everything reserved has landed and matches; the request
+// goes on from there.
+func (e *Engine) Arrived(res scheduler.ReservationID) {
+	e.later(func() { e.logErr("arrived", uint64(res), e.sched.Arrived(res)) })
+}
+
+// Lost gives a reservation up. Its blocks stay out of use until Release. Calls
+// take effect in the order they were made.
+func (e *Engine) Lost(res scheduler.ReservationID) {
+	e.later(func() { e.logErr("lost", uint64(res), e.sched.Lost(res)) })
+}
+
+// Release ends a lost or abandoned reservation: no write can land any more.
+func (e *Engine) Release(res scheduler.ReservationID) {
+	e.later(func() { e.logErr("release", uint64(res), e.sched.Release(res)) })
+}
+
+// Proceed stops a held request's waiting: its prompt is computed here.
+func (e *Engine) Proceed(id scheduler.RequestID) {
+	e.later(func() {
+		if e.live[id] != nil {
+			e.logErr("proceed", uint64(id), e.sched.Proceed(id))
+		}
+	})
+}
+
+// Abort ends a request without a further token. Unknown ids are ignored: it may
+// just have finished.
+func (e *Engine) Abort(id scheduler.RequestID) {
+	e.later(func() { e.drop(id) })
+}
+
+// drop ends what its owner no longer wants, if it is still here.
+func (e *Engine) drop(id scheduler.RequestID) {
+	if e.live[id] == nil {
+		return
+	}
+	delete(e.live, id)
+	e.count.Aborted++
+	e.abort(id)
+}
+
+func (e *Engine) abort(id scheduler.RequestID) { e.logErr("abort", uint64(id), e.sched.Abort(id)) }
+
+// later posts f; after the engine has stopped there is nothing left to change.
+func (e *Engine) later(f func()) {
+	if err := e.post(f); err != nil {
+		e.log.Debug("engine stopped", "err", err)
+	}
+}
+
+// logErr reports what only a fault of ours can cause.
+func (e *Engine) logErr(what string, id uint64, err error) {
+	if err != nil {
+		e.log.Error("scheduler refused", "call", what, "id", id, "err", err)
+	}
+}
+
+// checkTokens keeps ids that the embedding table does not have out of a batch,
+// where they would fail everybody.
+func (e *Engine) checkTokens(tokens []int32) error {
+	vocab := e.o.Model.VocabSize()
+	for i, t := range tokens {
+		if t < 0 || int(t) >= vocab {
+			return fmt.Errorf("%w: %d at position %d, the vocabulary has %d", ErrToken, t, i, vocab)
+		}
+	}
+	return nil
+}
+
+// blockInts views block ids as the device's integers without copying.
+func blockInts(b []kvcache.BlockID) []int32 {
+	if len(b) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*int32)(unsafe.Pointer(&b[0])), len(b))
+}

@@ -1,0 +1,223 @@
+// Package safetensors reads the weights of a checkpoint folder: one
+// model.safetensors, or several files under model.safetensors.index.json. Files
+// of a directory are mapped, so a tensor costs no memory of its own and nodes of
+// one machine share the pages; files of an fs.FS are read.
+//
+// Invariant: what Open accepts is whole. Every tensor has a known type, its
+// bytes match its shape and lie inside the file, and no two tensors share a
+// byte.
+//
+// The package does not convert types, and does not know what the names mean.
+package safetensors
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	single = "model.safetensors"
+	index  = "model.safetensors.index.json"
+)
+
+// maxIndex bounds the index of a sharded checkpoint, as MaxHeader bounds a file.
+const maxIndex = MaxHeader
+
+// ErrNoWeights says that a folder has neither of the two file names.
+var ErrNoWeights = errors.New("safetensors: no model.safetensors and no model.safetensors.index.json")
+
+// Checkpoint is the open weights of one folder.
+type Checkpoint struct {
+	tensors map[string]Tensor
+	mapped  [][]byte
+}
+
+// source is where a checkpoint's files come from.
+type source struct {
+	open func(name string) (fs.File, error)
+	// bytes is a whole file; mapped says that it must be unmapped.
+	bytes func(name string) (data []byte, mapped bool, err error)
+}
+
+// OpenDir opens the weights in a directory and maps them.
+func OpenDir(dir string) (*Checkpoint, error) {
+	return open(source{
+		open: func(name string) (fs.File, error) { return os.Open(filepath.Join(dir, name)) },
+		bytes: func(name string) ([]byte, bool, error) {
+			data, err := mapFile(filepath.Join(dir, name))
+			return data, true, err
+		},
+	})
+}
+
+// OpenFS reads the weights in a file system, such as those embedded in a binary.
+func OpenFS(fsys fs.FS) (*Checkpoint, error) {
+	return open(source{
+		open: fsys.Open,
+		bytes: func(name string) ([]byte, bool, error) {
+			data, err := fs.ReadFile(fsys, name)
+			return data, false, err
+		},
+	})
+}
+
+func open(s source) (*Checkpoint, error) {
+	c := &Checkpoint{tensors: map[string]Tensor{}}
+	err := c.addFile(s, single, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = c.addIndexed(s)
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// addIndexed adds the shards that the index names, and of each the tensors that
+// the index says it holds.
+func (c *Checkpoint) addIndexed(s source) error {
+	text, err := readBounded(s, index)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ErrNoWeights
+	}
+	if err != nil {
+		return err
+	}
+	var content struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(text, &content); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrFormat, index, err)
+	}
+	if len(content.WeightMap) == 0 {
+		return fmt.Errorf("%w: %s: no weight_map", ErrFormat, index)
+	}
+	shards := map[string][]string{} // file -> tensor names
+	for _, tensor := range slices.Sorted(maps.Keys(content.WeightMap)) {
+		file := content.WeightMap[tensor]
+		if !plainName(file) {
+			return fmt.Errorf("%w: %s: tensor %q in file %q, which is not a name in this folder", ErrFormat, index, tensor, file)
+		}
+		shards[file] = append(shards[file], tensor)
+	}
+	for _, file := range slices.Sorted(maps.Keys(shards)) {
+		if err := c.addFile(s, file, shards[file]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addFile adds the named tensors of a file, or all where names is nil.
+func (c *Checkpoint) addFile(s source, file string, names []string) error {
+	data, mapped, err := s.bytes(file)
+	if err != nil {
+		return fmt.Errorf("safetensors: %w", err)
+	}
+	if mapped {
+		c.mapped = append(c.mapped, data)
+	}
+	tensors, err := Parse(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	wanted := map[string]bool{}
+	for _, name := range names {
+		wanted[name] = true
+	}
+	for _, t := range tensors {
+		if names == nil || wanted[t.Name] {
+			c.tensors[t.Name] = t
+			delete(wanted, t.Name)
+		}
+	}
+	for _, name := range names {
+		if wanted[name] {
+			return fmt.Errorf("%w: %s: tensor %q is in the index, not in the file", ErrFormat, file, name)
+		}
+	}
+	return nil
+}
+
+// Tensor is the tensor of this name.
+func (c *Checkpoint) Tensor(name string) (Tensor, bool) {
+	t, ok := c.tensors[name]
+	return t, ok
+}
+
+// Names are the names of all tensors, sorted.
+func (c *Checkpoint) Names() []string {
+	return slices.Sorted(maps.Keys(c.tensors))
+}
+
+// Bytes is the size of all tensors.
+func (c *Checkpoint) Bytes() int64 {
+	n := int64(0)
+	for _, t := range c.tensors {
+		n += int64(len(t.Data))
+	}
+	return n
+}
+
+// Close unmaps the files. No tensor's Data may be used after it.
+func (c *Checkpoint) Close() error {
+	var errs []error
+	for _, data := range c.mapped {
+		errs = append(errs, unix.Munmap(data))
+	}
+	c.mapped, c.tensors = nil, nil
+	return errors.Join(errs...)
+}
+
+// mapFile maps a file for reading. The file must not be cut short while it is
+// mapped: the kernel answers a read past its end with SIGBUS.
+func mapFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() < 8 {
+		return nil, fmt.Errorf("%w: %s: not a regular file of at least 8 bytes", ErrFormat, path)
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, &fs.PathError{Op: "mmap", Path: path, Err: err}
+	}
+	return data, nil
+}
+
+func readBounded(s source, name string) ([]byte, error) {
+	f, err := s.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxIndex+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxIndex {
+		return nil, fmt.Errorf("%w: %s: more than %d bytes", ErrFormat, name, maxIndex)
+	}
+	return data, nil
+}
+
+// plainName reports whether a shard's name stays in its folder.
+func plainName(name string) bool {
+	return name != "" && fs.ValidPath(name) && !strings.ContainsAny(name, `/\`) && name != "."
+}

@@ -1,0 +1,127 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+// ErrBroken says that a conservation law of the scheduler does not hold.
+var ErrBroken = errors.New("scheduler: state is inconsistent")
+
+// Check verifies the scheduler's conservation laws, and the pool's: every
+// request is in one queue, in order; every block's references are the tables and
+// live reservations that contain it, its incoming pins the reservations; what a
+// request will write next is its own. It takes time proportional to the pool
+// and all tables.
+func (s *Scheduler) Check() error {
+	if err := s.pool.Check(); err != nil {
+		return err
+	}
+	n := s.pool.Usage().Blocks
+	owners := owned{refs: make([]int, n), pinsIn: make([]int, n)}
+	queues := [...][]*request{stateHeld: s.held, stateWaiting: s.waiting, stateRunning: s.running}
+	named := 0
+	for state, queue := range queues {
+		named += len(queue)
+		for i, r := range queue {
+			if i > 0 && !queue[i-1].rank.before(r.rank) {
+				return fmt.Errorf("%w: queue %d is out of order at request %d", ErrBroken, state, r.id)
+			}
+			if r.state != requestState(state) || s.byID[r.id] != r {
+				return fmt.Errorf("%w: request %d is in queue %d with state %d", ErrBroken, r.id, state, r.state)
+			}
+			if err := s.checkRequest(r, &owners); err != nil {
+				return err
+			}
+		}
+	}
+	if named != len(s.byID) || len(s.running) > s.cfg.MaxSeqs {
+		return fmt.Errorf("%w: %d requests in queues, %d known; %d of at most %d running",
+			ErrBroken, named, len(s.byID), len(s.running), s.cfg.MaxSeqs)
+	}
+	if s.stepping {
+		for _, r := range s.inStep {
+			if r.state != stateGone {
+				continue
+			}
+			if err := s.checkRequest(r, &owners); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.checkReservations(&owners); err != nil {
+		return err
+	}
+	for i := range n {
+		info := s.pool.Info(kvcache.BlockID(i))
+		if info.Refs != owners.refs[i] || info.PinsIn != owners.pinsIn[i] {
+			return fmt.Errorf("%w: block %d has %d references and %d incoming pins, its owners make %d and %d",
+				ErrBroken, i, info.Refs, info.PinsIn, owners.refs[i], owners.pinsIn[i])
+		}
+	}
+	return nil
+}
+
+// owned counts, per block, who says to have it.
+type owned struct{ refs, pinsIn []int }
+
+func (s *Scheduler) checkRequest(r *request, owners *owned) error {
+	end := r.computed + r.scheduled
+	switch {
+	case r.computed < 0 || end > len(r.tokens) || len(r.tokens) > s.cfg.MaxModelLen:
+		return fmt.Errorf("%w: request %d has %d computed, %d scheduled of %d tokens",
+			ErrBroken, r.id, r.computed, r.scheduled, len(r.tokens))
+	case len(r.table) != s.blocksFor(end):
+		return fmt.Errorf("%w: request %d has %d blocks for %d tokens", ErrBroken, r.id, len(r.table), end)
+	case r.hashed != r.computed/s.blockTokens:
+		return fmt.Errorf("%w: request %d has %d hashed blocks of %d computed tokens", ErrBroken, r.id, r.hashed, r.computed)
+	case r.scheduled > 0 && !(s.stepping && r.inStep), r.inStep && !s.stepping:
+		return fmt.Errorf("%w: request %d has %d tokens scheduled, in step %v", ErrBroken, r.id, r.scheduled, r.inStep)
+	case r.reservation != nil && r.state != stateHeld:
+		return fmt.Errorf("%w: request %d has reservation %d in state %d", ErrBroken, r.id, r.reservation.ID, r.state)
+	}
+	for i, id := range r.table {
+		owners.refs[id]++
+		info := s.pool.Info(id)
+		if info.PinsIn > 0 {
+			return fmt.Errorf("%w: block %d of request %d has an incoming pin", ErrBroken, id, r.id)
+		}
+		if info.Hashed != (i < r.hashed) || !info.Hashed && info.Refs != 1 {
+			return fmt.Errorf("%w: block %d (%d of request %d, which has %d hashed): hashed %v, %d references",
+				ErrBroken, id, i, r.id, r.hashed, info.Hashed, info.Refs)
+		}
+	}
+	return nil
+}
+
+func (s *Scheduler) checkReservations(owners *owned) error {
+	live := 0
+	for i, res := range s.reservations {
+		if i > 0 && s.reservations[i-1].ID >= res.ID {
+			return fmt.Errorf("%w: reservation %d is out of order", ErrBroken, res.ID)
+		}
+		if res.live != (res.r.reservation == res) {
+			return fmt.Errorf("%w: reservation %d is live %v, request %d has another one", ErrBroken, res.ID, res.live, res.Request)
+		}
+		for _, id := range res.Blocks {
+			owners.pinsIn[id]++
+			if res.live {
+				owners.refs[id]++
+			}
+		}
+		if res.live && res.r.state == stateHeld {
+			live++
+		}
+	}
+	for _, r := range s.held {
+		if r.reservation != nil {
+			live--
+		}
+	}
+	if live != 0 {
+		return fmt.Errorf("%w: live reservations and the requests that have one differ by %d", ErrBroken, live)
+	}
+	return nil
+}

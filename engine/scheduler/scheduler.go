@@ -1,0 +1,345 @@
+// Package scheduler decides, step by step, which tokens of which requests the
+// model computes and in which blocks their KV lies.
+//
+// There are no phases. A request is a list of tokens of which the first
+// `computed` have their KV in its block table, and it catches up within the
+// step's token budget: first every request that lacks one token (decoding),
+// then longer gaps in chunks, then waiting requests are admitted, all in rank
+// order. Prefix hits, chunks, preemption and KV from another node
+// only move `computed`. When memory runs out the lowest rank gives its blocks
+// back and later recomputes what the cache has not kept. Rank is arrival time,
+// moved by a fixed head start per priority level: a total order in which every
+// request is some day the first, so nothing starves.
+//
+// The invariant: positions at and after `computed` lie in blocks that belong to
+// this request alone and are not in the prefix cache, so a step writes nothing
+// that anybody else can read, and a block that the network may write is in no
+// block table.
+//
+// The package does not sample, does not know when a request is finished, has no
+// clock and no goroutine, and touches no KV memory. It is not safe for
+// concurrent use. Between Schedule and Update every other call is legal, since
+// the world goes on while a step runs; two steps at once are not.
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+// Bounds for a Config that names none.
+const (
+	// DefaultMaxBatchedTokens keeps a step with a full chunk short enough that
+	// decoding requests beside it do not visibly stutter.
+	DefaultMaxBatchedTokens = 2048
+	// DefaultMaxSeqs is where batching has gained most of what it can gain.
+	DefaultMaxSeqs = 256
+	// DefaultMaxQueued is four full batches: who would wait longer than that is
+	// better served by another node.
+	DefaultMaxQueued = 4 * DefaultMaxSeqs
+	// DefaultArrivingFraction leaves half the pool to what already runs, however
+	// many prompts arrive at once.
+	DefaultArrivingFraction = 0.5
+	// DefaultWatermark is the part of the pool that admission and reservations
+	// leave alone, so that running requests can grow for some steps before
+	// anybody has to be preempted.
+	DefaultWatermark = 0.01
+	// DefaultPriorityHeadStart is how much earlier one priority level makes a
+	// request look. Longer than usual queues, so priorities are strict in
+	// practice; finite, so the lowest one is not starved.
+	DefaultPriorityHeadStart = 30 * time.Second
+
+	// maxPriority bounds |Priority|, so that a head start cannot overflow.
+	maxPriority = 1 << 16
+	// maxHint bounds how many tokens of room Request.MaxNew reserves up front.
+	maxHint = 4096
+)
+
+// What a call can be refused for. None of these changes anything.
+var (
+	ErrConfig             = errors.New("scheduler: bad config")
+	ErrQueueFull          = errors.New("scheduler: queue is full")
+	ErrTooLong            = errors.New("scheduler: request is too long")
+	ErrEmpty              = errors.New("scheduler: request has no tokens")
+	ErrDuplicate          = errors.New("scheduler: request is already here")
+	ErrUnknownRequest     = errors.New("scheduler: no such request")
+	ErrUnknownReservation = errors.New("scheduler: no such reservation")
+	ErrNotHeld            = errors.New("scheduler: request is not held")
+	ErrReserved           = errors.New("scheduler: request has a live reservation")
+	ErrLost               = errors.New("scheduler: reservation was given up")
+	ErrNoRoom             = errors.New("scheduler: no room for arriving blocks")
+	ErrNeverFits          = errors.New("scheduler: more than may arrive at once")
+	ErrNothingMissing     = errors.New("scheduler: nothing is missing")
+	ErrRange              = errors.New("scheduler: reservation is out of range")
+)
+
+// RequestID names a request among those that are here.
+type RequestID uint64
+
+// Request is what Add takes.
+type Request struct {
+	ID          RequestID
+	Root        kvcache.Hash // where its block hashes start
+	Tokens      []int32      // prompt, and output so far when it resumes; copied
+	ComputeOnly bool         // a prefill job: compute the KV of all Tokens, sample nothing, then finish
+	Hold        bool         // KV is expected from another node: not scheduled until Arrived or Proceed
+	NoCacheRead bool         // compute everything; what it computes is still cached
+	Priority    int          // lower goes first; clamped to ±65536
+	MaxNew      int          // tokens it may still sample; only a hint that sizes buffers, 0 is fine
+}
+
+// Config sizes a scheduler. Zero means the default of the same name.
+type Config struct {
+	Pool              kvcache.Config
+	MaxBatchedTokens  int           // tokens per step, at least MaxSeqs so that decoding never waits for chunks
+	MaxSeqs           int           // running requests
+	MaxQueued         int           // held and waiting requests; preempted ones may come on top
+	MaxModelLen       int           // tokens per request, output included; 0 means what the pool holds
+	ArrivingFraction  float64       // part of the pool that may have incoming pins, (0, 1]
+	Watermark         float64       // part of the pool kept for running requests, [0, 1); less than a block is none
+	PriorityHeadStart time.Duration // how much earlier one priority level makes a request look
+}
+
+// Scheduler is the state machine. One goroutine owns it.
+type Scheduler struct {
+	cfg         Config
+	pool        *kvcache.Pool
+	blockTokens int
+	maxArriving int // blocks
+	watermark   int // blocks
+
+	byID         map[RequestID]*request // never ranged over
+	held         []*request             // by rank, best first, as the next two
+	waiting      []*request
+	running      []*request
+	reservations []*reservation // by ID, live and lost
+	lastID       ReservationID
+	arrivals     uint64 // requests added so far
+
+	// The step between Schedule and Update; the slices are reused.
+	stepping bool
+	budget   int        // tokens left while a batch is made
+	placed   []*request // in batch order, victims of preemption included
+	inStep   []*request // those of the batch, then those of Completed
+	batch    Batch
+	done     []RequestID
+	match    []kvcache.BlockID
+
+	counters counters
+	broken   fault // which rule a test left out; zero otherwise
+}
+
+// counters only grow.
+type counters struct {
+	prefixQueries, prefixHits uint64 // tokens
+	preemptions               uint64
+	reclaimed                 uint64
+	admitted                  uint64
+	queueTime                 time.Duration
+}
+
+// fault leaves out one rule, so that tests can show that they would notice.
+type fault uint8
+
+const (
+	faultPreemptFreesArriving fault = iota + 1 // preemption removes incoming pins
+	faultLostFrees                             // Lost removes incoming pins before the lease has ended
+	faultSharedWritten                         // a hit covers the last token too, which is then recomputed in place
+	faultAbortFrees                            // Abort frees blocks that the running step writes
+)
+
+// New returns a scheduler with an empty pool.
+func New(cfg Config) (*Scheduler, error) {
+	pool, err := kvcache.NewPool(cfg.Pool)
+	if err != nil {
+		return nil, err
+	}
+	setDefault(&cfg.MaxBatchedTokens, DefaultMaxBatchedTokens)
+	setDefault(&cfg.MaxSeqs, DefaultMaxSeqs)
+	setDefault(&cfg.MaxQueued, DefaultMaxQueued)
+	setDefault(&cfg.MaxModelLen, cfg.Pool.Blocks*pool.BlockTokens())
+	setDefault(&cfg.ArrivingFraction, DefaultArrivingFraction)
+	setDefault(&cfg.Watermark, DefaultWatermark)
+	setDefault(&cfg.PriorityHeadStart, DefaultPriorityHeadStart)
+	if cfg.MaxSeqs < 1 || cfg.MaxQueued < 1 || cfg.MaxModelLen < 1 {
+		return nil, fmt.Errorf("%w: MaxSeqs %d, MaxQueued %d and MaxModelLen %d have to be at least 1",
+			ErrConfig, cfg.MaxSeqs, cfg.MaxQueued, cfg.MaxModelLen)
+	}
+	if cfg.MaxBatchedTokens < cfg.MaxSeqs {
+		return nil, fmt.Errorf("%w: MaxBatchedTokens %d is less than MaxSeqs %d: a full batch could not decode in one step",
+			ErrConfig, cfg.MaxBatchedTokens, cfg.MaxSeqs)
+	}
+	if room := cfg.Pool.Blocks * pool.BlockTokens(); cfg.MaxModelLen > room {
+		return nil, fmt.Errorf("%w: MaxModelLen %d does not fit the pool, which holds %d tokens (%d blocks of %d): lower it or add KV memory",
+			ErrConfig, cfg.MaxModelLen, room, cfg.Pool.Blocks, pool.BlockTokens())
+	}
+	if !(cfg.ArrivingFraction > 0 && cfg.ArrivingFraction <= 1 && cfg.Watermark >= 0 && cfg.Watermark < 1) ||
+		cfg.PriorityHeadStart < 0 || cfg.PriorityHeadStart > time.Hour {
+		return nil, fmt.Errorf("%w: ArrivingFraction %v (above 0, at most 1), Watermark %v (0 to below 1), PriorityHeadStart %v (0 to 1h)",
+			ErrConfig, cfg.ArrivingFraction, cfg.Watermark, cfg.PriorityHeadStart)
+	}
+	return &Scheduler{
+		cfg:         cfg,
+		pool:        pool,
+		blockTokens: pool.BlockTokens(),
+		maxArriving: int(cfg.ArrivingFraction * float64(cfg.Pool.Blocks)),
+		watermark:   int(cfg.Watermark * float64(cfg.Pool.Blocks)),
+		byID:        make(map[RequestID]*request),
+	}, nil
+}
+
+func setDefault[T int | float64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// Add accepts a request, and says how many of its tokens are cached: whole
+// blocks, at most n-1 tokens of n unless it is ComputeOnly. For a request on
+// hold those blocks are kept from now on (a request that runs may still take
+// them when memory runs out; Reserve then starts further left). For others it
+// is a forecast.
+func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
+	n := len(q.Tokens)
+	longest := s.cfg.MaxModelLen
+	if !q.ComputeOnly {
+		longest-- // room for at least one token of output
+	}
+	switch {
+	case n == 0:
+		return 0, fmt.Errorf("%w: request %d", ErrEmpty, q.ID)
+	case n > longest:
+		return 0, fmt.Errorf("%w: request %d has %d tokens, at most %d can be served", ErrTooLong, q.ID, n, longest)
+	case s.byID[q.ID] != nil:
+		return 0, fmt.Errorf("%w: request %d", ErrDuplicate, q.ID)
+	case len(s.waiting)+len(s.held) >= s.cfg.MaxQueued:
+		return 0, fmt.Errorf("%w: request %d with %d held and %d waiting, at most %d",
+			ErrQueueFull, q.ID, len(s.held), len(s.waiting), s.cfg.MaxQueued)
+	}
+	s.arrivals++
+	r := s.newRequest(q)
+	r.queuedAt = now
+	r.rank = rank{
+		due:     now + time.Duration(min(max(q.Priority, -maxPriority), maxPriority))*s.cfg.PriorityHeadStart,
+		arrival: s.arrivals,
+	}
+	s.byID[q.ID] = r
+	if !q.Hold {
+		r.state = stateWaiting
+		s.waiting = insert(s.waiting, r)
+		return len(s.lookup(r)) * s.blockTokens, nil
+	}
+	r.state = stateHeld
+	s.held = insert(s.held, r)
+	s.attach(r)
+	return r.computed, nil
+}
+
+// Proceed ends a hold: the request computes here what is not cached. A live
+// reservation is given up as by Lost.
+func (s *Scheduler) Proceed(id RequestID) error {
+	r, err := s.heldRequest(id, "proceed")
+	if err != nil {
+		return err
+	}
+	if r.reservation != nil {
+		s.giveUp(r.reservation)
+	}
+	s.unhold(r)
+	return nil
+}
+
+// Abort ends a request in any state. Blocks that the running step writes return
+// with Update, which ignores the request's result; blocks of a reservation with
+// Arrived or Release. The ID can be used again at once; in the running batch it
+// still means the old request.
+func (s *Scheduler) Abort(id RequestID) error {
+	r := s.byID[id]
+	if r == nil {
+		return fmt.Errorf("%w: abort %d", ErrUnknownRequest, id)
+	}
+	s.leave(r)
+	if r.inStep {
+		if s.broken != faultAbortFrees {
+			return nil
+		}
+		r.scheduled = 0
+	}
+	s.release(r)
+	return nil
+}
+
+// PinOut keeps the content of blocks while a push reads them, also when their
+// request ends. A block can be pinned while a block table has it.
+func (s *Scheduler) PinOut(blocks []kvcache.BlockID) {
+	for _, id := range blocks {
+		s.pool.PinOut(id)
+	}
+}
+
+// UnpinOut ends PinOut; last to first, so that a prefix outlives what follows it.
+func (s *Scheduler) UnpinOut(blocks []kvcache.BlockID) {
+	for i := len(blocks) - 1; i >= 0; i-- {
+		s.pool.UnpinOut(blocks[i])
+	}
+}
+
+// Cached is the length in tokens of the longest cached prefix; whole blocks.
+// It changes nothing.
+func (s *Scheduler) Cached(root kvcache.Hash, tokens []int32) int {
+	s.match = s.pool.AppendMatch(s.match[:0], root, tokens)
+	return len(s.match) * s.blockTokens
+}
+
+// Blocks is a request's current block table, nil when it is not here. It is
+// valid until the next call, to be read only. A held request's table has its
+// cached prefix, without reserved blocks.
+func (s *Scheduler) Blocks(id RequestID) []kvcache.BlockID {
+	r := s.byID[id]
+	if r == nil {
+		return nil
+	}
+	return r.table
+}
+
+// Events appends what entered and left the prefix cache since the last call;
+// see kvcache.Pool.Events.
+func (s *Scheduler) Events(dst []kvcache.Event) (events []kvcache.Event, gap bool) {
+	return s.pool.Events(dst)
+}
+
+// AppendHashed appends a snapshot of the prefix cache, from which Events go on.
+func (s *Scheduler) AppendHashed(dst []kvcache.Event) []kvcache.Event {
+	return s.pool.AppendHashed(dst)
+}
+
+// Stats are gauges of now and counters since New.
+type Stats struct {
+	Running, Waiting, Held int
+	Reservations           int           // live, and lost but not yet released
+	Blocks                 kvcache.Usage // by state
+	PrefixQueries          uint64        // tokens that were looked up, once per request
+	PrefixHits             uint64        // of these, tokens that were cached
+	Preemptions            uint64        // requests that lost computed or arrived KV
+	Reclaimed              uint64        // held requests that lost hold of their cached prefix
+	Admitted               uint64        // requests that started to run, once each
+	QueueTime              time.Duration // sum over Admitted from Add to the first step
+}
+
+// Stats returns the current numbers.
+func (s *Scheduler) Stats() Stats {
+	return Stats{
+		Running: len(s.running), Waiting: len(s.waiting), Held: len(s.held),
+		Reservations:  len(s.reservations),
+		Blocks:        s.pool.Usage(),
+		PrefixQueries: s.counters.prefixQueries,
+		PrefixHits:    s.counters.prefixHits,
+		Preemptions:   s.counters.preemptions,
+		Reclaimed:     s.counters.reclaimed,
+		Admitted:      s.counters.admitted,
+		QueueTime:     s.counters.queueTime,
+	}
+}

@@ -1,0 +1,577 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"runtime/debug"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+// counts says how often each path ran, by name.
+type counts map[string]int
+
+// paths are those that a campaign has to have run.
+var paths = strings.Fields(`
+	add add-resume add-compute-only add-hold add-no-cache-read add-priority add-id-again
+	refused-queue-full refused-too-long refused-duplicate
+	abort-held abort-held-reserved abort-waiting abort-waiting-arrived abort-running abort-in-step abort-completed
+	reserve reserve-no-room reserve-nothing-missing reserve-again reserve-in-step
+	arrived arrived-in-step arrived-after-abort arrived-cached-for-others arrived-prefix-grew arrived-prefix-gone arrived-partial-block
+	lost late-write late-write-after-abort release-lost release-live refused-arrived-after-lost
+	proceed proceed-reserved
+	preempted-running preempted-in-batch preempted-waiting reclaimed-held reclaimed-held-reserved
+	prefix-hit chunk stalled same-block-kept collision
+	finished finished-after-preemption finished-after-resume finished-at-max-model-len
+	compute-only-done compute-only-cached
+	push push-outlives-request push-in-step
+	events event-gap empty-step`)
+
+// simRequest is what the simulation knows to be true.
+type simRequest struct {
+	Request
+	r         *request // the scheduler's
+	cells     []cell   // true KV of Tokens
+	prompt    int      // tokens at Add
+	maxNew    int
+	aborted   bool
+	preempted bool
+	resumed   bool
+}
+
+func (q *simRequest) output() []int32 { return q.Tokens[q.prompt:] }
+
+// transfer is the network's side of a reservation: it knows blocks, not requests.
+type transfer struct {
+	Reservation
+	q    *simRequest
+	lost bool
+}
+
+// push is a transfer that reads blocks here.
+type push struct {
+	q      *simRequest
+	blocks []kvcache.BlockID
+	want   []cell
+}
+
+// owner is who may expect content in an unhashed block.
+type owner struct {
+	r     *request
+	index int
+}
+
+type sim struct {
+	device
+	rng       *rand.Rand
+	s         *Scheduler
+	cfg       Config
+	now       time.Duration
+	roots     []kvcache.Hash
+	live      []*simRequest // in order of Add
+	nextID    RequestID
+	freeIDs   []RequestID
+	texts     [][]int32 // prompts and outputs so far, to share prefixes with and to resume
+	transfers []*transfer
+	pushes    []*push
+	owners    []owner
+	view      map[kvcache.Hash]bool // the prefix cache as events tell it
+	checks    bool                  // reads are compared at once, not only outputs
+	stepping  bool
+	draining  bool
+	batch     []*simRequest // one per Seq
+	completed []*simRequest // one per Completed
+	n         counts
+	trace     uint64 // hash of all decisions
+}
+
+func newSim(seed uint64, broken fault, n counts) (*sim, error) {
+	rng := rand.New(rand.NewPCG(seed, 0x7a4de3))
+	blocks := 4 + rng.IntN(28)
+	blockTokens := 1 + rng.IntN(4)
+	cfg := Config{
+		Pool:              kvcache.Config{Blocks: blocks, BlockTokens: blockTokens, MaxEvents: 4 + rng.IntN(60)},
+		MaxSeqs:           1 + rng.IntN(6),
+		MaxQueued:         2 + rng.IntN(8),
+		ArrivingFraction:  0.1 + 0.9*rng.Float64(),
+		Watermark:         0.001 + 0.2*rng.Float64(),
+		PriorityHeadStart: time.Duration(1 + rng.IntN(50)),
+	}
+	cfg.MaxBatchedTokens = cfg.MaxSeqs + rng.IntN(16)
+	cfg.MaxModelLen = 2 + rng.IntN(blocks*blockTokens-1)
+	if rng.IntN(2) == 0 {
+		cfg.MaxModelLen = blocks * blockTokens
+	}
+	if rng.IntN(3) == 0 {
+		mask := kvcache.Hash(rng.IntN(4)) // down to one hash for everything
+		cfg.Pool.Hash = func(parent kvcache.Hash, tokens []int32) kvcache.Hash {
+			return kvcache.AppendHashes(nil, parent, tokens, len(tokens))[0] & mask
+		}
+	}
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.broken = broken
+	m := &sim{
+		device: device{blockTokens: blockTokens, mem: make([]cell, blocks*blockTokens)},
+		rng:    rng, s: s, cfg: cfg, n: n,
+		roots:  []kvcache.Hash{kvcache.Root("m", "", ""), kvcache.Root("m", "", "salt")},
+		owners: make([]owner, blocks),
+		view:   map[kvcache.Hash]bool{},
+		checks: rng.IntN(2) == 0,
+	}
+	for i := range m.mem {
+		m.mem[i] = poison
+	}
+	return m, nil
+}
+
+// simulate runs one seed to its end. Panics are failures like others.
+func simulate(seed uint64, broken fault, n counts) (trace uint64, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	m, err := newSim(seed, broken, n)
+	if err != nil {
+		return 0, err
+	}
+	for range 60 + m.rng.IntN(120) {
+		if m.rng.IntN(5) < 2 {
+			err = m.step()
+		} else {
+			err = m.event()
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return m.trace, m.drain()
+}
+
+// event is something from outside: a call that is legal at any time.
+func (m *sim) event() error {
+	m.now += time.Duration(m.rng.IntN(20))
+	var name string
+	var op func() error
+	switch k := m.rng.IntN(100); {
+	case k < 30:
+		name, op = "add", m.add
+	case k < 37:
+		name, op = "abort", m.abort
+	case k < 55:
+		name, op = "reserve", m.reserve
+	case k < 82:
+		name, op = "network", m.network
+	case k < 87:
+		name, op = "proceed", m.proceed
+	case k < 97:
+		name, op = "push", m.push
+	default:
+		name, op = "events", m.events
+	}
+	if err := op(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return m.after(name)
+}
+
+// after checks the laws, and overwrites the content of every block that nobody
+// may expect to find as it was.
+func (m *sim) after(op string) error {
+	if err := m.s.Check(); err != nil {
+		return fmt.Errorf("after %s: %w", op, err)
+	}
+	owners := make([]owner, len(m.owners))
+	tell := func(r *request, from int, blocks []kvcache.BlockID) {
+		for i, id := range blocks {
+			owners[id] = owner{r, from + i}
+		}
+	}
+	for _, queue := range [...][]*request{m.s.held, m.s.waiting, m.s.running} {
+		for _, r := range queue {
+			tell(r, 0, r.table)
+		}
+	}
+	if m.s.stepping {
+		for _, r := range m.s.inStep {
+			tell(r, 0, r.table)
+		}
+	}
+	for _, res := range m.s.reservations {
+		if res.live {
+			tell(res.r, res.From/m.blockTokens, res.Blocks)
+		}
+	}
+	for i := range owners {
+		id := kvcache.BlockID(i)
+		info := m.s.pool.Info(id)
+		m.trace = mix(m.trace, uint64(info.Refs)<<8+uint64(info.Hash))
+		nobody := owners[i].r == nil && info.PinsIn+info.PinsOut == 0
+		if !info.Hashed && (nobody || owners[i].r != nil && owners[i] != m.owners[i]) {
+			for j := range m.block(id) {
+				m.block(id)[j] = poison
+			}
+		}
+	}
+	m.owners = owners
+	return nil
+}
+
+func (m *sim) add() error {
+	q := m.newRequest()
+	before := m.s.Stats()
+	forecast := m.s.Cached(q.Root, q.Tokens)
+	cached, err := m.s.Add(q.Request, m.now)
+	n := len(q.Tokens)
+	switch {
+	case m.find(q.ID) != nil:
+		if !errors.Is(err, ErrDuplicate) && !errors.Is(err, ErrTooLong) {
+			return fmt.Errorf("request %d twice: %v", q.ID, err)
+		}
+		m.n["refused-duplicate"]++
+		return nil
+	case n > m.cfg.MaxModelLen || n == m.cfg.MaxModelLen && !q.ComputeOnly:
+		if !errors.Is(err, ErrTooLong) {
+			return fmt.Errorf("%d tokens of at most %d: %v", n, m.cfg.MaxModelLen, err)
+		}
+		m.n["refused-too-long"]++
+		return nil
+	case before.Waiting+before.Held >= m.cfg.MaxQueued:
+		if !errors.Is(err, ErrQueueFull) {
+			return fmt.Errorf("%d queued of at most %d: %v", before.Waiting+before.Held, m.cfg.MaxQueued, err)
+		}
+		m.n["refused-queue-full"]++
+		return nil
+	case err != nil:
+		return err
+	}
+	q.r = m.s.byID[q.ID]
+	q.cells = trueCells(q.Root, q.Tokens)
+	q.prompt = n
+	m.live = append(m.live, q)
+	m.texts = append(m.texts, slices.Clone(q.Tokens))
+	m.count(q)
+	want := forecast
+	if !q.ComputeOnly {
+		want = min(want, (n-1)/m.blockTokens*m.blockTokens)
+	}
+	if q.NoCacheRead {
+		want = 0
+	}
+	if cached != want {
+		return fmt.Errorf("request %d has %d tokens cached, want %d", q.ID, cached, want)
+	}
+	if q.Hold {
+		return verify("held prefix", m.read(m.s.Blocks(q.ID), cached), q.cells)
+	}
+	return nil
+}
+
+func (m *sim) newRequest() *simRequest {
+	q := &simRequest{Request: Request{
+		ID:          m.nextID + 1,
+		Root:        m.roots[m.rng.IntN(8)/7],
+		ComputeOnly: m.rng.IntN(4) == 0,
+		Hold:        m.rng.IntN(3) == 0,
+		NoCacheRead: m.rng.IntN(12) == 0,
+	}}
+	switch {
+	case len(m.freeIDs) > 0 && m.rng.IntN(3) == 0:
+		i := m.rng.IntN(len(m.freeIDs))
+		q.ID = m.freeIDs[i]
+		m.freeIDs = slices.Delete(m.freeIDs, i, i+1)
+		m.n["add-id-again"]++
+	case len(m.live) > 0 && m.rng.IntN(20) == 0:
+		q.ID = m.pick().ID
+	default:
+		m.nextID++
+	}
+	if m.rng.IntN(5) == 0 {
+		q.Priority = m.rng.IntN(5) - 2
+	}
+	if len(m.texts) > 0 && m.rng.IntN(3) > 0 {
+		text := m.texts[m.rng.IntN(len(m.texts))]
+		q.resumed = m.rng.IntN(2) == 0
+		if !q.resumed {
+			text = text[:m.rng.IntN(len(text)+1)]
+		}
+		q.Tokens = slices.Clone(text)
+	}
+	if !q.resumed {
+		for range 1 + m.rng.IntN(1+min(m.cfg.MaxModelLen, 30)) {
+			q.Tokens = append(q.Tokens, int32(m.rng.IntN(vocabulary)))
+		}
+		if m.rng.IntN(50) > 0 {
+			q.Tokens = q.Tokens[:min(len(q.Tokens), max(1, m.cfg.MaxModelLen-1))]
+		}
+	}
+	q.maxNew = 1 + m.rng.IntN(24)
+	q.MaxNew = m.rng.IntN(2) * q.maxNew
+	return q
+}
+
+func (m *sim) count(q *simRequest) {
+	m.n["add"]++
+	for name, is := range map[string]bool{
+		"add-resume": q.resumed, "add-compute-only": q.ComputeOnly, "add-hold": q.Hold,
+		"add-no-cache-read": q.NoCacheRead, "add-priority": q.Priority != 0,
+	} {
+		if is {
+			m.n[name]++
+		}
+	}
+}
+
+func (m *sim) pick() *simRequest { return m.live[m.rng.IntN(len(m.live))] }
+
+func (m *sim) find(id RequestID) *simRequest {
+	for _, q := range m.live {
+		if q.ID == id {
+			return q
+		}
+	}
+	return nil
+}
+
+func (m *sim) forget(q *simRequest) {
+	i := slices.Index(m.live, q)
+	m.live = slices.Delete(m.live, i, i+1)
+	m.texts = append(m.texts, slices.Clone(q.Tokens))
+	m.freeIDs = append(m.freeIDs, q.ID)
+}
+
+func (m *sim) abort() error {
+	if len(m.live) == 0 || m.rng.IntN(10) == 0 {
+		if err := m.s.Abort(m.nextID + 100); !errors.Is(err, ErrUnknownRequest) {
+			return fmt.Errorf("of nobody: %v", err)
+		}
+		return nil
+	}
+	q := m.pick()
+	switch {
+	case slices.Contains(m.completed, q):
+		m.n["abort-completed"]++
+	case q.r.inStep:
+		m.n["abort-in-step"]++
+	case q.r.state == stateRunning:
+		m.n["abort-running"]++
+	case q.r.state == stateWaiting && len(q.r.table) > q.r.hashed:
+		m.n["abort-waiting-arrived"]++
+	case q.r.state == stateWaiting:
+		m.n["abort-waiting"]++
+	case q.r.reservation != nil:
+		m.n["abort-held-reserved"]++
+	default:
+		m.n["abort-held"]++
+	}
+	q.aborted = true
+	m.forget(q)
+	if err := m.s.Abort(q.ID); err != nil {
+		return err
+	}
+	if m.s.Blocks(q.ID) != nil {
+		return fmt.Errorf("request %d is still here", q.ID)
+	}
+	return nil
+}
+
+func (m *sim) proceed() error {
+	if len(m.live) == 0 {
+		return nil
+	}
+	q := m.pick()
+	held := q.r.state == stateHeld
+	reserved := q.r.reservation
+	err := m.s.Proceed(q.ID)
+	if !held {
+		if !errors.Is(err, ErrNotHeld) {
+			return fmt.Errorf("request %d, which is not held: %v", q.ID, err)
+		}
+		return nil
+	}
+	m.n["proceed"]++
+	for _, tr := range m.transfers {
+		if reserved != nil && tr.ID == reserved.ID {
+			tr.lost = true
+			m.n["proceed-reserved"]++
+		}
+	}
+	return err
+}
+
+// push starts to read what some request has computed, or ends such a read.
+func (m *sim) push() error {
+	if len(m.pushes) > 0 && m.rng.IntN(2) == 0 {
+		i := m.rng.IntN(len(m.pushes))
+		p := m.pushes[i]
+		m.pushes = slices.Delete(m.pushes, i, i+1)
+		if !slices.Contains(m.live, p.q) {
+			m.n["push-outlives-request"]++
+		}
+		if err := verify("push", m.read(p.blocks, len(p.want)), p.want); err != nil {
+			return err
+		}
+		m.s.UnpinOut(p.blocks)
+		return nil
+	}
+	if len(m.live) == 0 {
+		return nil
+	}
+	q := m.pick()
+	p := &push{q: q, want: slices.Clone(q.cells[:q.r.computed])}
+	p.blocks = slices.Clone(m.s.Blocks(q.ID)[:m.s.blocksFor(q.r.computed)])
+	if m.stepping {
+		m.n["push-in-step"]++
+	}
+	m.n["push"]++
+	m.s.PinOut(p.blocks)
+	m.pushes = append(m.pushes, p)
+	return nil
+}
+
+// events drains them, and holds what they tell against what is there.
+func (m *sim) events() error {
+	events, gap := m.s.Events(nil)
+	m.n["events"] += len(events)
+	there := map[kvcache.Hash]bool{}
+	for _, e := range m.s.AppendHashed(nil) {
+		if there[e.Hash] && m.cfg.Pool.Hash != nil {
+			m.n["collision"]++
+		}
+		there[e.Hash] = true
+	}
+	if gap {
+		m.n["event-gap"]++
+		m.view = there
+		return nil
+	}
+	for _, e := range events {
+		if (e.Kind == kvcache.Stored) == m.view[e.Hash] {
+			return fmt.Errorf("event %+v, but known %v", e, m.view[e.Hash])
+		}
+		if m.view[e.Hash] = true; e.Kind == kvcache.Removed {
+			delete(m.view, e.Hash)
+		}
+	}
+	if !maps.Equal(m.view, there) {
+		return fmt.Errorf("events tell %v, cached are %v", m.view, there)
+	}
+	return nil
+}
+
+// drain ends everything that waits for the outside, and then runs until nothing
+// is left: every step has to get on.
+func (m *sim) drain() error {
+	m.draining = true
+	for len(m.transfers) > 0 {
+		if err := m.network(); err != nil {
+			return fmt.Errorf("drain network: %w", err)
+		}
+		if err := m.after("drain network"); err != nil {
+			return err
+		}
+	}
+	for _, p := range m.pushes {
+		if err := verify("last push", m.read(p.blocks, len(p.want)), p.want); err != nil {
+			return err
+		}
+		m.s.UnpinOut(p.blocks)
+	}
+	m.pushes = nil
+	for _, q := range m.live {
+		if q.r.state == stateHeld {
+			if err := m.s.Proceed(q.ID); err != nil {
+				return err
+			}
+		}
+	}
+	for steps := 0; len(m.live) > 0; steps++ {
+		if steps > 5000 {
+			return fmt.Errorf("%d requests after %d steps: %+v", len(m.live), steps, m.s.Stats())
+		}
+		if err := m.step(); err != nil {
+			return fmt.Errorf("drain: %w", err)
+		}
+	}
+	if err := m.events(); err != nil {
+		return err
+	}
+	st := m.s.Stats()
+	u := st.Blocks
+	if u.Free+u.Cached != u.Blocks || u.Arriving+u.Leaving+st.Running+st.Waiting+st.Held+st.Reservations != 0 {
+		return fmt.Errorf("at the end: %+v", st)
+	}
+	return m.s.Check()
+}
+
+func TestSimulation(t *testing.T) {
+	runs := uint64(3000)
+	switch {
+	case os.Getenv("TANDEM_SOAK") == "1":
+		runs = 400_000
+	case testing.Short():
+		runs = 1000
+	}
+	n := counts{}
+	for seed := range runs {
+		if _, err := simulate(seed, 0, n); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+	}
+	names := slices.Collect(maps.Keys(n))
+	sort.Strings(names)
+	for _, name := range names {
+		t.Logf("%-28s %d", name, n[name])
+	}
+	for _, name := range paths {
+		if n[name] == 0 {
+			t.Errorf("path %s never ran in %d runs", name, runs)
+		}
+	}
+}
+
+// The same events make the same decisions.
+func TestSimulationRepeats(t *testing.T) {
+	for seed := range uint64(50) {
+		first, err := simulate(seed, 0, counts{})
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if second, _ := simulate(seed, 0, counts{}); second != first {
+			t.Fatalf("seed %d decides differently the second time", seed)
+		}
+	}
+}
+
+// A simulation proves only what it would notice.
+func TestSimulationFindsFaults(t *testing.T) {
+	const within = 500 // seeds
+	for name, broken := range map[string]fault{
+		"preemption frees arriving blocks":   faultPreemptFreesArriving,
+		"lost frees before the lease ends":   faultLostFrees,
+		"shared block written":               faultSharedWritten,
+		"abort frees under the running step": faultAbortFrees,
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(within) {
+				if _, err := simulate(seed, broken, counts{}); err != nil {
+					first, _, _ := strings.Cut(err.Error(), "\n")
+					t.Logf("found with seed %d: %s", seed, first)
+					return
+				}
+			}
+			t.Errorf("not found in %d seeds", within)
+		})
+	}
+}

@@ -1,0 +1,404 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+// step schedules, runs the device and updates, with events in between.
+func (m *sim) step() error {
+	before := m.s.Stats()
+	where := make([]requestState, len(m.live))
+	held := map[*request]bool{}
+	for i, q := range m.live {
+		where[i] = q.r.state
+		if q.r.state == stateHeld && len(q.r.table) > 0 {
+			held[q.r] = true
+		}
+	}
+	b := m.s.Schedule(m.now)
+	m.stepping = true
+	m.batch, m.completed = nil, nil
+	for _, q := range m.live {
+		if held[q.r] && len(q.r.table) == 0 {
+			m.n["reclaimed-held"]++
+			if q.r.reservation != nil {
+				m.n["reclaimed-held-reserved"]++
+			}
+		}
+	}
+	if err := m.checkBatch(b, before, where); err != nil {
+		return fmt.Errorf("batch: %w", err)
+	}
+	if err := m.after("Schedule"); err != nil {
+		return err
+	}
+	if err := m.meanwhile(); err != nil {
+		return err
+	}
+	results, err := m.run(b)
+	if err != nil {
+		return err
+	}
+	if err := m.meanwhile(); err != nil {
+		return err
+	}
+	var own [][]kvcache.BlockID
+	for _, seq := range b.Seqs {
+		own = append(own, slices.Clone(seq.Blocks))
+	}
+	done := m.s.Update(b, results)
+	m.stepping = false
+	for i, seq := range b.Seqs {
+		if !slices.Equal(seq.Blocks, own[i]) {
+			m.n["same-block-kept"]++
+		}
+	}
+	if err := m.checkDone(b, results, done); err != nil {
+		return err
+	}
+	return m.after("Update")
+}
+
+// meanwhile is what happens while a step runs.
+func (m *sim) meanwhile() error {
+	for n := m.rng.IntN(3); n > 0 && !m.draining; n-- {
+		if err := m.event(); err != nil {
+			return fmt.Errorf("in step: %w", err)
+		}
+	}
+	return nil
+}
+
+func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
+	if len(b.Seqs)+len(b.Completed) == 0 {
+		m.n["empty-step"]++
+		st := m.s.Stats()
+		if st.Running+st.Waiting > 0 && st.Blocks.Arriving+st.Blocks.Leaving == 0 {
+			return fmt.Errorf("is empty with nothing in the way: %+v", st)
+		}
+	}
+	for _, id := range b.Preempted {
+		q := m.find(id)
+		q.preempted = true
+		switch i := slices.Index(m.live, q); {
+		case where[i] == stateWaiting:
+			m.n["preempted-waiting"]++
+		case slices.Contains(m.s.placed, q.r):
+			m.n["preempted-in-batch"]++
+		default:
+			m.n["preempted-running"]++
+		}
+	}
+	tokens, single := 0, true
+	for _, seq := range b.Seqs {
+		q := m.find(seq.ID)
+		if q == nil || slices.Contains(m.batch, q) || slices.Contains(b.Preempted, seq.ID) {
+			return fmt.Errorf("has request %d, which is gone, preempted, or there twice", seq.ID)
+		}
+		m.batch = append(m.batch, q)
+		end := seq.Start + len(seq.Tokens)
+		tokens += len(seq.Tokens)
+		if len(seq.Tokens) == 0 || end > len(q.Tokens) || !slices.Equal(seq.Tokens, q.Tokens[seq.Start:end]) {
+			return fmt.Errorf("has tokens %v of request %d at %d, want a part of %v", seq.Tokens, seq.ID, seq.Start, q.Tokens)
+		}
+		if len(seq.Blocks) != m.s.blocksFor(end) || seq.Sample != (end == len(q.Tokens) && !q.ComputeOnly) {
+			return fmt.Errorf("has %d blocks and sample %v for request %d up to %d of %d",
+				len(seq.Blocks), seq.Sample, seq.ID, end, len(q.Tokens))
+		}
+		if end < len(q.Tokens) {
+			m.n["chunk"]++
+		}
+		if one := where[slices.Index(m.live, q)] == stateRunning && seq.Start == len(q.Tokens)-1; one && !single {
+			return fmt.Errorf("has decoding request %d after a chunk", seq.ID)
+		} else if !one {
+			single = false
+		}
+		if seq.Start > 0 && q.r.hashed*m.blockTokens == seq.Start && where[slices.Index(m.live, q)] == stateWaiting {
+			m.n["prefix-hit"]++
+		}
+	}
+	if tokens != b.Tokens || tokens+m.s.budget != m.cfg.MaxBatchedTokens || m.s.budget < 0 || m.s.Stats().Running > m.cfg.MaxSeqs {
+		return fmt.Errorf("has %d tokens, says %d, of at most %d; %d running of %d",
+			tokens, b.Tokens, m.cfg.MaxBatchedTokens, before.Running, m.cfg.MaxSeqs)
+	}
+	if m.s.Stats().Running > len(m.batch)+len(b.Completed) {
+		m.n["stalled"]++
+	}
+	for _, id := range b.Completed {
+		q := m.find(id)
+		if q == nil || !q.ComputeOnly {
+			return fmt.Errorf("completes request %d", id)
+		}
+		m.completed = append(m.completed, q)
+		if err := verify("completed request", m.read(m.s.Blocks(id), len(q.Tokens)), q.cells); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run is the device's step. Requests that were aborted meanwhile run like others.
+func (m *sim) run(b Batch) (results []Result, err error) {
+	for i, seq := range b.Seqs {
+		q := m.batch[i]
+		end := seq.Start + len(seq.Tokens)
+		what := fmt.Sprintf("request %d (aborted %v), which computes %d to %d,", seq.ID, q.aborted, seq.Start, end)
+		if m.checks {
+			if err := verify(what, m.read(seq.Blocks, seq.Start), q.cells); err != nil {
+				return nil, err
+			}
+		}
+		for _, id := range seq.Blocks[seq.Start/m.blockTokens:] {
+			if info := m.s.pool.Info(id); m.checks && (info.Hashed || info.Refs != 1 || info.PinsIn != 0) {
+				return nil, fmt.Errorf("%s writes block %d: %+v", what, id, info)
+			}
+		}
+		cells := m.compute(q.Root, seq)
+		if m.checks || q.ComputeOnly {
+			if err := verify(what, cells, q.cells); err != nil {
+				return nil, err
+			}
+		}
+		if !seq.Sample {
+			continue
+		}
+		token, stop := sample(cells)
+		results = append(results, Result{Token: token, Finished: stop || len(q.output())+1 == q.maxNew})
+	}
+	return results, nil
+}
+
+// checkDone holds what left against what had to, and outputs against the
+// sequential model.
+func (m *sim) checkDone(b Batch, results []Result, done []RequestID) error {
+	var want []RequestID
+	for i, seq := range b.Seqs {
+		q := m.batch[i]
+		var result Result
+		if seq.Sample {
+			result, results = results[0], results[1:]
+		}
+		if q.aborted {
+			continue
+		}
+		if q.ComputeOnly {
+			if seq.Start+len(seq.Tokens) == len(q.Tokens) {
+				m.n["compute-only-done"]++
+				want = append(want, q.ID)
+				m.forget(q)
+			}
+			continue
+		}
+		if !seq.Sample {
+			continue
+		}
+		var last cell
+		if n := len(q.cells); n > 0 {
+			last = q.cells[n-1]
+		}
+		q.cells = append(q.cells, next(q.Root, last, len(q.Tokens), result.Token))
+		q.Tokens = append(q.Tokens, result.Token)
+		if !result.Finished && len(q.Tokens) < m.cfg.MaxModelLen {
+			continue
+		}
+		if !result.Finished {
+			m.n["finished-at-max-model-len"]++
+		}
+		want = append(want, q.ID)
+		m.forget(q)
+		if err := m.checkOutput(q); err != nil {
+			return err
+		}
+	}
+	for _, q := range m.completed {
+		if !q.aborted {
+			m.n["compute-only-cached"]++
+			want = append(want, q.ID)
+			m.forget(q)
+		}
+	}
+	if !slices.Equal(done, want) {
+		return fmt.Errorf("Update says %v are done, want %v", done, want)
+	}
+	return nil
+}
+
+func (m *sim) checkOutput(q *simRequest) error {
+	m.n["finished"]++
+	if q.preempted {
+		m.n["finished-after-preemption"]++
+	}
+	if q.resumed {
+		m.n["finished-after-resume"]++
+	}
+	want := sequential(q.Root, q.Tokens[:q.prompt], q.maxNew, m.cfg.MaxModelLen)
+	if !slices.Equal(q.output(), want) {
+		return fmt.Errorf("request %d says %v, alone it says %v", q.ID, q.output(), want)
+	}
+	return nil
+}
+
+// reserve grants blocks to a held request, as when its prefill is about to run.
+func (m *sim) reserve() error {
+	var held []*simRequest
+	for _, q := range m.live {
+		if q.r.state == stateHeld {
+			held = append(held, q)
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	q := held[m.rng.IntN(len(held))]
+	n := len(q.Tokens)
+	upTo := n - 1
+	if m.rng.IntN(3) == 0 {
+		upTo = m.rng.IntN(n + 1)
+	}
+	reserved := q.r.reservation != nil
+	before := m.s.Stats().Blocks
+	res, err := m.s.Reserve(q.ID, upTo)
+	switch {
+	case reserved:
+		if !errors.Is(err, ErrReserved) {
+			return fmt.Errorf("a second time: %v", err)
+		}
+		return nil
+	case upTo < 1 || upTo >= n:
+		if !errors.Is(err, ErrRange) {
+			return fmt.Errorf("up to %d of %d: %v", upTo, n, err)
+		}
+		return nil
+	case errors.Is(err, ErrNothingMissing):
+		m.n["reserve-nothing-missing"]++
+		return nil
+	case errors.Is(err, ErrNoRoom):
+		m.n["reserve-no-room"]++
+		return nil
+	case err != nil:
+		return err
+	}
+	m.n["reserve"]++
+	if m.stepping {
+		m.n["reserve-in-step"]++
+	}
+	for _, tr := range m.transfers {
+		if tr.q == q {
+			m.n["reserve-again"]++
+		}
+	}
+	st := m.s.Stats().Blocks
+	if limit := int(m.cfg.ArrivingFraction * float64(st.Blocks)); st.Arriving > limit || st.Arriving != before.Arriving+len(res.Blocks) {
+		return fmt.Errorf("%d blocks arrive of at most %d, %d before", st.Arriving, limit, before.Arriving)
+	}
+	if res.UpTo != upTo || res.From%m.blockTokens != 0 || res.From >= upTo ||
+		len(res.Blocks) != m.s.blocksFor(upTo)-res.From/m.blockTokens {
+		return fmt.Errorf("up to %d: %+v", upTo, res)
+	}
+	if err := verify("prefix before a reservation", m.read(m.s.Blocks(q.ID), res.From), q.cells); err != nil {
+		return err
+	}
+	// The network has its own notes of where to write.
+	res.Blocks = slices.Clone(res.Blocks)
+	m.transfers = append(m.transfers, &transfer{Reservation: res, q: q})
+	return nil
+}
+
+// network moves one transfer: bytes in any order, right ones and torn ones,
+// also when nobody waits for them any more, until the lease has ended.
+func (m *sim) network() error {
+	if len(m.transfers) == 0 {
+		return nil
+	}
+	i := m.rng.IntN(len(m.transfers))
+	tr := m.transfers[i]
+	end := func() { m.transfers = slices.Delete(m.transfers, i, i+1) }
+	switch k := m.rng.IntN(10); {
+	case k < 4:
+		for range 1 + m.rng.IntN(4) {
+			m.write(tr)
+		}
+		if tr.lost {
+			m.n["late-write"]++
+		} else if tr.q.aborted {
+			m.n["late-write-after-abort"]++
+		}
+		return nil
+	case tr.lost && k < 6:
+		if err := m.s.Arrived(tr.ID); !errors.Is(err, ErrLost) {
+			return fmt.Errorf("arrived after lost: %v", err)
+		}
+		m.n["refused-arrived-after-lost"]++
+		return nil
+	case tr.lost || k == 9:
+		end()
+		if m.n["release-lost"]++; !tr.lost {
+			m.n["release-lost"]--
+			m.n["release-live"]++
+		}
+		return m.s.Release(tr.ID)
+	case k == 8:
+		m.n["lost"]++
+		tr.lost = true
+		return m.s.Lost(tr.ID)
+	}
+	end()
+	return m.arrive(tr)
+}
+
+// write puts one cell of a transfer into memory.
+func (m *sim) write(tr *transfer) {
+	pos := tr.From + m.rng.IntN(tr.UpTo-tr.From)
+	c := tr.q.cells[pos]
+	if m.rng.IntN(3) == 0 {
+		c = poison
+	}
+	*m.at(tr.Blocks, pos-tr.From) = c
+}
+
+func (m *sim) arrive(tr *transfer) error {
+	for pos := tr.From; pos < tr.UpTo; pos++ {
+		*m.at(tr.Blocks, pos-tr.From) = tr.q.cells[pos]
+	}
+	q := tr.q
+	prefix := len(q.r.table) * m.blockTokens
+	cached := m.s.Cached(q.Root, q.Tokens[:tr.UpTo])
+	if err := m.s.Arrived(tr.ID); err != nil {
+		return err
+	}
+	if err := m.s.Arrived(tr.ID); !errors.Is(err, ErrUnknownReservation) {
+		return fmt.Errorf("arrived twice: %v", err)
+	}
+	m.n["arrived"]++
+	if m.stepping {
+		m.n["arrived-in-step"]++
+	}
+	if q.aborted {
+		m.n["arrived-after-abort"]++
+		if m.s.Cached(q.Root, q.Tokens[:tr.UpTo]) > cached {
+			m.n["arrived-cached-for-others"]++
+		}
+		return nil
+	}
+	switch r := q.r; {
+	case r.state != stateWaiting:
+		return fmt.Errorf("request %d is in state %d after it arrived", q.ID, r.state)
+	case r.computed < tr.UpTo && (prefix == tr.From || cached >= tr.From && !q.NoCacheRead):
+		return fmt.Errorf("request %d runs from %d after %d to %d arrived, with %d cached",
+			q.ID, r.computed, tr.From, tr.UpTo, cached)
+	case r.computed < tr.UpTo:
+		m.n["arrived-prefix-gone"]++
+	case cached > tr.From:
+		m.n["arrived-prefix-grew"]++
+	case tr.UpTo%m.blockTokens != 0:
+		m.n["arrived-partial-block"]++
+	}
+	if !m.checks {
+		return nil
+	}
+	return verify("arrived request", m.read(q.r.table, q.r.computed), q.cells)
+}

@@ -1,0 +1,263 @@
+package scheduler
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+// Seq is one request's part of a step: compute the KV of Tokens, which stand at
+// positions Start, Start+1, …, and sample after the last one if Sample is set.
+type Seq struct {
+	ID     RequestID
+	Start  int
+	Tokens []int32           // never empty
+	Blocks []kvcache.BlockID // block table for positions [0, Start+len(Tokens))
+	Sample bool
+}
+
+// Batch is one step. Everything in it is valid until Update, to be read only.
+type Batch struct {
+	Seqs      []Seq       // single tokens first, then chunks, each by rank
+	Tokens    int         // sum over Seqs
+	Preempted []RequestID // lost their KV and wait again; nothing to do but to count them
+	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq, listed by Update as done, Blocks until then
+}
+
+// Result is what came of a Seq with Sample.
+type Result struct {
+	Token    int32
+	Finished bool // the request ends with this token
+}
+
+// Schedule makes the next step's batch. Update has to follow it, also when the
+// batch has no Seqs.
+func (s *Scheduler) Schedule(now time.Duration) Batch {
+	if s.stepping {
+		panic("scheduler: Schedule before the last batch's Update")
+	}
+	s.stepping = true
+	s.budget = s.cfg.MaxBatchedTokens
+	s.placed, s.inStep = s.placed[:0], s.inStep[:0]
+	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0]}
+
+	// Preemption removes requests from the end of running only, behind i.
+	for i := 0; i < len(s.running); i++ {
+		if r := s.running[i]; r.missing() == 1 {
+			s.grow(r)
+		}
+	}
+	s.admit(now, 1) // whose KV has arrived starts to decode without waiting for others' chunks
+	for i := 0; i < len(s.running) && s.budget > 0; i++ {
+		if r := s.running[i]; r.missing() > 1 {
+			s.grow(r)
+		}
+	}
+	s.admit(now, s.cfg.MaxModelLen)
+
+	for _, r := range s.placed {
+		if r.scheduled == 0 {
+			continue // preempted after it was placed
+		}
+		end := r.computed + r.scheduled
+		r.inStep = true
+		r.samples = end == len(r.tokens) && !r.computeOnly
+		s.inStep = append(s.inStep, r)
+		s.batch.Seqs = append(s.batch.Seqs, Seq{
+			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed:end], Blocks: r.table, Sample: r.samples,
+		})
+		s.batch.Tokens += r.scheduled
+	}
+	for _, id := range s.batch.Completed {
+		r := s.byID[id]
+		r.inStep, r.samples = true, false
+		s.inStep = append(s.inStep, r)
+	}
+	return s.batch
+}
+
+// grow places as many of r's missing tokens as budget and memory allow, and
+// reports how many. With none it stays as it is and tries again next step.
+func (s *Scheduler) grow(r *request) int {
+	n := min(r.missing(), s.budget)
+	for need := s.blocksFor(r.computed + n); len(r.table) < need; {
+		id, ok := s.pool.Alloc()
+		if !ok {
+			if s.reclaim(r) {
+				continue
+			}
+			break
+		}
+		r.table = append(r.table, id)
+	}
+	n = min(n, len(r.table)*s.blockTokens-r.computed)
+	if n > 0 {
+		r.scheduled = n
+		s.budget -= n
+		s.placed = append(s.placed, r)
+	}
+	return n
+}
+
+// reclaim takes the blocks of the lowest rank that has some: of a running
+// request only if it ranks below r, of waiting and held ones in any case, since
+// they may wait for room that r has. So the first of the running requests can
+// take everything but pinned blocks, and always gets on.
+func (s *Scheduler) reclaim(r *request) bool {
+	var victim *request
+	if n := len(s.running); n > 0 && r.rank.before(s.running[n-1].rank) {
+		victim = s.running[n-1]
+	}
+	for _, queue := range [...][]*request{s.waiting, s.held} {
+		for i := len(queue) - 1; i >= 0; i-- {
+			if q := queue[i]; q != r && len(q.table) > 0 {
+				if victim == nil || victim.rank.before(q.rank) {
+					victim = q
+				}
+				break
+			}
+		}
+	}
+	if victim == nil {
+		return false
+	}
+	s.preempt(victim)
+	return true
+}
+
+// preempt takes all blocks of r's table. What is hashed stays cached while
+// memory lasts; the rest r computes again. Reserved blocks are not r's to give.
+func (s *Scheduler) preempt(r *request) {
+	s.release(r)
+	if s.broken == faultPreemptFreesArriving && r.reservation != nil {
+		s.unpin(r.reservation)
+		s.unref(r.reservation.Blocks)
+		r.reservation.Blocks = nil
+	}
+	if r.state == stateHeld {
+		s.counters.reclaimed++
+		return
+	}
+	s.counters.preemptions++
+	s.batch.Preempted = append(s.batch.Preempted, r.id)
+	if r.state == stateRunning {
+		s.budget += r.scheduled
+		r.scheduled = 0
+		s.running = remove(s.running, r)
+		s.waiting = insert(s.waiting, r)
+		r.state = stateWaiting
+	}
+}
+
+// admit starts waiting requests that lack at most longest tokens, in rank order
+// and none before its turn, while slots and budget last and the whole of their
+// tokens fits beside what running requests still need. When nothing runs the
+// first one may have all there is, so that it gets on.
+func (s *Scheduler) admit(now time.Duration, longest int) {
+	claimed := 0 // blocks that running requests need for the tokens they have
+	for _, r := range s.running {
+		claimed += s.blocksFor(len(r.tokens)) - len(r.table)
+	}
+	for s.budget > 0 && len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
+		if len(s.batch.Preempted) > 0 {
+			return // memory is short, and who gave way cannot be in this batch a second time
+		}
+		r := s.waiting[0]
+		if r.missing() > longest || len(s.running) > 0 && !s.fits(r, claimed) {
+			return
+		}
+		s.attach(r)
+		if r.missing() == 0 {
+			s.batch.Completed = append(s.batch.Completed, r.id)
+		} else if s.grow(r) == 0 {
+			return
+		}
+		s.waiting = remove(s.waiting, r)
+		s.running = insert(s.running, r)
+		r.state = stateRunning
+		if !r.admitted {
+			r.admitted = true
+			s.counters.admitted++
+			s.counters.queueTime += now - r.queuedAt
+		}
+		claimed += s.blocksFor(len(r.tokens)) - len(r.table)
+	}
+}
+
+// fits says whether r's tokens fit above the watermark, besides claimed blocks.
+func (s *Scheduler) fits(r *request, claimed int) bool {
+	found := s.lookup(r)
+	need := s.blocksFor(len(r.tokens)) - len(r.table) - len(found)
+	for _, id := range found {
+		if s.pool.Info(id).Reusable {
+			need++ // cached and unreferenced: taking it leaves one less available
+		}
+	}
+	return s.pool.Available()-claimed-need >= s.watermark
+}
+
+// Update ends the step of batch b: its tokens are computed, results (one per
+// Seq with Sample, in order) are appended, and complete blocks enter the prefix
+// cache. It returns the requests that left: finished ones, those that reached
+// MaxModelLen, and ComputeOnly ones that have all their KV. Requests that were
+// aborted during the step are not listed and their results are ignored. The
+// slice is valid until the next Update.
+func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
+	if !s.stepping || len(b.Seqs)+len(b.Completed) != len(s.inStep) {
+		panic(fmt.Sprintf("scheduler: Update of a batch of %d, the step has %d", len(b.Seqs)+len(b.Completed), len(s.inStep)))
+	}
+	s.stepping = false
+	s.done = s.done[:0]
+	used := 0 // results so far
+	for _, r := range s.inStep {
+		r.computed += r.scheduled
+		r.scheduled, r.inStep = 0, false
+		finished := r.computeOnly && r.missing() == 0
+		if r.samples {
+			if used == len(results) {
+				panic(fmt.Sprintf("scheduler: Update with %d results, request %d has none", len(results), r.id))
+			}
+			result := results[used]
+			used++
+			if r.state != stateGone {
+				r.tokens = append(r.tokens, result.Token)
+				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
+			}
+		}
+		s.store(r)
+		switch {
+		case r.state == stateGone:
+			s.release(r)
+		case finished:
+			s.leave(r)
+			s.release(r)
+			s.done = append(s.done, r.id)
+		}
+	}
+	if used != len(results) {
+		panic(fmt.Sprintf("scheduler: Update with %d results, the batch samples %d", len(results), used))
+	}
+	return s.done
+}
+
+// Discard ends the step of batch b as failed: what it wrote is not trusted, no
+// block enters the prefix cache, and every request in it leaves. It returns
+// those that had not been aborted before; the slice is valid until the next
+// Update or Discard.
+func (s *Scheduler) Discard(b Batch) (gone []RequestID) {
+	if !s.stepping || len(b.Seqs)+len(b.Completed) != len(s.inStep) {
+		panic(fmt.Sprintf("scheduler: Discard of a batch of %d, the step has %d", len(b.Seqs)+len(b.Completed), len(s.inStep)))
+	}
+	s.stepping = false
+	s.done = s.done[:0]
+	for _, r := range s.inStep {
+		r.scheduled, r.inStep = 0, false
+		if r.state != stateGone {
+			s.leave(r)
+			s.done = append(s.done, r.id)
+		}
+		s.release(r)
+	}
+	return s.done
+}

@@ -1,0 +1,449 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+var root = kvcache.Root("m", "", "")
+
+func newScheduler(t testing.TB, cfg Config) *Scheduler {
+	t.Helper()
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func add(t testing.TB, s *Scheduler, q Request, now time.Duration) (cached int) {
+	t.Helper()
+	q.Root = root
+	cached, err := s.Add(q, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cached
+}
+
+// text is n tokens that start with a token of their own.
+func text(first, n int) []int32 {
+	tokens := make([]int32, n)
+	tokens[0] = int32(first)
+	return tokens
+}
+
+// step runs one step in which the given requests finish, and all sampled tokens are 0.
+func step(t testing.TB, s *Scheduler, now time.Duration, finish ...RequestID) (b Batch, done []RequestID) {
+	t.Helper()
+	b = s.Schedule(now)
+	var results []Result
+	for _, seq := range b.Seqs {
+		if seq.Sample {
+			results = append(results, Result{Finished: slices.Contains(finish, seq.ID)})
+		}
+	}
+	b.Seqs, b.Preempted, b.Completed = slices.Clone(b.Seqs), slices.Clone(b.Preempted), slices.Clone(b.Completed)
+	done = s.Update(b, results)
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	return b, done
+}
+
+// spans writes a batch as "id:start+n" per Seq, with ! where it samples.
+func spans(b Batch) (out []string) {
+	for _, seq := range b.Seqs {
+		s := fmt.Sprintf("%d:%d+%d", seq.ID, seq.Start, len(seq.Tokens))
+		if seq.Sample {
+			s += "!"
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func want(t testing.TB, b Batch, spansWanted ...string) {
+	t.Helper()
+	if got := spans(b); !slices.Equal(got, spansWanted) {
+		t.Errorf("batch is %v, want %v", got, spansWanted)
+	}
+}
+
+// What can never arrive is told apart from what has to wait.
+func TestReserveNeverFits(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 10, BlockTokens: 1}, ArrivingFraction: 0.4})
+	add(t, s, Request{ID: 1, Tokens: text(1, 6), Hold: true}, 0)
+	if _, err := s.Reserve(1, 5); !errors.Is(err, ErrNoRoom) || !errors.Is(err, ErrNeverFits) {
+		t.Errorf("5 blocks where 4 may arrive: %v", err)
+	}
+	if _, err := s.Reserve(1, 4); err != nil {
+		t.Error(err)
+	}
+}
+
+// A failed step leaves no trace in the cache, and its requests are gone.
+func TestDiscard(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 10, BlockTokens: 2}})
+	add(t, s, Request{ID: 1, Tokens: text(1, 7)}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 5)}, 0)
+	b := s.Schedule(0)
+	if len(b.Seqs) != 2 {
+		t.Fatalf("batch of %d, want both", len(b.Seqs))
+	}
+	if err := s.Abort(2); err != nil {
+		t.Fatal(err)
+	}
+	if gone := s.Discard(b); !slices.Equal(gone, []RequestID{1}) {
+		t.Errorf("gone %v, want 1; 2 had been aborted before", gone)
+	}
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if u := s.Stats().Blocks; u.Free != 10 {
+		t.Errorf("blocks %+v, want all free and none cached", u)
+	}
+	if cached := add(t, s, Request{ID: 1, Tokens: text(1, 7)}, 0); cached != 0 {
+		t.Errorf("%d tokens of a failed step are in the cache", cached)
+	}
+	step(t, s, 0, 1)
+}
+
+// A long prompt takes what decoding leaves, and decoding never waits for it.
+func TestChunksDoNotStallDecoding(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 64}, MaxBatchedTokens: 32, MaxSeqs: 4})
+	add(t, s, Request{ID: 1, Tokens: text(1, 5)}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 5)}, 0)
+	b, _ := step(t, s, 0)
+	want(t, b, "1:0+5!", "2:0+5!")
+	add(t, s, Request{ID: 3, Tokens: text(3, 100)}, 0)
+	for i := range 3 {
+		b, _ = step(t, s, 0)
+		want(t, b, fmt.Sprintf("1:%d+1!", 5+i), fmt.Sprintf("2:%d+1!", 5+i), fmt.Sprintf("3:%d+30", 30*i))
+	}
+	b, _ = step(t, s, 0)
+	want(t, b, "1:8+1!", "2:8+1!", "3:90+10!")
+}
+
+// A full hit still computes the last token, in a block of its own.
+func TestFullHitComputesTheLastBlockPrivately(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8}})
+	prompt := text(1, 32)
+	add(t, s, Request{ID: 1, Tokens: prompt}, 0)
+	b, _ := step(t, s, 0)
+	first := slices.Clone(b.Seqs[0].Blocks)
+	if got := add(t, s, Request{ID: 2, Tokens: prompt}, 0); got != 16 {
+		t.Errorf("%d tokens cached, want 16", got)
+	}
+	b = s.Schedule(0)
+	want(t, b, "1:32+1!", "2:16+16!")
+	if blocks := b.Seqs[1].Blocks; blocks[0] != first[0] || blocks[1] == first[1] {
+		t.Errorf("second request writes in blocks %v, the first has %v", blocks, first)
+	}
+	s.Update(b, []Result{{}, {}})
+	if got := s.Blocks(2); !slices.Equal(got[:2], first[:2]) {
+		t.Errorf("equal content is kept twice: %v and %v", got, first)
+	}
+}
+
+func TestComputeOnly(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8}, MaxBatchedTokens: 20, MaxSeqs: 2})
+	prompt := text(1, 32)
+	add(t, s, Request{ID: 1, Tokens: prompt, ComputeOnly: true}, 0)
+	b, done := step(t, s, 0)
+	want(t, b, "1:0+20")
+	if len(done) > 0 {
+		t.Errorf("%v are done after a chunk", done)
+	}
+	b, done = step(t, s, 0)
+	want(t, b, "1:20+12")
+	if !slices.Equal(done, []RequestID{1}) {
+		t.Errorf("%v are done, want 1", done)
+	}
+	if got := add(t, s, Request{ID: 2, Tokens: prompt, ComputeOnly: true}, 0); got != 32 {
+		t.Errorf("%d tokens cached, want all", got)
+	}
+	b = s.Schedule(0)
+	if len(b.Seqs) > 0 || !slices.Equal(b.Completed, []RequestID{2}) || len(s.Blocks(2)) != 2 {
+		t.Errorf("batch %+v with blocks %v, want 2 completed with two blocks", b, s.Blocks(2))
+	}
+	s.PinOut(s.Blocks(2)) // as a push would
+	pinned := slices.Clone(s.Blocks(2))
+	if done = s.Update(b, nil); !slices.Equal(done, []RequestID{2}) {
+		t.Errorf("%v are done, want 2", done)
+	}
+	if u := s.Stats().Blocks; u.Pinned != 2 {
+		t.Errorf("usage %+v, want the push's two blocks kept", u)
+	}
+	s.UnpinOut(pinned)
+}
+
+// However busy the higher priority is, the lower one gets its turn after the head start.
+func TestNoStarvation(t *testing.T) {
+	const headStart = 100 * time.Millisecond
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8}, MaxSeqs: 1, PriorityHeadStart: headStart})
+	add(t, s, Request{ID: 1, Tokens: text(1, 4), Priority: 1}, 0)
+	now := time.Duration(0)
+	for id := RequestID(2); ; id++ {
+		add(t, s, Request{ID: id, Tokens: text(int(id), 4)}, now)
+		add(t, s, Request{ID: id + 1000, Tokens: text(int(id), 4)}, now)
+		b, _ := step(t, s, now, everybody(s)...)
+		if b.Seqs[0].ID == 1 {
+			break
+		}
+		if now > 3*headStart {
+			t.Fatalf("still %v after %v", spans(b), now)
+		}
+		now += 10 * time.Millisecond
+	}
+	if now < headStart {
+		t.Errorf("its turn came at %v, before the head start %v", now, headStart)
+	}
+}
+
+// everybody is who may run, so that who does finishes.
+func everybody(s *Scheduler) (ids []RequestID) {
+	for _, r := range append(slices.Clone(s.waiting), s.running...) {
+		ids = append(ids, r.id)
+	}
+	return ids
+}
+
+// A lone request may have the whole pool, up to its last token.
+func TestLoneRequestFillsThePool(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 4}, Watermark: 0.5})
+	add(t, s, Request{ID: 1, Tokens: text(1, 60)}, 0)
+	for range 3 {
+		if _, done := step(t, s, 0); len(done) > 0 {
+			t.Fatalf("%v are done early", done)
+		}
+	}
+	if _, done := step(t, s, 0); !slices.Equal(done, []RequestID{1}) {
+		t.Errorf("%v are done at MaxModelLen, want 1", done)
+	}
+}
+
+// The latest arrival gives way, comes back before later ones, and continues
+// where its output ended.
+func TestPreemption(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 4, BlockTokens: 4}, MaxSeqs: 4, Watermark: 0.01})
+	add(t, s, Request{ID: 1, Tokens: text(1, 7)}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 7)}, 1)
+	b, _ := step(t, s, 1)
+	want(t, b, "1:0+7!", "2:0+7!")
+	add(t, s, Request{ID: 3, Tokens: text(3, 2)}, 2)
+	b, _ = step(t, s, 2)
+	want(t, b, "1:7+1!", "2:7+1!")
+	b, _ = step(t, s, 2)
+	want(t, b, "1:8+1!")
+	if !slices.Equal(b.Preempted, []RequestID{2}) {
+		t.Errorf("preempted %v, want 2", b.Preempted)
+	}
+	b, done := step(t, s, 3, 1)
+	want(t, b, "1:9+1!")
+	if !slices.Equal(done, []RequestID{1}) {
+		t.Errorf("done %v, want 1", done)
+	}
+	b, _ = step(t, s, 4)
+	want(t, b, "2:4+5!", "3:0+2!") // its first block was still cached
+}
+
+// Running requests of a lower rank give way before waiting ones of a higher.
+func TestPreemptionTakesTheLowestRank(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 6, BlockTokens: 4}, MaxSeqs: 2})
+	add(t, s, Request{ID: 1, Tokens: text(1, 7)}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 9), Hold: true}, 1)
+	add(t, s, Request{ID: 3, Tokens: text(3, 4)}, 2)
+	res, err := s.Reserve(2, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := step(t, s, 3)
+	want(t, b, "1:0+7!", "3:0+4!")
+	if err := s.Arrived(res.ID); err != nil { // it waits for a slot, with two blocks
+		t.Fatal(err)
+	}
+	b, _ = step(t, s, 3)
+	want(t, b, "1:7+1!", "3:4+1!")
+	b, _ = step(t, s, 3) // all six blocks are taken
+	want(t, b, "1:8+1!")
+	if !slices.Equal(b.Preempted, []RequestID{3}) || len(s.Blocks(2)) != 2 {
+		t.Errorf("preempted %v, request 2 has %d blocks, want 3 preempted and two blocks", b.Preempted, len(s.Blocks(2)))
+	}
+}
+
+// The cache loses the end of a finished request first.
+func TestPrefixOutlivesItsEnd(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8, BlockTokens: 4}})
+	prompt := text(1, 20)
+	add(t, s, Request{ID: 1, Tokens: prompt, ComputeOnly: true}, 0)
+	step(t, s, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 20), ComputeOnly: true}, 0)
+	step(t, s, 0)
+	if got := s.Cached(root, prompt); got != 12 {
+		t.Errorf("%d tokens are cached after 2 of 5 blocks were taken, want the first 12", got)
+	}
+}
+
+// KV from another node: prefix kept, blocks granted, one token left to compute.
+func TestRemotePrefill(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
+	prompt := text(1, 50)
+	add(t, s, Request{ID: 1, Tokens: prompt[:20], ComputeOnly: true}, 0)
+	step(t, s, 0)
+	if got := add(t, s, Request{ID: 2, Tokens: prompt, Hold: true}, 0); got != 16 {
+		t.Errorf("%d tokens cached, want 16", got)
+	}
+	lost, err := s.Reserve(2, 49)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lost.From != 16 || lost.UpTo != 49 || len(lost.Blocks) != 3 {
+		t.Errorf("reservation %+v, want tokens 16 to 49 in 3 blocks", lost)
+	}
+	if err := s.Lost(lost.ID); err != nil {
+		t.Fatal(err)
+	}
+	second, err := s.Reserve(2, 49)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range second.Blocks {
+		if slices.Contains(lost.Blocks, id) {
+			t.Errorf("block %d is granted twice", id)
+		}
+	}
+	if b, _ := step(t, s, 0); len(b.Seqs) > 0 {
+		t.Errorf("a held request runs: %v", spans(b))
+	}
+	if err := s.Arrived(second.ID); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := step(t, s, 0, 2)
+	want(t, b, "2:49+1!")
+	if u := s.Stats().Blocks; u.Arriving != 3 || u.Pinned != 3 {
+		t.Errorf("usage %+v, want the lost blocks pinned", u)
+	}
+	if err := s.Release(lost.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Cached(root, prompt); got != 48 {
+		t.Errorf("%d tokens cached, want the 48 of full blocks", got)
+	}
+	if u := s.Stats().Blocks; u.Free+u.Cached != u.Blocks {
+		t.Errorf("usage %+v, want everything back", u)
+	}
+}
+
+// KV that has arrived decodes at once, also while a long prompt takes every budget.
+func TestArrivedDoesNotWaitForChunks(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 64}, MaxBatchedTokens: 16, MaxSeqs: 4})
+	add(t, s, Request{ID: 1, Tokens: text(1, 100)}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 30), Hold: true}, 0)
+	res, err := s.Reserve(2, 29)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := step(t, s, 0)
+	want(t, b, "1:0+16")
+	if err := s.Arrived(res.ID); err != nil {
+		t.Fatal(err)
+	}
+	b, _ = step(t, s, 0)
+	want(t, b, "2:29+1!", "1:16+15")
+}
+
+func TestReserveLeavesRoom(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 10, BlockTokens: 1}, ArrivingFraction: 0.4, Watermark: 0.5})
+	for id := RequestID(1); id <= 3; id++ {
+		add(t, s, Request{ID: id, Tokens: text(int(id), 4), Hold: true}, 0)
+	}
+	if _, err := s.Reserve(1, 3); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Reserve(2, 3); !errors.Is(err, ErrNoRoom) || errors.Is(err, ErrNeverFits) {
+		t.Errorf("6 of 10 blocks arriving with a fraction of 0.4: %v", err)
+	}
+	if _, err := s.Reserve(2, 1); err != nil {
+		t.Fatal(err)
+	}
+	add(t, s, Request{ID: 4, Tokens: text(4, 2)}, 0)
+	step(t, s, 0)
+	if err := s.Release(1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Reserve(3, 3); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("4 blocks left with a watermark of 5: %v", err)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	pool := kvcache.Config{Blocks: 4}
+	for name, cfg := range map[string]Config{
+		"budget below seqs": {Pool: pool, MaxBatchedTokens: 3, MaxSeqs: 4},
+		"longer than pool":  {Pool: pool, MaxModelLen: 65},
+		"negative seqs":     {Pool: pool, MaxSeqs: -1},
+		"fraction":          {Pool: pool, ArrivingFraction: 1.5},
+		"watermark":         {Pool: pool, Watermark: 1},
+		"head start":        {Pool: pool, PriorityHeadStart: 2 * time.Hour},
+	} {
+		if _, err := New(cfg); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := New(Config{}); !errors.Is(err, kvcache.ErrConfig) {
+		t.Errorf("no pool: %v", err)
+	}
+}
+
+// decoding is a scheduler with n running requests that lack one token each.
+func decoding(t testing.TB, n int) *Scheduler {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: n * 256}, MaxSeqs: n, MaxBatchedTokens: 64 * n, MaxQueued: n})
+	for i := range n {
+		add(t, s, Request{ID: RequestID(i), Tokens: text(i, 48), MaxNew: maxHint}, 0)
+	}
+	step(t, s, 0)
+	if st := s.Stats(); st.Running != n {
+		t.Fatalf("%d requests run, want %d", st.Running, n)
+	}
+	return s
+}
+
+// Steady decoding, with blocks filled, cached and allocated on the way.
+func TestDecodeStepDoesNotAllocate(t *testing.T) {
+	const n = 64
+	s := decoding(t, n)
+	results := make([]Result, n)
+	events := make([]kvcache.Event, 0, 4*n)
+	if allocs := testing.AllocsPerRun(500, func() {
+		b := s.Schedule(0)
+		if len(b.Seqs) != n {
+			t.Fatalf("%d sequences run, want %d", len(b.Seqs), n)
+		}
+		s.Update(b, results)
+		events, _ = s.Events(events[:0])
+	}); allocs != 0 {
+		t.Errorf("a decode step allocates %v times", allocs)
+	}
+}
+
+func BenchmarkDecodeStep256(b *testing.B) {
+	const n, tokens = 256, 4000
+	results := make([]Result, n)
+	s := decoding(b, n)
+	steps := 0
+	for b.Loop() {
+		if steps++; steps == tokens-48 {
+			b.StopTimer()
+			s, steps = decoding(b, n), 0
+			b.StartTimer()
+		}
+		s.Update(s.Schedule(0), results)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/token")
+}

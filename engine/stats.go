@@ -1,0 +1,52 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/scheduler"
+)
+
+// Stats is a snapshot of an engine. Counters only grow.
+type Stats struct {
+	Steps          uint64
+	FailedSteps    uint64
+	BatchedSteps   uint64 // with more than one sequence
+	PromptComputed uint64 // prompt tokens put through the device, recomputation included
+	Generated      uint64 // tokens sampled for requests that still ran
+	Aborted        uint64 // requests and jobs ended by their owner
+	Scheduler      scheduler.Stats
+}
+
+// Stats returns the latest snapshot. It may be read from any goroutine, and is
+// never older than what the caller has learnt from Emit, Layer or Done in an
+// earlier step, or from OnStep in this one.
+func (e *Engine) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.stats
+}
+
+// Progress only grows, and grows as long as the engine works, whoever it works
+// for: what tells slowness from standstill.
+func (e *Engine) Progress() uint64 { return e.moved.Load() }
+
+// publish makes a new snapshot.
+func (e *Engine) publish() {
+	s := e.count
+	s.Scheduler = e.sched.Stats()
+	e.mu.Lock()
+	e.stats = s
+	e.mu.Unlock()
+}
+
+// Check verifies the conservation laws of scheduler and pool.
+func (e *Engine) Check() error {
+	var err error
+	if derr := e.do(func() { err = e.sched.Check() }); derr != nil {
+		err = derr
+	}
+	return err
+}
+
+// now is the engine's monotonic clock, since New.
+func (e *Engine) now() time.Duration { return time.Since(e.start) }

@@ -1,0 +1,219 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+func (t *Tokenizer) loadNormalizer(raw json.RawMessage) error {
+	if isNull(raw) {
+		return nil
+	}
+	var c component
+	if err := decodePart(raw, "normalizer", &c); err != nil {
+		return err
+	}
+	switch c.Type {
+	case "NFC":
+		t.normalizers = append(t.normalizers, t.chars.nfc)
+		return nil
+	case "Replace":
+		old, err := c.literal("normalizer.pattern")
+		if err != nil {
+			return err
+		}
+		t.normalizers = append(t.normalizers, func(s string) string { return strings.ReplaceAll(s, old, c.Content) })
+		return nil
+	case "Prepend":
+		t.normalizers = append(t.normalizers, func(s string) string {
+			if s == "" {
+				return s
+			}
+			return c.Prepend + s
+		})
+		return nil
+	case "Sequence":
+		for _, part := range c.Normalizers {
+			if err := t.loadNormalizer(part); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return &UnsupportedError{"normalizer", c.Type}
+}
+
+// loadPreTokenizer reads the pipeline of pre-tokenizers, which must end in
+// ByteLevel: only then do the vocabulary's characters stand for bytes.
+func (t *Tokenizer) loadPreTokenizer(raw json.RawMessage) error {
+	if isNull(raw) {
+		return &UnsupportedError{"pre_tokenizer", "null"}
+	}
+	var flat []component
+	if err := flatten(raw, &flat); err != nil {
+		return err
+	}
+	for i, c := range flat {
+		last := i == len(flat)-1
+		if (c.Type == "ByteLevel") != last {
+			return &UnsupportedError{"pre_tokenizer (ByteLevel must come last, once)", c.Type}
+		}
+		s, err := c.stage()
+		if err != nil {
+			return err
+		}
+		if s.scan != nil || s.prefixSpace {
+			t.stages = append(t.stages, s)
+		}
+	}
+	if len(flat) == 0 {
+		return &UnsupportedError{"pre_tokenizer", "empty Sequence"}
+	}
+	return nil
+}
+
+func flatten(raw json.RawMessage, into *[]component) error {
+	var c component
+	if err := decodePart(raw, "pre_tokenizer", &c); err != nil {
+		return err
+	}
+	if c.Type != "Sequence" {
+		*into = append(*into, c)
+		return nil
+	}
+	for _, part := range c.PreTokenizers {
+		if err := flatten(part, into); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *component) stage() (stage, error) {
+	switch c.Type {
+	case "ByteLevel":
+		s := stage{prefixSpace: c.AddPrefixSpace == nil || *c.AddPrefixSpace}
+		if c.UseRegex == nil || *c.UseRegex {
+			s.scan = scanGPT2
+		}
+		return s, nil
+	case "Digits":
+		if c.IndividualDigits {
+			return stage{scan: scanEachDigit}, nil
+		}
+		return stage{scan: scanDigits}, nil
+	case "Split":
+		return c.splitStage()
+	}
+	return stage{}, &UnsupportedError{"pre_tokenizer", c.Type}
+}
+
+// literal returns the text that a pattern looks for, where it is one.
+func (c *component) literal(part string) (string, error) {
+	var p struct{ String *string }
+	if err := decodePart(c.Pattern, part, &p); err != nil {
+		return "", err
+	}
+	if p.String == nil || *p.String == "" {
+		return "", &UnsupportedError{part, string(c.Pattern)}
+	}
+	return *p.String, nil
+}
+
+func (c *component) splitStage() (stage, error) {
+	var p struct{ Regex, String *string }
+	if err := decodePart(c.Pattern, "pre_tokenizer.pattern", &p); err != nil {
+		return stage{}, err
+	}
+	if p.Regex == nil {
+		return stage{}, &UnsupportedError{"pre_tokenizer.pattern", string(c.Pattern)}
+	}
+	scan, ok := findPattern(*p.Regex)
+	if !ok {
+		return stage{}, &UnsupportedError{"pre_tokenizer.pattern", *p.Regex}
+	}
+	// The patterns match every character, so that what is between matches,
+	// and with it these two settings, makes no difference.
+	matchesKept := c.Behavior == "Isolated" && !c.Invert || c.Behavior == "Removed" && c.Invert
+	if !matchesKept {
+		return stage{}, &UnsupportedError{"pre_tokenizer.behavior", c.Behavior}
+	}
+	return stage{scan: scan}, nil
+}
+
+// loadPostProcessor collects the tokens that go before and after the text.
+func (t *Tokenizer) loadPostProcessor(raw json.RawMessage) error {
+	if isNull(raw) {
+		return nil
+	}
+	var c component
+	if err := decodePart(raw, "post_processor", &c); err != nil {
+		return err
+	}
+	switch c.Type {
+	case "ByteLevel": // moves offsets, never ids
+		return nil
+	case "Sequence":
+		for _, part := range c.Processors {
+			if err := t.loadPostProcessor(part); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "TemplateProcessing":
+		return t.loadTemplate(&c)
+	}
+	return &UnsupportedError{"post_processor", c.Type}
+}
+
+func (t *Tokenizer) loadTemplate(c *component) error {
+	var prefix, suffix []int32
+	texts := 0
+	for _, piece := range c.Single {
+		switch {
+		case piece.Sequence != nil && piece.Sequence.ID == "A":
+			texts++
+		case piece.SpecialToken != nil:
+			token, ok := c.SpecialTokens[piece.SpecialToken.ID]
+			if !ok {
+				return invalid("post_processor names %q, which its special_tokens lack", piece.SpecialToken.ID)
+			}
+			for _, id := range token.IDs {
+				if id < 0 || id >= maxTokenID {
+					return invalid("post_processor token %q has id %d", piece.SpecialToken.ID, id)
+				}
+			}
+			if texts == 0 {
+				prefix = append(prefix, token.IDs...)
+			} else {
+				suffix = append(suffix, token.IDs...)
+			}
+		default:
+			return &UnsupportedError{"post_processor.single", "a piece that is neither a special token nor sequence A"}
+		}
+	}
+	if texts != 1 {
+		return &UnsupportedError{"post_processor.single", "sequence A is not in it exactly once"}
+	}
+	t.prefix = append(prefix, t.prefix...)
+	t.suffix = append(t.suffix, suffix...)
+	return nil
+}
+
+// checkDecoder accepts the decoders that join the tokens' bytes.
+func checkDecoder(raw json.RawMessage) error {
+	if isNull(raw) {
+		return &UnsupportedError{"decoder", "null"}
+	}
+	var c component
+	if err := decodePart(raw, "decoder", &c); err != nil {
+		return err
+	}
+	if c.Type == "Sequence" && len(c.Decoders) == 1 {
+		return checkDecoder(c.Decoders[0])
+	}
+	if c.Type != "ByteLevel" {
+		return &UnsupportedError{"decoder", c.Type}
+	}
+	return nil
+}

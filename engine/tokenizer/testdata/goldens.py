@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Train one small tokenizer per pattern and record what Hugging Face does.
+
+    goldens.py [--strings 400] [--seed 1] [--out DIR]
+
+Each DIR/NAME.json.gz holds {"tokenizer": tokenizer.json, "encode": [[text, ids,
+ids without special tokens, decoded, decoded without special tokens]...],
+"decode": [[ids, decoded]...]}. Needs PyPI tokenizers 0.23.3. Texts are made
+here, from the seed alone.
+"""
+import argparse
+import gzip
+import json
+import pathlib
+import random
+
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models,
+                        normalizers, pre_tokenizers, processors, trainers)
+
+GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+SENTENCES = """
+The gateway renders the prompt, tokenizes it and sends the ids to a node.
+It's what they'd have said: we're sure that you've seen it, I'll go and she'd stay, I'm done, DON'T.
+A prefill node computes keys and values; a decode node streams one token after another.
+def forward(self, x):\n    for i, layer in enumerate(self.layers):\n        x = layer(x)  # residual\n    return x
+func (t *Tokenizer) Encode(text string) []int32 {\n\tif text == "" {\n\t\treturn nil\n\t}\n}
+{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3, "units": null}}
+SELECT id, name FROM users WHERE created_at >= '2024-01-01' ORDER BY id DESC LIMIT 100;
+1 + 1 = 2; 3.14159; 1,000,000; 0xDEADBEEF; 2026-11-21T03:14:15Z; ½ cup; Ⅷ; ٣٤٥; १२३
+Der schnelle braune Fuchs springt über den faulen Hund. Größe, Äpfel, Übermut, Straße.
+El veloz murciélago hindú comía feliz cardillo y kiwi. ¿Qué? ¡Sí, señor!
+Le cœur a ses raisons que la raison ne connaît point. L'été, l'œuf, aujourd'hui.
+Съешь ещё этих мягких французских булок, да выпей чаю.
+Γαζέες καὶ μυρτιὲς δὲν θὰ βρῶ πιὰ στὸ χρυσαφὶ ξέφωτο.
+今日は天気がいいので、散歩しましょう。東京タワーへ行きます。カタカナとひらがな。
+敏捷的棕色狐狸跳过了懒狗。人工智能正在改变世界,二零二六年。
+키스의 고유조건은 입술끼리 만나야 하고 특별한 기술은 필요치 않다.
+صِف خَلقَ خَودِ كَمِثلِ الشَمسِ إِذ بَزَغَت. שלום עולם, מה שלומך?
+हिन्दी में लिखा हुआ एक छोटा सा वाक्य है। ภาษาไทยไม่มีช่องว่างระหว่างคำ
+👩‍👩‍👧‍👦 family, 👍🏽 thumbs, 🇨🇭 flag, 🏳️‍🌈, 🤷🏻‍♀️ shrug, ☕️, ❤️‍🔥
+Tiếng Việt có dấu: Nguyễn, phở, đường, những người bạn tốt.
+""".strip().split("\n")
+SENTENCES = [s.replace("\\n", "\n").replace("\\t", "\t") for s in SENTENCES]
+
+BITS = [
+    " ", "  ", "   ", "\n", "\n\n", "\r\n", "\r", "\t", "\t\t", " \n", "\n ", " \t \n  ", "\x0b", "\x0c", "\x85", "\u00a0",
+    "\u2003", "\u2028", "\u3000", "\u200b", "\u200d", "\ufeff", "\u180e", "\u1680", "\x00", "\x00\x00", "\x01\x7f", "\x1b[31m", "\x1c\x1d",
+    "a", "I", "the", " the", "Hello", " world", "foo_bar", "camelCase", "UPPER", "ǅ", "ß", "İ", "ſ", "K", "ﬁ", "ª", "ʰ",
+    "'s", "'S", "'ſ", "'t", "'RE", "'re", "'Ve", "'m", "'ll", "'LL", "'d", "'x", "''", "' s", "'", "\"", "`", "'9", "'\n",
+    "0", "7", "42", "123", "1234", "12345678901", "٣", "१२", "Ⅷ", "½", "²", "𝟗", "〇", "一", "㊿", "\U00011de3",
+    ".", "...", "!", "?!", ",", ";", "()", "{}", "[]", "//", "#", "@", "$", "€", "=>", "->", "<|", "|>", "<", "§", "—", "…", "、", "。",
+    "e\u0301", "é", "o\u0302\u0323", "\u0301", "\u0323\u0302", "a\u0327\u0301\u0328", "\u1100\u1161\u11a8", "\uac00\u11a8", "Å", "Ω",
+    "\u0344", "\u0958", "\u0915\u093c", "\u2add", "\u0f43", "\U0001d15e", "\ufb2c", "\u1e9b\u0323", "\U00011935\U00011930", "\u0b47\u0b57",
+    "漢字", "ひらがな", "カタカナ", "한국어", "中", "שלום", "مرحبا", "\u202e", "नमस्ते", "ไทย", "தமிழ்",
+    "😀", "👩‍👩‍👧‍👦", "👍🏽", "🇨🇭", "🏳️‍🌈", "❤️", "\ufe0f", "\U000e0067", "𐍈", "𝔘𝔫𝔦", "\U0010ffff", "\uffff", "\ufffd", "\ue000", "\u0378",
+]
+
+
+def special(content, **k):
+    return AddedToken(content, special=True, normalized=False, **k)
+
+
+FAMILIES = {
+    "gpt2": dict(
+        pre=lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+        post=lambda ids: processors.ByteLevel(trim_offsets=False),
+        vocab=600,
+        special=[special("<|endoftext|>")],
+        added=[AddedToken("<|lr|>", lstrip=True, rstrip=True), AddedToken("solo", single_word=True), AddedToken("    ", normalized=False)],
+    ),
+    "llama3": dict(
+        pre=lambda: pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
+        post=lambda ids: processors.Sequence([
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", ids["<|begin_of_text|>"])])]),
+        vocab=1000,
+        special=[special(s) for s in ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+                                      "<|reserved_special_token_1|>", "<|reserved_special_token_10|>")],
+        added=[AddedToken("<tool>", rstrip=True, normalized=False), AddedToken("</tool>", lstrip=True, normalized=False)],
+        edit=lambda d: d["model"].update(ignore_merges=True),
+    ),
+    "qwen2": dict(
+        normalizer=normalizers.NFC,
+        pre=lambda: pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(QWEN2), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]),
+        post=lambda ids: processors.ByteLevel(trim_offsets=False),
+        vocab=900,
+        special=[special(s) for s in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")],
+        added=[AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False), AddedToken("caf\u00e9X"),
+               AddedToken("e\u0301e\u0301", normalized=True), AddedToken("solo", single_word=True, normalized=True)],
+    ),
+    "digits": dict(
+        pre=lambda: pre_tokenizers.Sequence([
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False)]),
+        post=lambda ids: processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", ids["<s>"]), ("</s>", ids["</s>"])]),
+        vocab=500,
+        special=[special(s) for s in ("<s>", "</s>")],
+        added=[],
+        edit=lambda d: d["model"].update(merges=[" ".join(m) for m in d["model"]["merges"]]),  # the older form
+    ),
+    "prefix": dict(
+        pre=lambda: pre_tokenizers.Sequence([
+            pre_tokenizers.Digits(individual_digits=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=True)]),
+        post=lambda ids: processors.ByteLevel(trim_offsets=True),
+        vocab=330,
+        special=[special("<pad>")],
+        added=[],
+        alphabet=False,  # some bytes have no token: they are <unk>, fused
+        unk="<unk>",
+    ),
+}
+
+
+def train(family):
+    f = FAMILIES[family]
+    unk = f.get("unk")
+    tokenizer = Tokenizer(models.BPE(unk_token=unk, fuse_unk=unk is not None))
+    tokenizer.pre_tokenizer = f["pre"]()
+    if "normalizer" in f:
+        tokenizer.normalizer = f["normalizer"]()
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if f.get("alphabet", True) else [chr(c) for c in range(33, 110)]
+    trainer = trainers.BpeTrainer(vocab_size=f["vocab"], initial_alphabet=sorted(alphabet), show_progress=False,
+                                  limit_alphabet=256 if f.get("alphabet", True) else 90,
+                                  special_tokens=[unk] if unk else [], max_token_length=24)
+    tokenizer.train_from_iterator(SENTENCES * 3, trainer)
+    tokenizer.add_special_tokens(f["special"])
+    tokenizer.add_tokens(f["added"])
+    tokenizer.post_processor = f["post"]({s.content: tokenizer.token_to_id(s.content) for s in f["special"]})
+    doc = json.loads(tokenizer.to_str())
+    if "edit" in f:
+        f["edit"](doc)
+    return doc
+
+
+def strings(rng, n, added):
+    fixed = ["", " ", "  a", "a  ", "\n", " \n", "'s", "'", "a'", "\x00", "é", "e\u0301"] + SENTENCES + BITS
+    yield from fixed
+    for _ in range(max(0, n - len(fixed))):
+        kind = rng.random()
+        if kind < 0.45:  # anything next to anything
+            yield "".join(rng.choice(BITS + added) for _ in range(rng.randint(1, 14)))
+        elif kind < 0.6:  # prose with added tokens and white space around them
+            a, b = rng.choice(SENTENCES), rng.choice(SENTENCES)
+            space = rng.choice(["", " ", "\n", " \n ", "  ", "\u3000"])
+            yield a[:rng.randint(0, 40)] + space + rng.choice(added or [" "]) + rng.choice(["", space, " "]) + b[:rng.randint(0, 40)]
+        elif kind < 0.7:  # runs
+            yield rng.choice(BITS) * rng.randint(1, 90) + rng.choice(BITS)
+        elif kind < 0.85:  # any code points
+            yield "".join(chr(c) for c in (rng.choice([rng.randint(0, 0x2FF), rng.randint(0x300, 0x2FFF), rng.randint(0x3000, 0xD7FF),
+                                                       rng.randint(0xE000, 0x1FFFF), rng.randint(0x20000, 0x10FFFF)])
+                                           for _ in range(rng.randint(1, 16))))
+        else:  # marks upon marks
+            yield "".join(rng.choice(["e", "a", "\u0915", "\u1100", " "]) if rng.random() < 0.3 else chr(rng.randint(0x300, 0x36F))
+                          for _ in range(rng.randint(2, 12)))
+
+
+def main():
+    args = argparse.ArgumentParser()
+    args.add_argument("--strings", type=int, default=400)
+    args.add_argument("--seed", type=int, default=1)
+    args.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent)
+    args = args.parse_args()
+    for family, f in FAMILIES.items():
+        doc = train(family)
+        tokenizer = Tokenizer.from_str(json.dumps(doc))
+        rng = random.Random(f"{family} {args.seed}")
+        encode = []
+        for text in strings(rng, args.strings, [t.content for t in f["special"] + f["added"]]):
+            ids = tokenizer.encode(text).ids
+            plain = tokenizer.encode(text, add_special_tokens=False).ids
+            encode.append([text, ids, plain if plain != ids else None,
+                           tokenizer.decode(ids, skip_special_tokens=False), tokenizer.decode(ids, skip_special_tokens=True)])
+        decode = []
+        size = tokenizer.get_vocab_size()
+        for _ in range(args.strings // 2):
+            ids = [rng.randrange(size + 2) for _ in range(rng.randint(1, 12))]
+            decode.append([ids, tokenizer.decode(ids, skip_special_tokens=False)])
+        for case in encode:  # a null says: equal to the column before
+            case[4] = case[4] if case[4] != case[3] else None
+            case[3] = case[3] if case[3] != case[0] else None
+        path = args.out / f"{family}.json.gz"
+        text = json.dumps({"tokenizer": doc, "encode": encode, "decode": decode}, separators=(",", ":"))
+        path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        print(path, path.stat().st_size, "bytes,", len(encode), "strings, vocabulary", size)
+
+
+main()

@@ -1,0 +1,155 @@
+package tokenizer
+
+import (
+	"hash/maphash"
+	"strings"
+	"sync"
+)
+
+// Tokenizer is a loaded tokenizer.json. It is safe for concurrent use.
+type Tokenizer struct {
+	chars      *charTable
+	raw        *matcher // added tokens looked for in the text as it came
+	normalized *matcher // added tokens looked for in the normalized text
+	stages     []stage
+	bpe        bpe
+
+	normalizers []func(string) string
+	prefix      []int32 // before and after the text when special tokens are added
+	suffix      []int32
+	ids         map[string]int32 // token as written in the file → id
+	bytes       tokenBytes
+	special     []bool    // by id
+	fallback    *fallback // nil: a byte-level vocabulary
+	cache       *cache
+	scratch     sync.Pool // of *scratch
+}
+
+// VocabSize returns the highest token id plus one.
+func (t *Tokenizer) VocabSize() int { return len(t.special) }
+
+// ID returns the id of a token as the file writes it: for the tokens of a
+// byte-level vocabulary in its alphabet, where a space is Ġ.
+func (t *Tokenizer) ID(token string) (int32, bool) {
+	id, ok := t.ids[token]
+	return id, ok
+}
+
+// IsSpecial reports whether id is an added token marked as special.
+func (t *Tokenizer) IsSpecial(id int32) bool {
+	return t.has(id) && t.special[id]
+}
+
+// TokenBytes returns a copy of the bytes that id stands for, which need not be
+// whole characters; nil for an id outside the vocabulary.
+func (t *Tokenizer) TokenBytes(id int32) []byte {
+	if !t.has(id) {
+		return nil
+	}
+	return []byte(t.bytes.at(id))
+}
+
+func (t *Tokenizer) has(id int32) bool { return id >= 0 && int(id) < len(t.special) }
+
+// Encode returns the token ids of text. Added tokens in the text, special ones
+// included, become their ids. addSpecial adds what the file's post-processor
+// adds, a beginning-of-text token for instance.
+func (t *Tokenizer) Encode(text string, addSpecial bool) []int32 {
+	return t.AppendEncode(nil, text, addSpecial)
+}
+
+// AppendEncode is Encode into dst, which it returns extended. With enough room
+// in dst it does not allocate for words that were seen lately.
+func (t *Tokenizer) AppendEncode(dst []int32, text string, addSpecial bool) []int32 {
+	if addSpecial {
+		dst = append(dst, t.prefix...)
+	}
+	w := t.scratch.Get().(*scratch)
+	e := encoding{t: t, w: w, dst: dst}
+	t.raw.split(t.chars, text, e.gap, e.token)
+	t.scratch.Put(w)
+	if addSpecial {
+		e.dst = append(e.dst, t.suffix...)
+	}
+	return e.dst
+}
+
+// encoding is one call of AppendEncode.
+type encoding struct {
+	t   *Tokenizer
+	w   *scratch
+	dst []int32
+}
+
+func (e *encoding) token(a *addedToken) { e.dst = append(e.dst, e.t.ids[a.Content]) }
+
+// gap encodes text between the added tokens that are looked for first.
+func (e *encoding) gap(s string) {
+	e.t.normalized.split(e.t.chars, e.t.normalize(s), e.piece, e.token)
+}
+
+func (e *encoding) piece(s string) { e.split(s, 0) }
+
+// split cuts s by the stages from the given one on and encodes the words.
+func (e *encoding) split(s string, at int) {
+	if at == len(e.t.stages) {
+		e.words(s)
+		return
+	}
+	st := e.t.stages[at]
+	if st.prefixSpace && !strings.HasPrefix(s, " ") {
+		s = " " + s
+	}
+	if st.scan == nil {
+		e.split(s, at+1)
+		return
+	}
+	last := at == len(e.t.stages)-1
+	for i := 0; i < len(s); {
+		end := st.scan(e.t.chars, s, i)
+		if last {
+			e.words(s[i:end])
+		} else {
+			e.split(s[i:end], at+1)
+		}
+		i = end
+	}
+}
+
+// words encodes one pre-token. Of a vocabulary of characters it may be the
+// whole text, and is cut where no merge can reach across.
+func (e *encoding) words(s string) {
+	if e.t.fallback == nil {
+		e.word(s)
+		return
+	}
+	for i := 0; i < len(s); {
+		end := e.t.fallback.joins.next(s, i)
+		e.word(s[i:end])
+		i = end
+	}
+}
+
+// word encodes a pre-token, or a part of one that no merge leaves.
+func (e *encoding) word(s string) {
+	b := &e.t.bpe
+	hash := maphash.String(b.seed, s)
+	if id, ok := b.words.get(s, hash); ok {
+		e.dst = append(e.dst, id)
+		return
+	}
+	if ids, ok := e.t.cache.get(s, hash); ok {
+		e.dst = append(e.dst, ids...)
+		return
+	}
+	n := len(e.dst)
+	e.dst = b.merge(e.dst, s, e.w)
+	e.t.cache.put(s, hash, e.dst[n:])
+}
+
+func (t *Tokenizer) normalize(s string) string {
+	for _, f := range t.normalizers {
+		s = f(s)
+	}
+	return s
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/tandem-serving/tandem/internal/config"
+)
+
+var update = flag.Bool("update", false, "write docs/flags.md")
+
+// declared is each visible flag with the commands that have it, in the order of
+// the first.
+type declared struct {
+	flag     *pflag.Flag
+	commands []string
+	others   []string // defaults of commands that have another, as "command: default"
+}
+
+func allFlags() (flags []*declared) {
+	byName := map[string]*declared{}
+	t := table()
+	for i := range t {
+		t[i].Declared(t).VisitAll(func(f *pflag.Flag) {
+			if f.Hidden {
+				return
+			}
+			d := byName[f.Name]
+			if d == nil {
+				d = &declared{flag: f}
+				byName[f.Name] = d
+				flags = append(flags, d)
+			}
+			d.commands = append(d.commands, t[i].Name)
+			if f.DefValue != d.flag.DefValue {
+				d.others = append(d.others, fmt.Sprintf("%s: `%s`", t[i].Name, f.DefValue))
+			}
+		})
+	}
+	return flags
+}
+
+// cell is text in a table of Markdown.
+func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
+
+// flagsPage is docs/flags.md.
+func flagsPage() []byte {
+	var b bytes.Buffer
+	b.WriteString(`# Flags
+
+This page is made from the flags' own table: ` + "`go test -run TestFlagsPage . -update`" + ` writes it.
+
+Every flag is also an environment variable (` + "`--max-num-seqs` is `TANDEM_MAX_NUM_SEQS`" + `) and a key of the YAML file that ` + "`--config`" + ` names. A flag wins over
+the environment, that over the file, that over the default; ` + "`--dry-run`" + ` prints each value with its origin. Names may be written with underscores.
+Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp://…`, `TANDEM_…_SERVICE_HOST`" + `) are ignored.
+
+| flag | commands | value | default | meaning |
+|---|---|---|---|---|
+`)
+	for _, d := range allFlags() {
+		commands := strings.Join(d.commands, ", ")
+		if len(d.commands) == len(table()) {
+			commands = "all"
+		}
+		def := d.flag.DefValue
+		if def != "" {
+			def = "`" + def + "`"
+		}
+		if len(d.others) > 0 {
+			def += "; " + strings.Join(d.others, ", ")
+		}
+		fmt.Fprintf(&b, "| `--%s` | %s | %s | %s | %s |\n", d.flag.Name, commands, d.flag.Value.Type(), cell(def), cell(d.flag.Usage))
+	}
+	b.WriteString(`
+## Flags of vllm serve
+
+A command line of ` + "`vllm serve`" + ` can be used as it is. Each of its flags (0.33.0, and those that 0.19.1 had besides) is one of:
+
+- **supported**: a flag of the table above, with the same meaning;
+- **no effect**: accepted, and told once on standard error, because it asks for what is always done or tunes what is not there;
+- **refused**: it would change what is computed or who may ask; the start ends with exit status 2 and says what to do instead.
+
+Where values are named, these have no effect and all others are refused. Short names (` + "`-tp 1`" + `), ` + "`--no-…`" + ` of switches and paths into JSON (` + "`-cc.mode=3`" + `) are
+understood.
+`)
+	for _, g := range config.VLLM {
+		fmt.Fprintf(&b, "\n### %s\n\n| flag | here | why, or what to do instead |\n|---|---|---|\n", strings.ToUpper(g.Name[:1])+g.Name[1:])
+		for _, f := range g.Flags {
+			name := "`--" + f.Name + "`"
+			if f.Short != "" {
+				name += ", `-" + f.Short + "`"
+			}
+			class := f.Class.String()
+			if f.Fine != "" {
+				class = "refused; no effect: `" + strings.Join(strings.Fields(f.Fine), "`, `") + "`"
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", name, class, cell(f.Why))
+		}
+	}
+	return b.Bytes()
+}
+
+// The page says what the program does.
+func TestFlagsPage(t *testing.T) {
+	want := flagsPage()
+	if *update {
+		if err := os.WriteFile("docs/flags.md", want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile("docs/flags.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		gl, wl := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+		i := 0
+		for i < len(gl) && i < len(wl) && gl[i] == wl[i] {
+			i++
+		}
+		t.Errorf("docs/flags.md is not current from line %d on; `go test -run TestFlagsPage . -update` writes it", i+1)
+	}
+}
+
+// What the table of vllm serve's flags calls supported is declared by a command
+// and nothing else is, so that a flag that is added is moved to its new class.
+func TestSupportedFlagsAreDeclared(t *testing.T) {
+	here := map[string][]string{}
+	for _, d := range allFlags() {
+		here[d.flag.Name] = d.commands
+	}
+	servers := []string{"up", "gateway", "prefill", "decode", "serve"}
+	for _, g := range config.VLLM {
+		for _, f := range g.Flags {
+			served := slices.ContainsFunc(here[f.Name], func(c string) bool { return slices.Contains(servers, c) })
+			switch {
+			case f.Class == config.Supported && !served:
+				t.Errorf("--%s is called supported and no command has it", f.Name)
+			case f.Class == config.Supported && !slices.Contains(here[f.Name], "serve"):
+				t.Errorf("--%s of vllm serve is no flag of tandem serve, but of %q", f.Name, here[f.Name])
+			case f.Class != config.Supported && served:
+				t.Errorf("--%s is declared by %q and called %q in the table of vllm serve's flags", f.Name, here[f.Name], f.Class)
+			}
+		}
+	}
+}
+
+// Every command that serves knows vllm serve's flags.
+func TestServersKnowVLLM(t *testing.T) {
+	for _, name := range []string{"up", "gateway", "prefill", "decode", "serve"} {
+		var errOut bytes.Buffer
+		status := table().Main("test", []string{name, "--dry-run", "--enforce-eager", "-tp", "1"}, nil, io.Discard, &errOut)
+		if status != 0 || strings.Count(errOut.String(), "has no effect") != 2 {
+			t.Errorf("tandem %s: status %d, %q", name, status, &errOut)
+		}
+		errOut.Reset()
+		if status := table().Main("test", []string{name, "--dry-run", "-tp", "2"}, nil, io.Discard, &errOut); status != 2 || !strings.Contains(errOut.String(), "--tensor-parallel-size 2") {
+			t.Errorf("tandem %s -tp 2: status %d, %q", name, status, &errOut)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package gateway
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// testJob is a streamed job whose tokens come from nowhere.
+func testJob(t testing.TB) *job {
+	m, err := newModel(bundle(), "", "", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, fault := openai.Parse(openai.Chat, []byte(`{`+hi+`,"stream":true,"stop":["never seen"]}`))
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	g := &Gateway{meters: newMeters(metrics.New(metrics.Gateway, "m"))}
+	j := &job{g: g, req: req, model: m, start: time.Now(), live: 1, prompts: make([]prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
+	j.in = upstream.NewInbox(100)
+	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.text.output(req), attempt: 1, output: make([]int32, 0, 1<<20)}}
+	return j
+}
+
+// From an event to the bytes of its chunk nothing is allocated.
+func TestTokenPathDoesNotAllocate(t *testing.T) {
+	j := testJob(t)
+	at := time.Now()
+	e := upstream.Event{Kind: upstream.Token, Attempt: 1, Token: 'q'}
+	step := func() {
+		if fault := j.take(&e, at); fault != nil {
+			t.Fatal(fault)
+		}
+		if _, err := io.Discard.Write(j.buf); err != nil {
+			t.Fatal(err)
+		}
+		j.buf = j.buf[:0]
+	}
+	step()
+	if n := testing.AllocsPerRun(1000, step); n != 0 {
+		t.Fatalf("%g allocations per token", n)
+	}
+	if len(j.choices[0].output) < 1000 {
+		t.Fatalf("%d tokens taken", len(j.choices[0].output))
+	}
+}
+
+func BenchmarkToken(b *testing.B) {
+	j := testJob(b)
+	at := time.Now()
+	e := upstream.Event{Kind: upstream.Token, Attempt: 1, Token: 'q'}
+	b.ReportAllocs()
+	for range b.N {
+		if fault := j.take(&e, at); fault != nil {
+			b.Fatal(fault)
+		}
+		j.buf, j.choices[0].output = j.buf[:0], j.choices[0].output[:0]
+	}
+}

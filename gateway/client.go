@@ -1,0 +1,172 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// maxReadAhead bounds what a client may send while its request is being
+// answered (a pipelined next request), in bytes. Beyond it the connection is no
+// longer watched, so that nothing more is held.
+const maxReadAhead = 16 << 10
+
+// listener hands out clientConns and can close all of them.
+type listener struct {
+	net.Listener
+	writeTimeout time.Duration
+
+	mu    sync.Mutex
+	conns map[*clientConn]struct{}
+}
+
+func newListener(l net.Listener, writeTimeout time.Duration) *listener {
+	return &listener{Listener: l, writeTimeout: writeTimeout, conns: map[*clientConn]struct{}{}}
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	if tcp, ok := nc.(interface{ SetNoDelay(bool) error }); ok {
+		// Go's default, but the first token's time hangs on it.
+		if err := tcp.SetNoDelay(true); err != nil {
+			nc.Close()
+			return l.Accept()
+		}
+	}
+	c := &clientConn{Conn: nc, l: l}
+	l.mu.Lock()
+	l.conns[c] = struct{}{}
+	l.mu.Unlock()
+	return c, nil
+}
+
+// closeAll closes every open connection.
+func (l *listener) closeAll() {
+	l.mu.Lock()
+	conns := make([]*clientConn, 0, len(l.conns))
+	for c := range l.conns {
+		conns = append(conns, c)
+	}
+	l.mu.Unlock()
+	for _, c := range conns {
+		_ = c.end() // its owner may have been first
+	}
+}
+
+// clientConn is a client's connection. Each write is bounded in time, so that a
+// client that stops reading is given up; and while a request is being answered
+// its reading side can be watched for the client's going away. The server's
+// goroutine owns it; only watch's goroutine reads beside it, and never at the
+// same time.
+type clientConn struct {
+	net.Conn
+	l       *listener
+	ahead   []byte      // read by a watch, not yet by the server
+	refused atomic.Bool // its request was answered before it was read to its end
+}
+
+// Read implements net.Conn.
+func (c *clientConn) Read(p []byte) (int, error) {
+	if len(c.ahead) > 0 {
+		n := copy(p, c.ahead)
+		if c.ahead = c.ahead[n:]; len(c.ahead) == 0 {
+			c.ahead = nil
+		}
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+// Write implements net.Conn.
+func (c *clientConn) Write(p []byte) (int, error) {
+	if err := c.Conn.SetWriteDeadline(time.Now().Add(c.l.writeTimeout)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
+// A client that is still sending when it is refused would lose the answer to the
+// reset of a connection that is closed over unread bytes. So what it sends is
+// read for a while, and for so many bytes.
+const (
+	lingerTime  = time.Second
+	lingerBytes = 8 << 20
+)
+
+// Close implements net.Conn.
+func (c *clientConn) Close() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && c.refused.Load() && half.CloseWrite() == nil {
+		// An error of either is the end that was waited for.
+		_ = c.Conn.SetReadDeadline(time.Now().Add(lingerTime))
+		_, _ = io.CopyN(io.Discard, c.Conn, lingerBytes)
+	}
+	return c.end()
+}
+
+// end closes the connection at once.
+func (c *clientConn) end() error {
+	c.l.mu.Lock()
+	delete(c.l.conns, c)
+	c.l.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// linger has the connection below a request closed gently.
+func linger(c net.Conn) {
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
+		c = t.NetConn()
+	}
+	if c, ok := c.(*clientConn); ok {
+		c.refused.Store(true)
+	}
+}
+
+// watch looks for the end of a client's connection while its request is being
+// answered.
+type watch struct {
+	gone chan struct{} // closed when the client has gone
+	done chan struct{} // closed when the connection is the server's again
+	c    *clientConn
+}
+
+// watch starts watching; stop must be called before the server reads again.
+func (c *clientConn) watch() *watch {
+	w := &watch{gone: make(chan struct{}), done: make(chan struct{}), c: c}
+	// The server's bound on reading the request must not end the watch. An error
+	// means that the connection is closed, which the watch then finds.
+	_ = c.Conn.SetReadDeadline(time.Time{})
+	go w.run()
+	return w
+}
+
+func (w *watch) run() {
+	defer close(w.done)
+	var b [512]byte
+	for len(w.c.ahead) < maxReadAhead {
+		n, err := w.c.Conn.Read(b[:])
+		w.c.ahead = append(w.c.ahead, b[:n]...)
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			close(w.gone)
+		}
+		return
+	}
+}
+
+// stop ends the watch. A read that is under way is ended by a deadline in the
+// past, which is then taken back.
+func (w *watch) stop() {
+	_ = w.c.Conn.SetReadDeadline(time.Unix(1, 0)) // an error means that the connection is closed
+	<-w.done
+	_ = w.c.Conn.SetReadDeadline(time.Time{})
+}

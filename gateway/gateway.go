@@ -1,0 +1,338 @@
+// Package gateway speaks the OpenAI API to clients and tokens to decode nodes.
+//
+// A request is parsed, its chat rendered and tokenized, its prompt hashed and
+// routed; each choice then becomes attempts on decode nodes, whose tokens turn
+// into text and leave as a response or as server-sent events. The gateway holds
+// every token of a request, so an attempt can start over on another node.
+//
+// Invariant: an accepted request ends with a finish reason, with an error
+// status, or, when its stream has begun, with an error event and a connection
+// that is aborted without the body's last chunk: a broken answer never looks
+// like a finished one. Whatever ends a request, its attempts are cancelled.
+//
+// The package does not run models, does not know where KV is, and keeps nothing
+// of a request after its end.
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"golang.org/x/time/rate"
+
+	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/cluster"
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/rpc"
+)
+
+// Defaults of Options.
+const (
+	DefaultHost = "127.0.0.1" // plain HTTP stays on this machine unless told otherwise
+	DefaultPort = 8000
+
+	// DefaultMinRemotePrefillTokens: below this many uncached prompt tokens a
+	// transfer adds 40 % and more to the first token and spares the decode node's
+	// other streams a few steps at most; see bench/results/min-remote-prefill.md.
+	DefaultMinRemotePrefillTokens = 64
+
+	// DefaultShutdownTimeout is the time from the order to stop to the cut of
+	// what still runs. Kubernetes kills after 30 s unless told otherwise.
+	DefaultShutdownTimeout = 30 * time.Second
+	// DefaultDrainDelay: after turning unready the gateway keeps accepting for
+	// this long, until load balancers have noticed.
+	DefaultDrainDelay = 3 * time.Second
+	// DefaultRequestTimeout bounds a whole request; the longest answers of slow
+	// models take minutes.
+	DefaultRequestTimeout = 30 * time.Minute
+	// DefaultAcceptTimeout: a node that has not queued an attempt within this is
+	// given up for it. Queueing is immediate, so this is a few lost seconds.
+	DefaultAcceptTimeout = 5 * time.Second
+	// DefaultSlowClientTimeout is how long one write to a client may block.
+	DefaultSlowClientTimeout = 30 * time.Second
+	// DefaultStreamTokens is how many tokens of one choice may wait for a slow
+	// client before its generation pauses: some seconds of a fast model.
+	DefaultStreamTokens = 1024
+	// DefaultMaxBodyBytes holds a prompt of some million tokens as text.
+	DefaultMaxBodyBytes = 16 << 20
+	// DefaultMaxInFlight bounds requests being answered: at some 40 KB each they
+	// then hold a few hundred megabytes at most.
+	DefaultMaxInFlight = 8192
+	// DefaultMaxConns bounds client connections, most of them idle.
+	DefaultMaxConns = 65536
+	// DefaultMaxAttempts is how many nodes a choice is tried on before its first
+	// token: with one node dead and one overloaded there is a third.
+	DefaultMaxAttempts = 3
+	// DefaultRetriesPerSecond and the burst of ten seconds' worth are the budget
+	// of all requests' retries together, so that retrying cannot become the load.
+	DefaultRetriesPerSecond = 50
+)
+
+// Fixed bounds of the HTTP side.
+const (
+	readTimeout    = 30 * time.Second // for a request's head and body
+	idleTimeout    = 75 * time.Second // between requests; above usual balancers' 60 s
+	headBytes      = 16 << 10         // of a request's head
+	cutGrace       = time.Second      // for error events to leave when the shutdown timeout is over
+	retryAfter     = 1                // seconds; what 503 answers suggest
+	statsInterval  = 10 * time.Second // of the log's line about throughput
+	retryBurstSecs = 10
+)
+
+// Options of a Gateway. Zero values mean the defaults above.
+type Options struct {
+	Host string
+	Port int // -1: any free one
+	// Listener is used instead of Host and Port. A deadline set on one of its
+	// connections must interrupt a read that is under way.
+	Listener net.Listener
+	TLS      *tls.Config // towards clients; nil: plain HTTP
+
+	RPC     rpc.Options       // towards decode nodes
+	Members []upstream.Member // until SetMembers says otherwise
+
+	// MinRemotePrefillTokens is the number of uncached prompt tokens from which
+	// a prefill node computes them; -1: the default; 0: always.
+	MinRemotePrefillTokens int
+
+	APIKeys         []string     // any of them opens /v1; empty: open to all
+	Metrics         *metrics.Set // of a process that has other roles too; nil: the gateway's own
+	ServedModelName string       // what clients call the model; empty: its own name
+	ChatTemplate    string       // instead of the model's own; empty: that
+	Version         string
+
+	ShutdownTimeout   time.Duration
+	DrainDelay        time.Duration // within ShutdownTimeout; negative: none
+	RequestTimeout    time.Duration
+	AcceptTimeout     time.Duration
+	SlowClientTimeout time.Duration
+	StreamTokens      int
+	MaxBodyBytes      int
+	MaxInFlight       int
+	MaxConns          int
+	MaxAttempts       int
+	RetriesPerSecond  float64
+
+	Log *slog.Logger // nil: discarded
+}
+
+func (o *Options) setDefaults() {
+	or(&o.Host, DefaultHost)
+	or(&o.Port, DefaultPort)
+	if o.MinRemotePrefillTokens < 0 {
+		o.MinRemotePrefillTokens = DefaultMinRemotePrefillTokens
+	}
+	or(&o.ShutdownTimeout, DefaultShutdownTimeout)
+	or(&o.DrainDelay, DefaultDrainDelay)
+	or(&o.RequestTimeout, DefaultRequestTimeout)
+	or(&o.AcceptTimeout, DefaultAcceptTimeout)
+	or(&o.SlowClientTimeout, DefaultSlowClientTimeout)
+	or(&o.StreamTokens, DefaultStreamTokens)
+	or(&o.MaxBodyBytes, DefaultMaxBodyBytes)
+	or(&o.MaxInFlight, DefaultMaxInFlight)
+	or(&o.MaxConns, DefaultMaxConns)
+	or(&o.MaxAttempts, DefaultMaxAttempts)
+	or(&o.RetriesPerSecond, DefaultRetriesPerSecond)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+func or[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// Gateway is one gateway. Make it with New, run it with Run, once.
+type Gateway struct {
+	o      Options
+	log    *slog.Logger
+	l      *listener
+	server *fasthttp.Server
+	fleet  *upstream.Fleet
+	keys   keys
+	meters meters
+	budget *rate.Limiter // of retries
+
+	document []byte // /openapi.json
+
+	model          atomic.Pointer[model] // nil: none yet
+	membersChanged chan struct{}
+	draining       atomic.Bool
+	cut            chan struct{} // closed when the shutdown timeout is over
+	inFlight       atomic.Int64
+	bus            *cluster.Bus          // nil: nobody tells of caches
+	news           *cluster.Subscription // to the present model; owned by keepModel
+	blocks         *upstream.Blocks
+	warned         sync.Map     // names of unknown fields that were warned about
+	nWarned        atomic.Int64 // at most maxWarned
+}
+
+// New makes a gateway and binds its address, so that a port in use shows at
+// once.
+func New(o Options) (*Gateway, error) {
+	o.setDefaults()
+	if o.RPC.Hello == nil {
+		return nil, errors.New("gateway: Options.RPC.Hello is not set")
+	}
+	if o.ChatTemplate != "" {
+		if _, err := render.Parse(o.ChatTemplate); err != nil {
+			return nil, fmt.Errorf("gateway: the chat template given: %w", err)
+		}
+	}
+	l := o.Listener
+	if l == nil {
+		addr := net.JoinHostPort(o.Host, strconv.Itoa(max(o.Port, 0)))
+		var err error
+		if l, err = net.Listen("tcp", addr); err != nil {
+			return nil, fmt.Errorf("gateway: listen on %s: %w", addr, err)
+		}
+	}
+	if o.TLS != nil {
+		l = tls.NewListener(l, o.TLS)
+	}
+	g := &Gateway{
+		o:              o,
+		log:            o.Log,
+		l:              newListener(l, o.SlowClientTimeout),
+		keys:           newKeys(o.APIKeys),
+		budget:         rate.NewLimiter(rate.Limit(o.RetriesPerSecond), int(max(1, retryBurstSecs*o.RetriesPerSecond))),
+		membersChanged: make(chan struct{}, 1),
+		cut:            make(chan struct{}),
+		blocks:         upstream.NewBlocks(),
+	}
+	if o.Metrics == nil {
+		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
+	}
+	g.meters = newMeters(o.Metrics)
+	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, Stale: g.meters.stale, Log: o.Log})
+	g.meters.set.Gauge(metrics.GatewayUsableDecodeNodes).Func(func() float64 { return float64(g.usable()) })
+	g.meters.set.Gauge(metrics.GatewayInFlight).Func(func() float64 { return float64(g.inFlight.Load()) })
+	g.fleet.SetMembers(o.Members)
+	g.document = openai.Document(o.Version, len(o.APIKeys) > 0, operations())
+	g.server = g.newServer()
+	return g, nil
+}
+
+// Addr is the address on which clients are served.
+func (g *Gateway) Addr() string { return g.l.Addr().String() }
+
+// SetMembers tells the gateway who is in the fleet; any goroutine may call it.
+func (g *Gateway) SetMembers(members []upstream.Member) {
+	g.fleet.SetMembers(members)
+	select {
+	case g.membersChanged <- struct{}{}:
+	default:
+	}
+}
+
+// usable is the number of decode nodes that requests can go to.
+func (g *Gateway) usable() int {
+	m := g.model.Load()
+	if m == nil {
+		return 0
+	}
+	return g.fleet.Now().Usable(m.fingerprint)
+}
+
+// ready says why the gateway should get no requests; nil: it should.
+func (g *Gateway) ready() error {
+	switch {
+	case g.draining.Load():
+		return errors.New("draining")
+	case g.model.Load() == nil:
+		return errors.New("no model yet: no decode node has given its bundle")
+	case g.usable() == 0:
+		return errors.New("no usable decode node")
+	}
+	return nil
+}
+
+// Run serves until ctx ends, then drains: it turns unready at once, keeps
+// accepting for DrainDelay, lets what runs finish, and cuts what is left when
+// ShutdownTimeout is over. It returns nil after that, or why serving failed.
+func (g *Gateway) Run(ctx context.Context) error {
+	work, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { g.keepModel(work) })
+	wg.Go(func() { g.logStats(work) })
+	served := make(chan error, 1)
+	go func() { served <- g.server.Serve(g.l) }()
+
+	var err error
+	select {
+	case err = <-served:
+	case <-ctx.Done():
+		g.drain()
+		err = <-served
+	}
+	stop()
+	g.fleet.Close()
+	wg.Wait()
+	if g.news != nil {
+		g.news.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("gateway: serve on %s: %w", g.Addr(), err)
+	}
+	return nil
+}
+
+func (g *Gateway) drain() {
+	over := time.Now().Add(g.o.ShutdownTimeout)
+	g.draining.Store(true)
+	g.log.Info("draining", "in_flight", g.inFlight.Load(), "timeout", g.o.ShutdownTimeout)
+	if delay := min(g.o.DrainDelay, g.o.ShutdownTimeout); delay > 0 {
+		time.Sleep(delay)
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), over)
+	defer cancel()
+	if err := g.server.ShutdownWithContext(ctx); ctx.Err() == nil {
+		if err != nil {
+			g.log.Warn("closing the listener failed", "error", err)
+		}
+		return
+	}
+	g.log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.inFlight.Load())
+	close(g.cut)
+	last, cancelLast := context.WithTimeout(context.Background(), cutGrace)
+	defer cancelLast()
+	for g.inFlight.Load() > 0 && last.Err() == nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+	g.l.closeAll()
+}
+
+// logStats says every ten seconds what went through, while anything does.
+func (g *Gateway) logStats(ctx context.Context) {
+	tick := time.NewTicker(statsInterval)
+	defer tick.Stop()
+	tokens, busy := g.meters.tokens.Get(), false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now, running := g.meters.tokens.Get(), g.inFlight.Load()
+		if active := now != tokens || running > 0; active || busy {
+			g.log.Info(fmt.Sprintf("Gateway: Avg generation throughput: %.1f tokens/s, Running: %d reqs, Usable decode nodes: %d",
+				(now-tokens)/statsInterval.Seconds(), running, g.usable()))
+			busy = active
+		}
+		tokens = now
+	}
+}

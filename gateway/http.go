@@ -1,0 +1,210 @@
+package gateway
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+const requestIDHeader = "X-Request-Id"
+
+func (g *Gateway) newServer() *fasthttp.Server {
+	return &fasthttp.Server{
+		Handler:                      g.serve,
+		ErrorHandler:                 g.badHTTP,
+		Name:                         "tandem",
+		ReadBufferSize:               headBytes,
+		ReadTimeout:                  readTimeout,
+		IdleTimeout:                  idleTimeout,
+		MaxRequestBodySize:           g.o.MaxBodyBytes,
+		Concurrency:                  g.o.MaxConns,
+		DisablePreParseMultipartForm: true,
+		CloseOnShutdown:              true,
+		NoDefaultDate:                true,
+		TCPKeepalive:                 true,
+		Logger:                       serverLog{g},
+	}
+}
+
+// serverLog takes what fasthttp has to say about connections.
+type serverLog struct{ g *Gateway }
+
+// Printf implements fasthttp.Logger.
+func (l serverLog) Printf(format string, args ...any) {
+	l.g.log.Debug("http server: " + fmt.Sprintf(format, args...))
+}
+
+// serve finds the route. A fault of ours in one request is answered and logged;
+// it does not end the others.
+func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
+	defer func() {
+		if r := recover(); r != nil {
+			g.log.Error("panic while serving a request", "panic", r, "stack", string(debug.Stack()))
+			ctx.Response.Reset()
+			g.fail(ctx, &openai.Error{Status: 500, Type: openai.TypeInternal, Message: "internal error of the gateway; its log has the details"})
+			ctx.SetConnectionClose()
+		}
+	}()
+	id := ctx.Request.Header.Peek(requestIDHeader)
+	if openai.ValidID(id) {
+		ctx.Response.Header.SetBytesV(requestIDHeader, id)
+	} else {
+		ctx.Response.Header.Set(requestIDHeader, newID())
+	}
+	path := string(ctx.Path())
+	g.dispatch(ctx, path)
+	if !ctx.Response.IsBodyStream() { // a stream is counted when it ends
+		g.count(path, ctx.Response.StatusCode())
+	}
+}
+
+// badHTTP answers what could not be read as a request.
+func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
+	var small *fasthttp.ErrSmallBuffer
+	e := openai.BadRequest("", "the HTTP request could not be read: %s", clip(err.Error(), 200))
+	switch {
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		e = &openai.Error{Status: 413, Type: openai.TypeTooLarge,
+			Message: fmt.Sprintf("the request body is larger than %d bytes", g.o.MaxBodyBytes)}
+	case errors.As(err, &small):
+		e = &openai.Error{Status: 431, Type: "Request Header Fields Too Large",
+			Message: fmt.Sprintf("the request's head is larger than %d bytes", headBytes)}
+	}
+	ctx.Response.Reset()
+	ctx.Response.Header.Set(requestIDHeader, newID())
+	g.fail(ctx, e)
+	ctx.SetConnectionClose()
+	linger(ctx.Conn())
+	g.count("other", e.Status)
+}
+
+// fail answers with an error.
+func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
+	ctx.SetStatusCode(e.Status)
+	ctx.SetContentType("application/json")
+	if e.RetryAfter > 0 {
+		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
+	}
+	ctx.Response.SetBodyRaw(e.Append(nil))
+}
+
+// count counts an answered request; unknown paths and statuses fall together.
+func (g *Gateway) count(path string, status int) {
+	g.meters.set.Counter(metrics.HTTPRequests, path, strconv.Itoa(status)).Inc()
+}
+
+func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
+	if err := g.ready(); err != nil {
+		ctx.Error(err.Error()+"\n", 503)
+		return
+	}
+	ctx.SetBodyString("ok\n")
+}
+
+func (g *Gateway) version(ctx *fasthttp.RequestCtx) {
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(append(openai.AppendString([]byte(`{"version":`), g.o.Version), '}'))
+}
+
+func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
+	ctx.SetContentType(metrics.ContentType)
+	ctx.Response.SetBodyRaw(g.meters.set.Append(nil))
+}
+
+func (m *model) card() openai.Model {
+	return openai.Model{ID: m.name, Created: m.created, MaxModelLen: int(m.bundle.MaxModelLen)}
+}
+
+func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
+	var list []openai.Model
+	if m := g.model.Load(); m != nil {
+		list = append(list, m.card())
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(openai.AppendModels(nil, list))
+}
+
+func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
+	m, fault := g.find(strings.TrimPrefix(string(ctx.Path()), modelsPath))
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(m.card().Append(nil))
+}
+
+// load answers how many requests are being answered.
+func (g *Gateway) load(ctx *fasthttp.RequestCtx) {
+	ctx.SetContentType("application/json")
+	ctx.SetBodyString(fmt.Sprintf(`{"server_load":%d}`, g.inFlight.Load()))
+}
+
+// maxWarned bounds the names of unknown fields that are remembered.
+const maxWarned = 256
+
+// warnUnknown tells the log once about each field that no table knows.
+func (g *Gateway) warnUnknown(names []string) {
+	for _, name := range names {
+		if _, seen := g.warned.Load(name); seen || g.nWarned.Load() >= maxWarned {
+			continue
+		}
+		if _, seen := g.warned.LoadOrStore(name, true); !seen {
+			g.nWarned.Add(1)
+			g.log.Warn("requests carry a field that is unknown here and ignored", "field", name)
+		}
+	}
+}
+
+// keys are the hashes of API keys: comparing hashes takes the same time
+// whatever was sent.
+type keys [][sha256.Size]byte
+
+func newKeys(plain []string) keys {
+	var k keys
+	for _, p := range plain {
+		k = append(k, sha256.Sum256([]byte(p)))
+	}
+	return k
+}
+
+func (k keys) allow(header []byte) bool {
+	if len(k) == 0 {
+		return true
+	}
+	const scheme = "bearer "
+	if len(header) < len(scheme) || !strings.EqualFold(string(header[:len(scheme)]), scheme) {
+		return false
+	}
+	got, ok := sha256.Sum256(header[len(scheme):]), 0
+	for i := range k {
+		ok |= subtle.ConstantTimeCompare(got[:], k[i][:])
+	}
+	return ok == 1
+}
+
+// newID is 128 random bits in hexadecimal. It names, it does not protect.
+func newID() string {
+	return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())
+}
+
+// now is the time in whole seconds, as the API gives it.
+func now() int64 { return time.Now().Unix() }
+
+func clip(s string, n int) string {
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,520 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// job is one request being answered. The goroutine of its client's connection
+// owns it.
+type job struct {
+	g        *Gateway
+	req      *openai.Request
+	model    *model
+	answer   *openai.Answer
+	start    time.Time
+	deadline time.Time
+	seed     uint64
+	prompts  []prompt
+	choices  []choice
+	live     int // choices that have not finished
+	in       *upstream.Inbox
+	events   []upstream.Event // given back to in
+	watch    *watch           // nil: the connection cannot be watched
+	timer    *time.Timer      // to the next bound that may pass
+	timerAt  time.Time
+	buf      []byte // events to be written; streams only
+	gone     bool   // the client has gone: nobody reads an answer
+	closed   bool
+	cause    string // of metrics.StreamAborts, when it did not end well
+}
+
+// choice is one answer of a request.
+type choice struct {
+	index    int // in the response
+	number   int // among the answers to its prompt: part of the sampling key
+	prompt   *prompt
+	text     *render.Text       // nil: the model has no tokenizer
+	output   []int32            // every token taken so far
+	body     []byte             // text so far; whole responses only
+	probs    []openai.TokenProb // of tokens not sent yet, or of all; nil: not asked for
+	textEnd  int                // bytes of token texts so far, for their offsets
+	finish   openai.Finish
+	done     bool
+	attempt  uint32 // the current one; grows by one with each
+	failures int    // attempts that failed before the first token
+	accepted bool
+	paused   bool // cancelled because the client is slow; goes on when it has read
+	roleSent bool
+
+	stream   *upstream.Stream // of the current attempt
+	home     *upstream.Node   // that holds its prompt's KV; nil: not known
+	node     *upstream.Node   // that has it in hand; nil: none
+	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
+	tried    []*upstream.Node // failed before the first token
+	lastErr  error            // of the last of them
+	since    time.Time        // start of the current attempt
+	lastTok  time.Time
+	firstTok time.Time
+}
+
+// Why requests are cut.
+var (
+	errGone     = &openai.Error{Status: 499, Type: "ClientClosedRequest", Message: "the client closed the connection"}
+	errShutdown = &openai.Error{Status: 503, Type: openai.TypeUnavailable, RetryAfter: retryAfter,
+		Message: "the gateway is shutting down: send the request again"}
+)
+
+// startAll starts the first choice of every prompt. The others of a prompt
+// follow when it has a token: by then its node holds the prompt's KV, which
+// they share instead of computing it once each.
+func (j *job) startAll() *openai.Error {
+	j.timer, j.timerAt = time.NewTimer(time.Until(j.deadline)), j.deadline
+	for i := range j.choices {
+		if j.choices[i].number > 0 {
+			continue
+		}
+		if fault := j.attempt(&j.choices[i]); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// follow starts the other choices of a prompt whose first has its first token.
+func (j *job) follow(first *choice) *openai.Error {
+	for i := first.index + 1; i < len(j.choices) && j.choices[i].number > 0; i++ {
+		c := &j.choices[i]
+		c.home = first.node
+		if fault := j.attempt(c); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// attempt starts the next attempt of a choice. It goes on to other nodes while
+// nodes cannot be reached.
+func (j *job) attempt(c *choice) *openai.Error {
+	for {
+		node, decision, fleet := j.pick(c)
+		if node == nil {
+			return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.name)
+		}
+		if refuses(c.lastErr) && slices.Contains(c.tried, node) {
+			return faultOf(c.lastErr) // a node that said no is asked once
+		}
+		c.attempt++
+		c.accepted, c.paused, c.since = false, false, time.Now()
+		j.g.meters.attempts.Inc()
+		s, err := node.Generate(context.Background(), j.message(c, decision, fleet), j.in, int32(c.index))
+		if err == nil {
+			c.stream, c.node = s, node
+			j.wake(c.since.Add(j.g.o.AcceptTimeout))
+			node.InFlight.Add(1)
+			if len(decision.Prefill) > 0 {
+				c.prefill = fleet.Prefill[decision.Prefill[0]]
+				c.prefill.InFlight.Add(1)
+			}
+			return nil
+		}
+		if fault := j.failed(c, node, err); fault != nil {
+			return fault
+		}
+	}
+}
+
+// pick routes a choice's next attempt, around the nodes it has failed on.
+func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapshot) {
+	fleet := j.g.fleet.Now()
+	view := fleet.View(j.model.fingerprint, c.tried)
+	d := fleet.Table.Pick(route.Request{
+		Key: c.prompt.key,
+		// The last prompt token is decode's own.
+		Uncached:  len(c.prompt.tokens) + len(c.output) - 1,
+		MinRemote: max(1, j.g.o.MinRemotePrefillTokens),
+		Held: func(decode int) int {
+			return j.model.blockTokens * j.g.blocks.Held(fleet.Decode[decode].Member().ID, c.prompt.hashes)
+		},
+	}, view, nil)
+	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.tried, c.home) {
+		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort}
+	}
+	j.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	if d.Decode < 0 {
+		return nil, d, fleet
+	}
+	j.g.meters.set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
+	return fleet.Decode[d.Decode], d, fleet
+}
+
+// message is the Generate of a choice's current attempt.
+func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *nodepb.Generate {
+	m := &nodepb.Generate{
+		RequestId:    j.req.RequestID,
+		Attempt:      c.attempt,
+		Prompt:       c.prompt.tokens,
+		Output:       c.output,
+		Sampling:     j.sampling(c),
+		MaxTokens:    uint32(c.prompt.maxTokens),
+		StopTokenIds: j.req.StopTokens,
+		IgnoreEos:    j.req.IgnoreEOS,
+		PrefixRoot:   uint64(j.model.root(j.req.CacheSalt)),
+		DeadlineMs:   uint64(max(1, time.Until(j.deadline).Milliseconds())),
+		Priority:     j.req.Priority,
+		Model:        j.model.bundle.Model,
+		EosTokenIds:  j.model.bundle.EosTokenIds,
+		Logprobs:     j.req.Logprobs,
+		TopLogprobs:  uint32(j.req.TopLogprobs),
+	}
+	for _, p := range d.Prefill {
+		m.Prefill = append(m.Prefill, fleet.Prefill[p].Name)
+	}
+	return m
+}
+
+// leave takes the choice off its node's books.
+func (c *choice) leave() {
+	if c.node != nil {
+		c.node.InFlight.Add(-1)
+		c.node = nil
+	}
+	c.prefilled()
+}
+
+// prefilled takes the choice off its prefill node's books.
+func (c *choice) prefilled() {
+	if c.prefill != nil {
+		c.prefill.InFlight.Add(-1)
+		c.prefill = nil
+	}
+}
+
+// wait blocks until events, a bound or the client's going end it. It returns an
+// error when the request is to be cut.
+func (j *job) wait() *openai.Error {
+	var gone <-chan struct{}
+	if j.watch != nil {
+		gone = j.watch.gone
+	}
+	for {
+		select {
+		case <-j.in.Ready:
+			return nil
+		case <-gone:
+			j.gone, j.cause = true, "client_gone"
+			return errGone
+		case <-j.g.cut:
+			j.cause = "shutdown"
+			return errShutdown
+		case <-j.timer.C:
+			if fault := j.bounds(); fault != nil {
+				return fault
+			}
+		}
+	}
+}
+
+// bounds looks which bound has passed and sets the timer to the next one.
+func (j *job) bounds() *openai.Error {
+	t := time.Now()
+	if !t.Before(j.deadline) {
+		j.cause = "deadline"
+		return &openai.Error{Status: 504, Type: openai.TypeTimeout,
+			Message: fmt.Sprintf("the request took longer than %v", j.g.o.RequestTimeout)}
+	}
+	j.timerAt = j.deadline
+	for i := range j.choices {
+		c := &j.choices[i]
+		if c.done || c.accepted || c.stream == nil {
+			continue
+		}
+		if by := c.since.Add(j.g.o.AcceptTimeout); by.After(t) {
+			j.timerAt = earlier(j.timerAt, by)
+			continue
+		}
+		c.stream.Cancel("not accepted in time")
+		if fault := j.retry(c, fmt.Errorf("%w: %s within %v", errNotAccepted, c.node.Name, j.g.o.AcceptTimeout)); fault != nil {
+			return fault
+		}
+	}
+	j.timer.Reset(time.Until(j.timerAt))
+	return nil
+}
+
+// wake makes the timer fire at t at the latest.
+func (j *job) wake(t time.Time) {
+	if t.Before(j.timerAt) {
+		j.timerAt = t
+		j.timer.Reset(time.Until(t))
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// take handles one event.
+func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
+	c := &j.choices[e.Choice]
+	if c.done || e.Attempt != c.attempt {
+		return nil // of an attempt that was cancelled while this was under way
+	}
+	switch e.Kind {
+	case upstream.Accepted:
+		c.accepted = true
+		c.prompt.cached = max(c.prompt.cached, min(int(e.Cached), len(c.prompt.tokens)))
+	case upstream.Token:
+		return j.token(c, e, at)
+	case upstream.Failed:
+		return j.retry(c, e.Err)
+	case upstream.Overflow:
+		c.leave()
+		c.stream, c.paused = nil, true
+		j.g.meters.paused.Inc()
+	}
+	return nil
+}
+
+// token takes the next token of a choice, or its end.
+func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
+	c.accepted = true
+	piece, hit := "", false
+	if e.Token >= 0 {
+		j.measure(c, at)
+		if len(c.output) == 0 && c.number == 0 {
+			if fault := j.follow(c); fault != nil {
+				return fault
+			}
+		}
+		c.output = append(c.output, e.Token)
+		if e.Probs != nil {
+			c.probs = append(c.probs, j.model.prob(c, e.Token, e.Probs))
+		}
+		if !j.hidden(e) {
+			piece, hit = c.push(e.Token)
+		}
+	}
+	reason := nodepb.FinishReason(e.Finish)
+	switch {
+	case hit:
+		if e.Finish == 0 {
+			c.stream.Cancel("stop string")
+		}
+	case e.Finish == 0:
+		j.emit(c, piece)
+		return nil
+	case reason == nodepb.FinishReason_FINISH_REASON_STOP:
+		c.finish.Reason = metrics.ReasonStop
+		if slices.Contains(j.req.StopTokens, e.Token) {
+			c.finish.Token = e.Token
+		}
+	case reason == nodepb.FinishReason_FINISH_REASON_LENGTH:
+		c.finish.Reason = metrics.ReasonLength
+	default: // nobody here has cancelled it
+		return j.retry(c, &upstream.CodeError{Code: nodepb.Code_CODE_CANCELLED, Message: "the node aborted the request"})
+	}
+	if !hit {
+		var rest string
+		rest, hit = c.flush()
+		piece += rest
+	}
+	if hit {
+		stop, _ := c.text.Stopped()
+		c.finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
+	}
+	c.leave()
+	c.stream, c.done = nil, true
+	j.live--
+	j.emit(c, piece)
+	return nil
+}
+
+// push turns a token into text.
+func (c *choice) push(id int32) (piece string, stopped bool) {
+	if c.text == nil {
+		return bareToken(id), false
+	}
+	return c.text.Push(id)
+}
+
+// flush gives what text has been held back at the end.
+func (c *choice) flush() (rest string, stopped bool) {
+	if c.text == nil {
+		return "", false
+	}
+	return c.text.Flush()
+}
+
+// bareToken stands for a token's text where the model has no tokenizer: its id
+// in decimal and a space.
+func bareToken(id int32) string { return strconv.Itoa(int(id)) + " " }
+
+// hidden says that a token ended the answer and is not part of its text.
+func (j *job) hidden(e *upstream.Event) bool {
+	return nodepb.FinishReason(e.Finish) == nodepb.FinishReason_FINISH_REASON_STOP && !j.req.IncludeStop
+}
+
+// measure records a token's time.
+func (j *job) measure(c *choice, at time.Time) {
+	m := &j.g.meters
+	m.tokens.Inc()
+	if c.lastTok.IsZero() {
+		c.prefilled()
+		c.firstTok = at
+		m.ttft.Observe(at.Sub(j.start).Seconds())
+	} else {
+		m.interToken.Observe(at.Sub(c.lastTok).Seconds())
+	}
+	c.lastTok = at
+}
+
+// emit hands on a choice's text and, when it is done, its finish.
+func (j *job) emit(c *choice, piece string) {
+	if !j.req.Stream {
+		c.body = append(c.body, piece...)
+		return
+	}
+	if piece == "" && len(c.probs) == 0 && !c.done && !j.req.ContinuousUsage {
+		return
+	}
+	var u *openai.Usage
+	if j.req.ContinuousUsage {
+		now := j.usage()
+		u = &now
+	}
+	if !c.roleSent {
+		c.roleSent = true
+		j.buf = j.answer.AppendRole(j.buf, c.index, u)
+		if j.req.Echo {
+			piece = c.prompt.text + piece
+		}
+	}
+	j.buf = j.answer.AppendDelta(j.buf, c.index, piece, c.probs, c.finish, u)
+	if c.probs != nil {
+		c.probs = c.probs[:0]
+	}
+}
+
+// usage counts the request's tokens so far.
+func (j *job) usage() openai.Usage {
+	var u openai.Usage
+	for i := range j.prompts {
+		u.Prompt += len(j.prompts[i].tokens)
+		u.Cached += j.prompts[i].cached
+	}
+	for i := range j.choices {
+		u.Completion += len(j.choices[i].output)
+	}
+	return u
+}
+
+// advance waits for events and takes all that are there. Choices that were
+// paused go on first: their client has read what there was.
+func (j *job) advance() *openai.Error {
+	for i := range j.choices {
+		if c := &j.choices[i]; c.paused {
+			if fault := j.attempt(c); fault != nil {
+				return fault
+			}
+		}
+	}
+	if fault := j.wait(); fault != nil {
+		return fault
+	}
+	j.events = j.in.Drain(j.events)
+	at := time.Now()
+	for i := range j.events {
+		if fault := j.take(&j.events[i], at); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// runWhole runs a request whose response is sent in one piece.
+func (j *job) runWhole() *openai.Error {
+	if fault := j.startAll(); fault != nil {
+		return fault
+	}
+	for j.live > 0 {
+		if fault := j.advance(); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+func (j *job) response() []byte {
+	out := make([]openai.Choice, len(j.choices))
+	for i := range j.choices {
+		c := &j.choices[i]
+		if j.req.Echo {
+			c.body = append([]byte(c.prompt.text), c.body...)
+		}
+		out[i] = openai.Choice{Text: c.body, Probs: c.probs, Finish: c.finish}
+	}
+	return j.answer.AppendResponse(nil, out, j.usage())
+}
+
+// close ends the request: attempts that still run are cancelled and the
+// connection is the server's again.
+func (j *job) close() {
+	if j.closed {
+		return
+	}
+	j.closed = true
+	for i := range j.choices {
+		c := &j.choices[i]
+		if c.stream != nil {
+			c.stream.Cancel("request ended")
+			c.stream = nil
+		}
+		c.leave()
+		j.record(c)
+	}
+	j.giveBuffer()
+	if j.timer != nil {
+		j.timer.Stop()
+	}
+	if j.watch != nil {
+		j.watch.stop()
+	}
+	if j.cause != "" {
+		j.g.meters.set.Counter(metrics.GatewayStreamsAborted, j.cause).Inc()
+	}
+	j.g.inFlight.Add(-1)
+}
+
+// record counts a choice's end.
+func (j *job) record(c *choice) {
+	m, end := &j.g.meters, time.Now()
+	reason := c.finish.Reason
+	switch {
+	case c.done:
+		m.promptTokens.Observe(float64(len(c.prompt.tokens)))
+		m.outputTokens.Observe(float64(len(c.output)))
+		m.e2e.Observe(end.Sub(j.start).Seconds())
+		if n := len(c.output); n > 1 {
+			m.perToken.Observe(c.lastTok.Sub(c.firstTok).Seconds() / float64(n-1))
+		}
+	case j.gone:
+		reason = metrics.ReasonAbort
+	default:
+		reason = metrics.ReasonError
+	}
+	m.set.Counter(metrics.RequestSuccess, reason).Inc()
+}

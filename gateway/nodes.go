@@ -1,0 +1,79 @@
+package gateway
+
+import (
+	"encoding/json"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/internal/cluster"
+)
+
+// Hear makes the gateway listen to what decode nodes cache, so that a prompt
+// whose prefix the chosen node holds is not sent elsewhere for prefill. It is
+// called before Run, at most once.
+func (g *Gateway) Hear(bus *cluster.Bus) { g.bus = bus }
+
+// subscribe follows the news of a model's nodes; the one before is let go.
+func (g *Gateway) subscribe(name string) {
+	if g.bus == nil {
+		return
+	}
+	if g.news != nil {
+		g.news.Close()
+	}
+	g.news = g.bus.Subscribe(name, g.blocks)
+}
+
+// fleetView is the answer of /debug/nodes.
+type fleetView struct {
+	Version string     `json:"version"`
+	Ready   bool       `json:"ready"`
+	Reason  string     `json:"reason,omitempty"` // why not ready
+	Nodes   []nodeView `json:"nodes"`
+}
+
+// nodeView is a member as this gateway sees it. Load is known of decode nodes
+// only: prefill nodes report to those.
+type nodeView struct {
+	ID          string  `json:"id"`
+	Role        string  `json:"role"`
+	RPC         string  `json:"rpc"`
+	HTTP        string  `json:"http,omitempty"`
+	Model       string  `json:"model"`
+	Class       string  `json:"class"`
+	Ready       bool    `json:"ready"`
+	Draining    bool    `json:"draining"`
+	Connected   bool    `json:"connected"`
+	Running     int     `json:"running"`
+	Waiting     int     `json:"waiting"`
+	KVUsage     float64 `json:"kv_usage"`
+	CacheBlocks int     `json:"cache_blocks"` // known from block events
+}
+
+// nodes answers what this gateway knows of the fleet. It names addresses, so
+// its route asks for a key where there are keys.
+func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
+	v := fleetView{Version: g.o.Version, Ready: true, Nodes: []nodeView{}}
+	if err := g.ready(); err != nil {
+		v.Ready, v.Reason = false, err.Error()
+	}
+	fleet := g.fleet.Now()
+	for _, n := range fleet.Prefill {
+		m := n.Member()
+		v.Nodes = append(v.Nodes, nodeView{ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Class: m.Class, Ready: m.Ready, Draining: m.Draining})
+	}
+	for _, n := range fleet.Decode {
+		m := n.Member()
+		s := n.Status()
+		v.Nodes = append(v.Nodes, nodeView{
+			ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Class: m.Class, Ready: m.Ready, Draining: m.Draining || s.Draining,
+			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.blocks.Count(m.ID),
+		})
+	}
+	body, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // plain fields only
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(body)
+}

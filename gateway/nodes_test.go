@@ -1,0 +1,68 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/cluster"
+)
+
+// What a decode node has told of its cache keeps a prompt from being sent
+// elsewhere for prefill, and only that prompt.
+func TestCachedPrefixIsNotPrefilledElsewhere(t *testing.T) {
+	b := newBed(t, Options{
+		MinRemotePrefillTokens: 32,
+		Members: []upstream.Member{
+			decodeMember("d"), {ID: "p", Role: "prefill", RPC: "p", Fingerprint: 7, Class: "test", Ready: true},
+		},
+	}, map[string]upstreamtest.Options{"d": {}})
+	m := b.g.model.Load()
+	prompt := make([]int32, 100)
+	for i := range prompt {
+		prompt[i] = int32(i)
+	}
+	prefilledBy := func() int {
+		t.Helper()
+		text, err := json.Marshal(prompt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.post("/v1/completions", fmt.Sprintf(`{"prompt":%s,"max_tokens":2}`, text))
+		all := b.nodes["d"].Requests()
+		return len(all[len(all)-1].Prefill)
+	}
+	if n := prefilledBy(); n != 1 {
+		t.Fatalf("a cold prompt went to %d prefill nodes, want 1", n)
+	}
+	e := cluster.BlockEvent{Node: "d"}
+	for _, h := range kvcache.AppendHashes(nil, m.root(""), prompt, m.blockTokens) {
+		e.Stored = append(e.Stored, cluster.Stored{Hash: uint64(h)})
+	}
+	b.g.blocks.Blocks(e)
+	if n := prefilledBy(); n != 0 {
+		t.Errorf("a cached prompt went to %d prefill nodes", n)
+	}
+	prompt[0]++
+	if n := prefilledBy(); n != 1 {
+		t.Errorf("another prompt was taken for the cached one")
+	}
+}
+
+func TestNodesView(t *testing.T) {
+	b := newBed(t, Options{Version: "9", APIKeys: []string{"k"}}, map[string]upstreamtest.Options{"d": {}})
+	if r := b.do("GET", "/debug/nodes", ""); r.StatusCode != 401 {
+		t.Errorf("without a key: status %d", r.StatusCode)
+	}
+	r := b.do("GET", "/debug/nodes", "", "Authorization: Bearer k")
+	var v fleetView
+	if err := json.Unmarshal([]byte(r.body), &v); err != nil || r.StatusCode != 200 {
+		t.Fatalf("status %d, %v: %s", r.StatusCode, err, r.body)
+	}
+	if v.Version != "9" || !v.Ready || len(v.Nodes) != 1 || v.Nodes[0].ID != "d" || !v.Nodes[0].Connected || v.Nodes[0].Role != "decode" {
+		t.Errorf("got %+v", v)
+	}
+}

@@ -1,0 +1,260 @@
+package gateway
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// completionsMaxTokens is the API's default for /v1/completions.
+const completionsMaxTokens = 16
+
+// generate serves both generating endpoints.
+func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
+	start := time.Now()
+	if fault := g.enter(); fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	var j *job
+	streaming := false
+	defer func() { // also after a panic
+		switch {
+		case j == nil:
+			g.inFlight.Add(-1)
+		case !streaming:
+			j.close()
+		}
+	}()
+	j, fault := g.prepare(ctx, on, start)
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	if c, ok := ctx.Conn().(*clientConn); ok {
+		j.watch = c.watch()
+	}
+	if !j.req.Stream {
+		if fault := j.runWhole(); fault != nil {
+			g.fail(ctx, fault)
+			return
+		}
+		ctx.SetContentType("application/json")
+		ctx.Response.SetBodyRaw(j.response())
+		return
+	}
+	// The status line waits for the first event: until then an error is an
+	// HTTP status, and the head leaves together with the first token.
+	if fault := j.begin(); fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	streaming = true // its body's Close ends the job
+	ctx.SetContentType("text/event-stream; charset=utf-8")
+	ctx.Response.Header.Set("Cache-Control", "no-cache")
+	ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	ctx.Response.SetBodyStream(&stream{j: j, path: string(ctx.Path())}, -1)
+}
+
+// enter counts a request as being answered, if there is room for it.
+func (g *Gateway) enter() *openai.Error {
+	if n := g.inFlight.Add(1); n > int64(g.o.MaxInFlight) {
+		g.inFlight.Add(-1)
+		return openai.Unavailable(retryAfter, "the gateway is full: it is answering %d requests", n-1)
+	}
+	return nil
+}
+
+// prepare turns a request's body into a job whose attempts can start.
+func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start time.Time) (*job, *openai.Error) {
+	req, fault := openai.Parse(on, ctx.PostBody())
+	if fault != nil {
+		return nil, fault
+	}
+	g.warnUnknown(req.Unknown)
+	m, fault := g.find(req.Model)
+	if fault != nil {
+		return nil, fault
+	}
+	prompts, fault := m.prompts(req)
+	if fault != nil {
+		return nil, fault
+	}
+	if id := ctx.Request.Header.Peek(requestIDHeader); openai.ValidID(id) {
+		req.RequestID = string(id)
+	} else if req.RequestID == "" {
+		req.RequestID = string(ctx.Response.Header.Peek(requestIDHeader))
+	} else {
+		ctx.Response.Header.Set(requestIDHeader, req.RequestID)
+	}
+	j := &job{g: g, req: req, model: m, start: start, deadline: start.Add(g.o.RequestTimeout), seed: rand.Uint64(), prompts: prompts}
+	if req.Seed != nil {
+		j.seed = uint64(*req.Seed)
+	}
+	prefix := "cmpl-"
+	if on == openai.Chat {
+		prefix = "chatcmpl-"
+	}
+	j.answer = openai.NewAnswer(on, prefix+req.RequestID, now(), m.name, m.systemPrint)
+	j.choices = make([]choice, len(prompts)*req.N)
+	for i := range j.choices {
+		c := &j.choices[i]
+		c.index, c.number, c.prompt, c.finish = i, i%req.N, &j.prompts[i/req.N], openai.NotFinished
+		if m.text != nil {
+			c.text = m.text.output(req)
+		}
+	}
+	j.live = len(j.choices)
+	j.in = upstream.NewInbox(g.o.StreamTokens * len(j.choices))
+	g.meters.n.Observe(float64(req.N))
+	if req.MaxTokens > 0 {
+		g.meters.maxToks.Observe(float64(req.MaxTokens))
+	}
+	return j, nil
+}
+
+// prompt is one prompt of a request, shared by its n choices.
+type prompt struct {
+	text      string // for echo
+	tokens    []int32
+	maxTokens int // of each answer
+	key       kvcache.Hash
+	hashes    []kvcache.Hash // of its full blocks
+	cached    int            // tokens that a decode node found in its cache, at most
+}
+
+// prompts renders, tokenizes and checks what the request asks to continue.
+func (m *model) prompts(req *openai.Request) ([]prompt, *openai.Error) {
+	out := make([]prompt, 0, max(1, len(req.Prompts)))
+	param := "prompt"
+	if req.Endpoint == openai.Chat {
+		param = "messages"
+		p, fault := m.chat(req)
+		if fault != nil {
+			return nil, fault
+		}
+		out = append(out, p)
+	}
+	for _, in := range req.Prompts {
+		p := prompt{tokens: in.Tokens}
+		switch {
+		case in.Tokens == nil && m.text == nil:
+			return nil, openai.BadRequest(param, "model %q has no tokenizer: send the prompt as a list of token ids", m.name)
+		case in.Tokens == nil:
+			p.text = in.Text
+			p.tokens = m.text.tokens(in.Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+		case req.Echo && m.text != nil:
+			p.text = m.text.decode(in.Tokens, req.SkipSpecial)
+		case req.Echo:
+			for _, id := range in.Tokens {
+				p.text += bareToken(id)
+			}
+		}
+		out = append(out, p)
+	}
+	if m.text == nil && len(req.Stop) > 0 {
+		return nil, openai.BadRequest("stop", "model %q has no tokenizer: use stop_token_ids", m.name)
+	}
+	if fault := m.checkControls(req); fault != nil {
+		return nil, fault
+	}
+	root := m.root(req.CacheSalt)
+	for i := range out {
+		if fault := m.fit(&out[i], req, param); fault != nil {
+			return nil, fault
+		}
+		out[i].hashes = kvcache.AppendHashes(nil, root, out[i].tokens, m.blockTokens)
+		out[i].key = route.Key(root, out[i].hashes, out[i].tokens)
+	}
+	return out, nil
+}
+
+// chat renders and tokenizes the messages.
+func (m *model) chat(req *openai.Request) (prompt, *openai.Error) {
+	switch {
+	case m.text == nil:
+		return prompt{}, openai.BadRequest("messages", "model %q has no tokenizer: use /v1/completions with token ids", m.name)
+	case m.text.chat == nil:
+		return prompt{}, openai.BadRequest("messages", "model %q has no chat template: use /v1/completions", m.name)
+	}
+	text, fault := m.text.render(req)
+	if fault != nil {
+		return prompt{}, fault
+	}
+	return prompt{tokens: m.text.tokens(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens)}, nil
+}
+
+// fit checks the prompt against vocabulary and context and settles max_tokens.
+func (m *model) fit(p *prompt, req *openai.Request, param string) *openai.Error {
+	nTokens, most := len(p.tokens), int(m.bundle.MaxModelLen)
+	if nTokens == 0 {
+		return openai.BadRequest(param, "the prompt is empty: at least one token is needed")
+	}
+	if fault := m.known(p.tokens, param); fault != nil {
+		return fault
+	}
+	room := most - nTokens
+	if most > 0 && room <= 0 {
+		return openai.BadRequest(param, "the prompt has %d tokens, which leaves no room in the model's context of %d tokens: shorten it", nTokens, most)
+	}
+	switch {
+	case req.MaxTokens > 0 && most > 0 && req.MaxTokens > room:
+		return openai.BadRequest("max_tokens", "the prompt has %d tokens and max_tokens is %d, together more than the model's context of %d tokens: shorten one of them",
+			nTokens, req.MaxTokens, most)
+	case req.MaxTokens > 0:
+		p.maxTokens = req.MaxTokens
+	case req.Endpoint == openai.Completions && most > 0:
+		p.maxTokens = min(completionsMaxTokens, room)
+	case most > 0:
+		p.maxTokens = room
+	default:
+		p.maxTokens = completionsMaxTokens
+	}
+	return nil
+}
+
+// known checks that token ids are in the vocabulary.
+func (m *model) known(ids []int32, param string) *openai.Error {
+	vocab := int32(m.bundle.VocabSize)
+	for i, t := range ids {
+		if vocab > 0 && t >= vocab {
+			return openai.BadRequest(param, "token id %d at position %d is outside the vocabulary of %d tokens", t, i, vocab)
+		}
+	}
+	return nil
+}
+
+// sampling is how a choice draws: what the request says, else the checkpoint's
+// defaults, else the API's.
+func (j *job) sampling(c *choice) *nodepb.Sampling {
+	s := &nodepb.Sampling{Seed: j.seed, Choice: uint32(c.number), Temperature: 1, TopP: 1}
+	if d := j.model.bundle.Defaults; d != nil {
+		if d.Temperature != nil {
+			s.Temperature = *d.Temperature
+		}
+		if d.TopP != nil {
+			s.TopP = *d.TopP
+		}
+		if d.TopK != nil {
+			s.TopK = *d.TopK
+		}
+	}
+	if j.req.Temperature != nil {
+		s.Temperature = *j.req.Temperature
+	}
+	if j.req.TopP != nil {
+		s.TopP = *j.req.TopP
+	}
+	if j.req.TopK != nil {
+		s.TopK = *j.req.TopK
+	}
+	j.controls(s)
+	return s
+}

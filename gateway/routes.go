@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// endpoint is one thing that is served.
+type endpoint struct {
+	openai.Operation
+	handle func(*Gateway, *fasthttp.RequestCtx)
+}
+
+const modelsPath = "/v1/models/"
+
+// routes is the table of everything that is served; /openapi.json is made from
+// it. HEAD is served wherever GET is, OPTIONS everywhere.
+var routes = []endpoint{
+	{openai.Operation{Method: "POST", Path: "/v1/chat/completions", Summary: "Continue a chat", Body: openai.Chat,
+		Answer: "ChatCompletion", Events: "ChatChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Chat) }},
+	{openai.Operation{Method: "POST", Path: "/v1/completions", Summary: "Continue a prompt", Body: openai.Completions,
+		Answer: "Completion", Events: "CompletionChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Completions) }},
+	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models},
+	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel},
+	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,
+		Answer: "Tokenized", Key: true, Errors: []int{503}}, (*Gateway).tokenize},
+	{openai.Operation{Method: "POST", Path: "/detokenize", Summary: "The text of tokens", Body: openai.Detokenize,
+		Answer: "Detokenized", Key: true, Errors: []int{503}}, (*Gateway).detokenize},
+
+	{openai.Operation{Method: "GET", Path: "/livez", Summary: "The process runs"}, func(_ *Gateway, ctx *fasthttp.RequestCtx) { ctx.SetBodyString("ok\n") }},
+	{openai.Operation{Method: "GET", Path: "/readyz", Summary: "Requests are welcome", Errors: []int{503}}, (*Gateway).health},
+	{openai.Operation{Method: "GET", Path: "/health", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health},
+	{openai.Operation{Method: "GET", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health},
+	{openai.Operation{Method: "POST", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health},
+	{openai.Operation{Method: "GET", Path: "/version", Summary: "The program's version", Answer: "Version"}, (*Gateway).version},
+	{openai.Operation{Method: "GET", Path: "/load", Summary: "Requests being answered", Answer: "Load"}, (*Gateway).load},
+	{openai.Operation{Method: "GET", Path: "/metrics", Summary: "Prometheus metrics"}, (*Gateway).exposition},
+	{openai.Operation{Method: "GET", Path: "/openapi.json", Summary: "This document", Answer: "Object"}, (*Gateway).openAPI},
+	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes},
+}
+
+var generateErrors = []int{500, 503, 504}
+
+// at says whether a path is the endpoint's; {name} stands for a rest that
+// is not empty.
+func (r *endpoint) at(path string) bool {
+	if i := strings.IndexByte(r.Path, '{'); i >= 0 {
+		return len(path) > i && path[:i] == r.Path[:i]
+	}
+	return r.Path == path
+}
+
+// dispatch finds the route of a request and serves it.
+func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string) {
+	method := string(ctx.Method())
+	var here *endpoint
+	var allowed []string
+	for i := range routes {
+		r := &routes[i]
+		if !r.at(path) {
+			continue
+		}
+		if allowed = append(allowed, r.Method); r.Method == "GET" {
+			allowed = append(allowed, "HEAD")
+		}
+		if r.Method == method || r.Method == "GET" && method == "HEAD" {
+			here = r
+		}
+	}
+	if allowed = append(allowed, "OPTIONS"); method == "OPTIONS" && len(allowed) > 1 {
+		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
+		ctx.SetStatusCode(fasthttp.StatusNoContent)
+		return
+	}
+	if key := strings.HasPrefix(path, "/v1/") || here != nil && here.Key; key && !g.keys.allow(ctx.Request.Header.Peek("Authorization")) {
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
+			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
+		return
+	}
+	switch {
+	case here == nil && len(allowed) == 1:
+		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", clip(path, 100))})
+	case here == nil:
+		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
+		g.fail(ctx, &openai.Error{Status: 405, Type: openai.TypeMethod,
+			Message: fmt.Sprintf("%s takes %s, not %s", path, strings.Join(allowed, ", "), method)})
+	default:
+		if here.Body != 0 {
+			if fault := jsonBody(&ctx.Request.Header); fault != nil {
+				g.fail(ctx, fault)
+				return
+			}
+		}
+		here.handle(g, ctx)
+	}
+}
+
+// jsonBody refuses a body that says that it is not JSON. Besides being clearer
+// than a complaint about its syntax, that keeps web pages from posting to a
+// gateway on the reader's machine: a browser asks before it sends JSON.
+func jsonBody(h *fasthttp.RequestHeader) *openai.Error {
+	refuse := func(format string, what []byte) *openai.Error {
+		return &openai.Error{Status: 415, Type: openai.TypeMedia, Message: fmt.Sprintf(format, clip(string(what), 100))}
+	}
+	if e := h.ContentEncoding(); len(e) > 0 && !bytes.EqualFold(e, []byte("identity")) {
+		return refuse("the body's Content-Encoding is %q: send it as it is", e)
+	}
+	kind, _, _ := bytes.Cut(h.ContentType(), []byte{';'})
+	if kind = bytes.TrimSpace(kind); len(kind) > 0 && !bytes.EqualFold(kind, []byte("application/json")) {
+		return refuse("the body's Content-Type is %q: send JSON, as application/json", kind)
+	}
+	return nil
+}
+
+// operations are the routes as the document tells of them.
+func operations() []openai.Operation {
+	all := make([]openai.Operation, len(routes))
+	for i := range routes {
+		all[i] = routes[i].Operation
+	}
+	return all
+}
+
+func (g *Gateway) openAPI(ctx *fasthttp.RequestCtx) {
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(g.document)
+}

@@ -1,0 +1,72 @@
+package gateway
+
+import (
+	"bufio"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"math/big"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+)
+
+func selfSigned(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"gateway"}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// Over sockets, plain and TLS: the watch for a client's going hands the
+// connection back whole, request after request, and sees the client go.
+func TestSockets(t *testing.T) {
+	for name, conf := range map[string]*tls.Config{"tcp": nil, "tls": {Certificates: []tls.Certificate{selfSigned(t)}}} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			gate := make(chan struct{})
+			b := newBed(t, Options{Listener: l, TLS: conf}, one(upstreamtest.Options{Gate: gate}))
+			nc, err := net.Dial("tcp", b.g.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if conf != nil {
+				nc = tls.Client(nc, &tls.Config{InsecureSkipVerify: true})
+			}
+			c := &client{bed: b, Conn: nc, r: bufio.NewReader(nc)}
+			defer c.Close()
+			for i := range 6 {
+				body := `{"prompt":"x","max_tokens":4}`
+				if i%2 == 0 {
+					body = `{"prompt":"x","max_tokens":4,"stream":true}`
+				}
+				c.send("POST", "/v1/completions", body)
+				go feed(gate, 4)
+				r := c.receive()
+				if r.StatusCode != 200 || r.err != nil {
+					t.Fatalf("request %d: %d %q %v", i, r.StatusCode, r.body, r.err)
+				}
+			}
+			c.send("POST", "/v1/completions", streamed)
+			b.until(func() bool { return b.nodes["d1"].Running() == 1 })
+			c.Close()
+			if err := b.nodes["d1"].Wait(soon, func() bool { return b.nodes["d1"].Cancelled() == 1 }); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

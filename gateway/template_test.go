@@ -1,0 +1,62 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// A template given to the gateway wins over the bundle's; one that does not
+// parse is told with its line before anything is served.
+func TestChatTemplateGiven(t *testing.T) {
+	b := newBed(t, Options{ChatTemplate: "{{ messages[0].content }}!"}, one(upstreamtest.Options{}))
+	if r := b.post("/v1/chat/completions", `{`+hi+`}`); r.StatusCode != 200 {
+		t.Fatal(r.body)
+	}
+	if got := b.g.model.Load().text.decode(lastRequest(b, "d1").Prompt, false); got != "hi!" {
+		t.Errorf("prompt %q, want %q", got, "hi!")
+	}
+	l, err := rpc.NewNetwork().Listen("gateway")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	o := Options{ChatTemplate: "a\n{% if %}", Listener: l, RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw"}}}
+	if _, err := New(o); !errors.Is(err, render.ErrSyntax) || !strings.Contains(err.Error(), "line 2") {
+		t.Errorf("error %v, want the syntax error in line 2", err)
+	}
+}
+
+// Every turn of a chat brings the messages before it, whose tokens the gateway
+// remembers: the prompts are the tokenizer's own all the same.
+func TestChatTurnsFromCache(t *testing.T) {
+	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	text := b.g.model.Load().text
+	messages, rendered := "", ""
+	const turns = 12
+	for n := range turns {
+		if n > 0 {
+			messages += ","
+		}
+		content := fmt.Sprintf("%d %s", n, strings.Repeat("what next? ", 20))
+		messages += fmt.Sprintf(`{"role":"user","content":%q}`, content)
+		rendered += "<|im_start|>user\n" + content + "<|im_end|>\n"
+		if r := b.post("/v1/chat/completions", `{"messages":[`+messages+`],"max_tokens":1}`); r.StatusCode != 200 {
+			t.Fatal(r.body)
+		}
+		want := text.tok.Encode(rendered+"<|im_start|>assistant\n", false)
+		if got := lastRequest(b, "d1").Prompt; !slices.Equal(got, want) {
+			t.Fatalf("turn %d: prompt %v, want %v", n, got, want)
+		}
+	}
+	if hits, misses, _ := text.messages.Stats(); hits != turns*(turns-1)/2 || misses != turns {
+		t.Errorf("%d hits and %d misses, want each earlier message found and each new one missed", hits, misses)
+	}
+}

@@ -1,0 +1,128 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/tokenizer"
+	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// textModel is a model's way between text and tokens.
+type textModel struct {
+	tok      *tokenizer.Tokenizer
+	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
+	chat     *render.Template        // nil: the model has none
+	bos, eos string
+}
+
+// newTextModel takes the bundle's chat template, unless another is given.
+func newTextModel(b *nodepb.Bundle, template string) (*textModel, error) {
+	tok, err := tokenizer.Load(b.TokenizerJson)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	t := &textModel{tok: tok, messages: tok.NewMessageCache(0), bos: b.BosToken, eos: b.EosToken}
+	if template == "" {
+		template = b.ChatTemplate
+	}
+	if template != "" {
+		if t.chat, err = render.Parse(template); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func (t *textModel) tokens(text string, addSpecial bool) []int32 {
+	return t.messages.Encode(text, addSpecial)
+}
+
+func (t *textModel) decode(ids []int32, skipSpecial bool) string {
+	return t.tok.Decode(ids, skipSpecial)
+}
+
+// render applies the chat template to a request's messages.
+func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
+	raw := r.Messages
+	if r.MessageParts != nil && t.chat.ContentParts() {
+		raw = r.MessageParts
+	}
+	messages, err := render.FromJSON(raw)
+	if err != nil {
+		return "", templateFault(err)
+	}
+	in := render.Input{
+		Messages:             messages.(render.List), // Parse has seen a list
+		AddGenerationPrompt:  r.AddGenerationPrompt,
+		ContinueFinalMessage: r.ContinueFinal,
+		BosToken:             t.bos,
+		EosToken:             t.eos,
+		Now:                  time.Now(),
+	}
+	for _, m := range in.Messages {
+		parseArguments(m)
+	}
+	if r.TemplateArgs != nil {
+		args, err := render.FromJSON(r.TemplateArgs)
+		if err != nil {
+			return "", openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", clip(err.Error(), 500))
+		}
+		d := args.(*render.Dict) // Parse has seen an object
+		in.Kwargs = make(map[string]render.Value, d.Len())
+		for i := range d.Len() {
+			name, v := d.At(i)
+			in.Kwargs[name.(string)] = v
+		}
+	}
+	text, err := t.chat.Render(in)
+	if err != nil {
+		return "", templateFault(err)
+	}
+	return text, nil
+}
+
+// parseArguments turns the arguments of a message's tool calls, which the API
+// carries as JSON text, into what templates expect; text that is no JSON stays.
+func parseArguments(message render.Value) {
+	m, ok := message.(*render.Dict)
+	if !ok {
+		return
+	}
+	v, _ := m.Get("tool_calls")
+	calls, _ := v.(render.List)
+	for _, call := range calls {
+		c, ok := call.(*render.Dict)
+		if !ok {
+			continue
+		}
+		v, _ := c.Get("function")
+		f, ok := v.(*render.Dict)
+		if !ok {
+			continue
+		}
+		v, _ = f.Get("arguments")
+		if s, ok := v.(string); ok {
+			if parsed, err := render.FromJSON([]byte(s)); err == nil {
+				f.Set("arguments", parsed)
+			}
+		}
+	}
+}
+
+// templateFault is what a client is told when its messages cannot be rendered.
+func templateFault(err error) *openai.Error {
+	var e *render.Error
+	if errors.As(err, &e) && errors.Is(err, render.ErrRaised) {
+		return openai.BadRequest("messages", "the model's chat template refuses these messages: %s", clip(e.Msg, 500))
+	}
+	return openai.BadRequest("messages", "the model's chat template cannot render these messages: %s", clip(err.Error(), 500))
+}
+
+// output turns one choice's tokens into text.
+func (t *textModel) output(r *openai.Request) *render.Text {
+	return render.NewText(t.tok, render.TextOptions{Stops: r.Stop, IncludeStop: r.IncludeStop, SkipSpecial: r.SkipSpecial, MinTokens: r.MinTokens})
+}

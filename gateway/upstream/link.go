@@ -1,0 +1,228 @@
+package upstream
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// Errors of attempts. A CodeError is the node's own word.
+var (
+	ErrLost     = errors.New("upstream: connection to the node lost")
+	ErrPosition = errors.New("upstream: the node sent a token out of order")
+	ErrNode     = errors.New("upstream: node not usable")
+)
+
+// CodeError is how a node ended an attempt.
+type CodeError struct {
+	Code    nodepb.Code
+	Message string
+}
+
+// Error implements error.
+func (e *CodeError) Error() string {
+	return fmt.Sprintf("upstream: node answered %s: %s", e.Code, e.Message)
+}
+
+// link is what the fleet keeps for one open connection to a decode node.
+type link struct {
+	conn  *rpc.Conn
+	stale *metrics.Value
+	token func(rpc.Token) // l.take, made once: a method value allocates
+
+	mu      sync.Mutex
+	closed  bool
+	streams map[uint64]*Stream
+	bundles map[uint64]chan *nodepb.Bundle
+	stats   nodepb.Stats // the last heartbeat
+	heard   bool         // stats is of this connection
+}
+
+func newLink(c *rpc.Conn, stale *metrics.Value) *link {
+	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, bundles: map[uint64]chan *nodepb.Bundle{}}
+	l.token = l.take
+	return l
+}
+
+// Stream is one attempt of one choice on a node. The fleet delivers its events
+// to its Inbox until one ends it.
+type Stream struct {
+	l       *link
+	in      *Inbox
+	id      uint64
+	choice  int32
+	attempt uint32
+	next    uint32 // position of the next token; guarded by l.mu
+	// probs are those of tokens that the next Tokens frame brings; guarded by l.mu.
+	probs []*nodepb.TokenLogProbs
+}
+
+// open registers the stream before the node can answer, then sends the request.
+func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, error) {
+	s := &Stream{l: l, in: in, id: l.conn.NewStream(), choice: choice, attempt: req.Attempt,
+		next: uint32(len(req.Prompt) + len(req.Output))}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil, fmt.Errorf("%w: %s", ErrLost, l.conn.RemoteAddr())
+	}
+	l.streams[s.id] = s
+	l.mu.Unlock()
+	if err := l.conn.Send(rpc.FrameGenerate, s.id, req); err != nil {
+		if !l.drop(s) {
+			return s, nil // the connection's end has reached the inbox already
+		}
+		return nil, fmt.Errorf("%w: sending to %s: %w", ErrLost, l.conn.RemoteAddr(), err)
+	}
+	return s, nil
+}
+
+// drop forgets the stream; false when it had ended before.
+func (l *link) drop(s *Stream) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, was := l.streams[s.id]
+	delete(l.streams, s.id)
+	return was
+}
+
+// Cancel ends the attempt: the node is told to free what it holds, and nothing
+// of it reaches the inbox after Cancel has returned. It may be called at any
+// time and again.
+func (s *Stream) Cancel(reason string) {
+	if s.l.drop(s) {
+		s.l.cancel(s.id, reason)
+	}
+}
+
+// cancel tells the node. Where the outbox refuses it, the connection is closed:
+// a request that nobody reads must not run on.
+func (l *link) cancel(id uint64, reason string) {
+	if err := l.conn.Send(rpc.FrameCancel, id, &nodepb.Cancel{Reason: reason}); err != nil {
+		l.conn.Close(fmt.Errorf("upstream: cancel of stream %d not sent: %w", id, err))
+	}
+}
+
+// take delivers one token; the caller holds l.mu.
+func (l *link) take(t rpc.Token) {
+	s := l.streams[t.Stream]
+	if s == nil || t.Attempt != s.attempt {
+		l.stale.Inc()
+		return
+	}
+	if t.ID >= 0 {
+		if t.Position != s.next {
+			delete(l.streams, s.id)
+			l.cancel(s.id, "token out of order")
+			s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt,
+				Err: fmt.Errorf("%w: position %d, expected %d, from %s", ErrPosition, t.Position, s.next, l.conn.RemoteAddr())})
+			return
+		}
+		s.next++
+	}
+	if t.Finish != 0 {
+		delete(l.streams, s.id)
+	}
+	if !s.in.push(Event{Kind: Token, Choice: s.choice, Attempt: s.attempt, Token: t.ID, Finish: t.Finish, Probs: s.takeProbs(t.Position)}) {
+		delete(l.streams, s.id)
+		l.cancel(s.id, "client reads too slowly")
+		s.in.push(Event{Kind: Overflow, Choice: s.choice, Attempt: s.attempt})
+	}
+}
+
+// maxProbs bounds the log-probabilities that wait for their tokens: a step's.
+const maxProbs = 16
+
+// keepProbs files a token's log-probabilities until the token comes, which is
+// with the next frame.
+func (s *Stream) keepProbs(p *nodepb.TokenLogProbs) {
+	if p.Attempt == s.attempt && len(s.probs) < maxProbs {
+		s.probs = append(s.probs, p)
+	}
+}
+
+// takeProbs returns those of a position.
+func (s *Stream) takeProbs(position uint32) (found *nodepb.TokenLogProbs) {
+	if len(s.probs) == 0 {
+		return nil
+	}
+	for _, p := range s.probs {
+		if p.Position == position {
+			found = p
+		}
+	}
+	s.probs = s.probs[:0]
+	return found
+}
+
+// frame takes what the node sent; it runs on the connection's reading
+// goroutine. Malformed payloads end the connection: the two sides disagree.
+func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
+	if t == rpc.FrameTokens {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return rpc.DecodeTokens(payload, l.token)
+	}
+	switch t {
+	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs:
+	default:
+		return nil // not for gateways
+	}
+	m, err := rpc.Decode(t, payload)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch m := m.(type) {
+	case *nodepb.Accepted:
+		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			s.in.push(Event{Kind: Accepted, Choice: s.choice, Attempt: s.attempt, Cached: m.CachedTokens})
+		}
+	case *nodepb.End:
+		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			delete(l.streams, stream)
+			s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: &CodeError{m.Code, m.Message}})
+		} else if ch := l.bundles[stream]; ch != nil {
+			delete(l.bundles, stream)
+			close(ch)
+		}
+	case *nodepb.LogProbs:
+		for _, p := range m.Tokens {
+			if s := l.streams[p.Stream]; s != nil {
+				s.keepProbs(p)
+			}
+		}
+	case *nodepb.Stats:
+		proto.Reset(&l.stats)
+		proto.Merge(&l.stats, m)
+		l.heard = true
+	case *nodepb.Bundle:
+		if ch := l.bundles[stream]; ch != nil {
+			delete(l.bundles, stream)
+			ch <- m // buffered for this one
+		}
+	}
+	return nil
+}
+
+// lost ends everything that waits for the connection.
+func (l *link) lost(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for id, s := range l.streams {
+		delete(l.streams, id)
+		s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: fmt.Errorf("%w: %w", ErrLost, err)})
+	}
+	for id, ch := range l.bundles {
+		delete(l.bundles, id)
+		close(ch)
+	}
+}

@@ -1,0 +1,295 @@
+// Package upstreamtest is a decode node for tests: it speaks the node protocol
+// and makes up tokens that follow from the request alone.
+//
+// Invariant: the token at a position depends on the prompt, the seed, the
+// choice and the position, so that attempts on several nodes agree, as those of
+// one numerics class do.
+//
+// It computes nothing, has no cache, and never asks a prefill node.
+package upstreamtest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// Options is how a node behaves. Functions are called on several goroutines.
+type Options struct {
+	Bundle *nodepb.Bundle
+	Hello  *nodepb.Hello // nil: of a decode node
+
+	// Token is the token at a position; nil: Token of this package with the
+	// bundle's vocabulary. A token among the request's EOS or stop tokens ends it.
+	Token func(r *nodepb.Generate, position int) int32
+	// Gate is received from before each token; nil: tokens flow freely.
+	Gate <-chan struct{}
+	// Refuse answers an attempt with an error instead of Accepted; nil: never.
+	Refuse func(r *nodepb.Generate) (nodepb.Code, string)
+	// Mute leaves attempts without any answer.
+	Mute func(r *nodepb.Generate) bool
+	// CutAfter breaks the connection after so many tokens of a stream; 0: never.
+	CutAfter int
+	// Garble may change a frame's token before it is sent; nil: unchanged.
+	Garble func(t rpc.Token) rpc.Token
+	Cached uint32 // of Accepted
+}
+
+// Node is a running node.
+type Node struct {
+	Addr string
+	o    Options
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu        sync.Mutex
+	running   map[key]context.CancelFunc
+	requests  []*nodepb.Generate
+	cancelled int
+	conns     map[*rpc.Conn]bool
+	changed   chan struct{} // closed and made anew on each change
+}
+
+type key struct {
+	c      *rpc.Conn
+	stream uint64
+}
+
+// Start runs a node at addr of the network.
+func Start(n *rpc.Network, addr string, o Options) (*Node, error) {
+	l, err := n.Listen(addr)
+	if err != nil {
+		return nil, err
+	}
+	return Serve(l, addr, o), nil
+}
+
+// Serve runs a node on a listener.
+func Serve(l net.Listener, addr string, o Options) *Node {
+	if o.Hello == nil {
+		o.Hello = &nodepb.Hello{NodeId: addr, Role: "decode"}
+	}
+	if o.Token == nil {
+		vocab := max(o.Bundle.GetVocabSize(), 1)
+		o.Token = func(r *nodepb.Generate, position int) int32 { return Token(r, position, vocab) }
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	node := &Node{Addr: addr, o: o, stop: stop, running: map[key]context.CancelFunc{}, conns: map[*rpc.Conn]bool{}, changed: make(chan struct{})}
+	node.wg.Go(func() {
+		_ = rpc.Serve(ctx, l, rpc.Options{Hello: o.Hello, CloseLinger: 10 * time.Millisecond}, node)
+	})
+	return node
+}
+
+// Token is the made-up token at a position.
+func Token(r *nodepb.Generate, position int, vocab uint32) int32 {
+	b := binary.LittleEndian.AppendUint64(nil, r.Sampling.GetSeed())
+	b = binary.LittleEndian.AppendUint32(b, r.Sampling.GetChoice())
+	b = binary.LittleEndian.AppendUint32(b, uint32(position))
+	for _, t := range r.Prompt {
+		b = binary.LittleEndian.AppendUint32(b, uint32(t))
+	}
+	return int32(xxhash.Sum64(b) % uint64(vocab))
+}
+
+// Stop ends the node and all its connections.
+func (n *Node) Stop() {
+	n.stop()
+	n.wg.Wait()
+}
+
+// Send sends a frame to everyone connected, such as Stats.
+func (n *Node) Send(t rpc.Type, m proto.Message) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.conns {
+		_ = c.Send(t, 0, m)
+	}
+}
+
+// Requests are the attempts received so far.
+func (n *Node) Requests() []*nodepb.Generate {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]*nodepb.Generate(nil), n.requests...)
+}
+
+// Running is how many attempts are being generated.
+func (n *Node) Running() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.running)
+}
+
+// Cancelled is how many running attempts were cancelled from outside.
+func (n *Node) Cancelled() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.cancelled
+}
+
+// Connected is the number of open connections.
+func (n *Node) Connected() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.conns)
+}
+
+// ErrTimeout is Wait's.
+var ErrTimeout = errors.New("upstreamtest: condition did not come true in time")
+
+// Wait waits until cond holds; it is called again whenever attempts come or go.
+func (n *Node) Wait(d time.Duration, cond func() bool) error {
+	after := time.After(d)
+	for {
+		n.mu.Lock()
+		changed := n.changed
+		n.mu.Unlock()
+		if cond() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-after:
+			return ErrTimeout
+		}
+	}
+}
+
+// note tells waiters; the caller holds mu.
+func (n *Node) note() {
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// Frame implements rpc.Handler.
+func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
+	m, err := rpc.Decode(t, payload)
+	if err != nil {
+		c.Close(err)
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	defer n.note()
+	switch m := m.(type) {
+	case *nodepb.Hello:
+		n.conns[c] = true
+	case *nodepb.BundleRequest:
+		_ = c.Send(rpc.FrameBundle, stream, n.o.Bundle)
+	case *nodepb.Generate:
+		n.requests = append(n.requests, m)
+		n.accept(c, stream, m)
+	case *nodepb.Cancel:
+		if cancel := n.running[key{c, stream}]; cancel != nil {
+			cancel()
+			delete(n.running, key{c, stream})
+			n.cancelled++
+		}
+	}
+}
+
+// accept starts an attempt; the caller holds mu.
+func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
+	if n.o.Mute != nil && n.o.Mute(r) {
+		return
+	}
+	if n.o.Refuse != nil {
+		if code, why := n.o.Refuse(r); code != 0 {
+			_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: code, Message: why, Attempt: r.Attempt})
+			return
+		}
+	}
+	_ = c.Send(rpc.FrameAccepted, stream, &nodepb.Accepted{Attempt: r.Attempt, CachedTokens: n.o.Cached})
+	ctx, cancel := context.WithCancel(context.Background())
+	n.running[key{c, stream}] = cancel
+	n.wg.Go(func() {
+		n.generate(ctx, c, stream, r)
+		cancel()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.running, key{c, stream})
+		n.note()
+	})
+}
+
+func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *nodepb.Generate) {
+	ends := map[int32]bool{}
+	for _, id := range r.StopTokenIds {
+		ends[id] = true
+	}
+	if !r.IgnoreEos {
+		for _, id := range r.EosTokenIds {
+			ends[id] = true
+		}
+	}
+	for made := len(r.Output); ; made++ {
+		if n.o.Gate != nil {
+			select {
+			case <-n.o.Gate:
+			case <-ctx.Done():
+				return
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		t := rpc.Token{Stream: stream, Attempt: r.Attempt, Position: uint32(len(r.Prompt) + made)}
+		t.ID = n.o.Token(r, int(t.Position))
+		switch {
+		case ends[t.ID]:
+			t.Finish = uint8(nodepb.FinishReason_FINISH_REASON_STOP)
+		case made+1 >= int(r.MaxTokens):
+			t.Finish = uint8(nodepb.FinishReason_FINISH_REASON_LENGTH)
+		}
+		finish := t.Finish
+		if n.o.Garble != nil {
+			t = n.o.Garble(t)
+		}
+		if r.Logprobs && c.Send(rpc.FrameLogProbs, 0, LogProbs(r, stream, t)) != nil {
+			return
+		}
+		if c.SendTokens([]rpc.Token{t}) != nil {
+			return
+		}
+		if n.o.CutAfter > 0 && made+1 == n.o.CutAfter {
+			c.Close(errors.New("upstreamtest: cut"))
+			return
+		}
+		if finish != 0 {
+			return
+		}
+	}
+}
+
+// Closed implements rpc.Handler.
+func (n *Node) Closed(c *rpc.Conn, _ error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.conns, c)
+	for k, cancel := range n.running {
+		if k.c == c {
+			cancel()
+		}
+	}
+	n.note()
+}
+
+// LogProbs makes up a token's: its own, and as the best ones the ids after it.
+func LogProbs(r *nodepb.Generate, stream uint64, t rpc.Token) *nodepb.LogProbs {
+	p := &nodepb.TokenLogProbs{Stream: stream, Attempt: t.Attempt, Position: t.Position, Logprob: -0.5, Rank: 1}
+	for i := range r.TopLogprobs {
+		p.TopTokens = append(p.TopTokens, t.ID+int32(i))
+		p.TopLogprobs = append(p.TopLogprobs, -0.5-float32(i))
+	}
+	return &nodepb.LogProbs{Tokens: []*nodepb.TokenLogProbs{p}}
+}

@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Bounds of the NATS client.
+const (
+	busConnectTimeout = 2 * time.Second
+	busPing           = 5 * time.Second // a server that misses two is given up
+	busWriteTimeout   = 2 * time.Second // a server that takes nothing for so long is given up
+	busRetryMin       = 100 * time.Millisecond
+	busRetryMax       = 5 * time.Second
+)
+
+// BusOptions says how to reach NATS.
+type BusOptions struct {
+	Name      string      // of this node, for the server's logs
+	InProcess *Server     // a gateway's own server; nil: SetServers tells
+	TLS       *tls.Config // mutual; nil: plain, or as a tls:// address says
+	Log       *slog.Logger
+}
+
+// Bus is this node's connection to NATS: to one server of those it knows, and to
+// another when that one is lost. While there is none, what is published is lost.
+type Bus struct {
+	o      BusOptions
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	loops  sync.WaitGroup
+	wake   chan struct{} // capacity 1: servers has changed
+
+	conn atomic.Pointer[nats.Conn] // nil: not connected
+
+	mu      sync.Mutex
+	servers []string
+	subs    map[*Subscription]struct{}
+}
+
+// NewBus connects in the background.
+func NewBus(o BusOptions) *Bus {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	b := &Bus{o: o, wake: make(chan struct{}, 1), subs: map[*Subscription]struct{}{}}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.loops.Go(b.run)
+	return b
+}
+
+// SetServers says where servers are: the NATS addresses of the member list, or what
+// --nats-url names (with user and password, if any). A connection that stands
+// stays where it is.
+func (b *Bus) SetServers(addrs []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	addrs = slices.Sorted(slices.Values(addrs))
+	if !slices.Equal(addrs, b.servers) {
+		b.servers = addrs
+		signal(b.wake)
+	}
+}
+
+// Connected answers whether a server is connected now.
+func (b *Bus) Connected() bool { return b.conn.Load() != nil }
+
+// Close ends the connection, the publishers and the subscriptions, and returns
+// when they have ended. It must not be called from a subscriber.
+func (b *Bus) Close() {
+	b.cancel()
+	b.loops.Wait()
+	b.mu.Lock()
+	subs := slices.Collect(maps.Keys(b.subs))
+	b.mu.Unlock()
+	for _, s := range subs {
+		s.Close()
+	}
+}
+
+// run keeps one connection.
+func (b *Bus) run() {
+	retry := busRetryMin
+	for b.ctx.Err() == nil {
+		conn, lost, err := b.connect()
+		if err != nil {
+			b.o.Log.Debug("no NATS server", "error", err)
+			b.pause(retry)
+			retry = min(2*retry, busRetryMax)
+			continue
+		}
+		retry = busRetryMin
+		b.o.Log.Info("connected to NATS", "server", conn.ConnectedUrlRedacted())
+		b.attach(conn)
+		select {
+		case <-lost:
+			b.o.Log.Warn("lost NATS, routing falls back to hashing until another is found", "error", conn.LastError())
+		case <-b.ctx.Done():
+		}
+		b.conn.Store(nil)
+		conn.Close()
+		<-lost
+	}
+}
+
+// pause waits before the next attempt, shorter when servers change.
+func (b *Bus) pause(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-b.wake:
+	case <-b.ctx.Done():
+	}
+}
+
+// connect tries the servers in random order, so that nodes spread over them.
+func (b *Bus) connect() (conn *nats.Conn, lost <-chan struct{}, err error) {
+	if b.o.InProcess != nil {
+		return b.connectTo("in-process", nats.InProcessServer(b.o.InProcess.srv))
+	}
+	b.mu.Lock()
+	servers := slices.Clone(b.servers)
+	b.mu.Unlock()
+	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
+	err = fmt.Errorf("%w: none is known", ErrNATS)
+	for _, addr := range servers {
+		if b.ctx.Err() != nil {
+			break
+		}
+		if b.o.TLS != nil {
+			conn, lost, err = b.connectTo(addr, nats.Secure(b.o.TLS))
+		} else {
+			conn, lost, err = b.connectTo(addr)
+		}
+		if err == nil {
+			return conn, lost, nil
+		}
+	}
+	return nil, nil, err
+}
+
+// connectTo also returns a channel that is closed when the connection has ended.
+func (b *Bus) connectTo(addr string, opts ...nats.Option) (*nats.Conn, <-chan struct{}, error) {
+	lost := make(chan struct{})
+	ended := sync.OnceFunc(func() { close(lost) })
+	conn, err := nats.Connect(addr, append(opts,
+		nats.Name(b.o.Name), nats.NoReconnect(), nats.Timeout(busConnectTimeout),
+		nats.PingInterval(busPing), nats.MaxPingsOutstanding(2), nats.FlusherTimeout(busWriteTimeout),
+		nats.ClosedHandler(func(*nats.Conn) { ended() }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			b.o.Log.Warn("NATS", "error", err) // a slow subscriber: it will see a gap
+		}))...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("cluster: connecting to NATS at %s: %w", addr, err)
+	}
+	return conn, lost, nil
+}
+
+// attach makes conn the connection and moves the subscriptions to it.
+func (b *Bus) attach(conn *nats.Conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.conn.Store(conn)
+	for s := range b.subs {
+		s.subscribe(conn)
+	}
+}

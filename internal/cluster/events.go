@@ -1,0 +1,208 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Bounds of block events.
+const (
+	// publishQueue is how many messages wait to be written; a step makes one or
+	// two, so this is some seconds of a stalled server. Beyond, news are dropped.
+	publishQueue = 512
+	// publishBeat: a publisher that has nothing to say says so, so that the loss
+	// of its last message is noticed too.
+	publishBeat = 5 * time.Second
+	// Messages that wait for a subscriber; beyond, NATS drops.
+	subscribeMessages = 16384
+	subscribeBytes    = 64 << 20
+)
+
+// Publisher numbers and sends one node's block events.
+type Publisher struct {
+	bus     *Bus
+	subject string
+	node    string
+	epoch   uint64
+	ctx     context.Context // ends with Close, or with the bus
+	cancel  context.CancelFunc
+	queue   chan []byte
+	dropped atomic.Uint64
+
+	mu  sync.Mutex // holds the order of seq in queue
+	seq uint64
+}
+
+// Publisher opens the stream of a node's events. A later epoch of the same node
+// must be greater; the time of the cache's birth in nanoseconds will do.
+func (b *Bus) Publisher(model, node string, epoch uint64) (*Publisher, error) {
+	if node == "" || len(node) > maxNodeID {
+		return nil, fmt.Errorf("%w: a node's ID has 1 to %d bytes, %q has %d", ErrBadEvent, maxNodeID, node, len(node))
+	}
+	p := &Publisher{bus: b, subject: subject(model), node: node, epoch: epoch, queue: make(chan []byte, publishQueue)}
+	p.ctx, p.cancel = context.WithCancel(b.ctx)
+	b.loops.Go(p.run)
+	return p, nil
+}
+
+// Publish queues what changed, and never blocks: a full queue drops it, which
+// subscribers see by the numbers. Removed blocks went before Stored came.
+func (p *Publisher) Publish(stored []Stored, removed []uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		e := BlockEvent{Node: p.node, Epoch: p.epoch}
+		if len(removed) > 0 {
+			n := min(len(removed), MaxEventHashes)
+			e.Removed, removed = removed[:n], removed[n:]
+		}
+		if len(removed) == 0 {
+			n := min(len(stored), MaxEventHashes)
+			e.Stored, stored = stored[:n], stored[n:]
+		}
+		p.seq++
+		e.Seq = p.seq
+		select {
+		case p.queue <- e.encode():
+		default:
+			p.dropped.Add(1)
+		}
+		if len(stored)+len(removed) == 0 {
+			return
+		}
+	}
+}
+
+// Dropped counts messages that were not sent: queue full, or no server.
+func (p *Publisher) Dropped() uint64 { return p.dropped.Load() }
+
+// Close ends the publisher; what is still queued is dropped.
+func (p *Publisher) Close() { p.cancel() }
+
+func (p *Publisher) run() {
+	beat := time.NewTicker(publishBeat)
+	defer beat.Stop()
+	quiet := true
+	for {
+		select {
+		case m := <-p.queue:
+			quiet = false
+			conn := p.bus.conn.Load()
+			if conn == nil || conn.Publish(p.subject, m) != nil {
+				p.dropped.Add(1)
+			}
+		case <-beat.C:
+			if quiet {
+				p.Publish(nil, nil)
+			}
+			quiet = true
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+// Subscriber takes a model's block events; calls come one at a time, on a
+// goroutine of the bus, and may not block for long: then messages are lost.
+type Subscriber interface {
+	// Blocks brings the next changes of a node's prefix cache.
+	Blocks(e BlockEvent)
+	// Forget says that what Blocks brought of a node is not to be trusted any
+	// more. Its later events begin from nothing.
+	Forget(node, why string)
+}
+
+// Subscription is a Subscriber's place on a bus.
+type Subscription struct {
+	bus     *Bus
+	subject string
+	to      Subscriber
+	bad     atomic.Uint64
+
+	mu   sync.Mutex // serializes calls of to
+	seen tracker
+	sub  *nats.Subscription // nil: not connected; guarded by bus.mu
+	done bool
+}
+
+// Subscribe hears all nodes of a model, now and after every reconnection.
+func (b *Bus) Subscribe(model string, to Subscriber) *Subscription {
+	s := &Subscription{bus: b, subject: subject(model), to: to, seen: tracker{}}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.subs[s] = struct{}{}
+	if conn := b.conn.Load(); conn != nil {
+		s.subscribe(conn)
+	}
+	return s
+}
+
+// subscribe moves s to conn; the caller holds bus.mu. A connection that fails
+// here is replaced, and s with it.
+func (s *Subscription) subscribe(conn *nats.Conn) {
+	sub, err := conn.Subscribe(s.subject, func(m *nats.Msg) { s.take(m.Data) })
+	if err == nil {
+		err = sub.SetPendingLimits(subscribeMessages, subscribeBytes)
+	}
+	if err != nil {
+		s.bus.o.Log.Warn("subscribing to block events failed", "error", err)
+		conn.Close()
+		return
+	}
+	s.sub = sub
+}
+
+func (s *Subscription) take(b []byte) {
+	e, err := decodeEvent(b)
+	if err != nil {
+		s.bad.Add(1)
+		s.bus.o.Log.Debug("block event ignored", "error", err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.done {
+		return
+	}
+	v, why := s.seen.see(e)
+	if v == ignore {
+		return
+	}
+	if v == forgetAndApply {
+		s.to.Forget(e.Node, why)
+	}
+	s.to.Blocks(e)
+}
+
+// Drop forgets a node that has left, so that its place is free.
+func (s *Subscription) Drop(node string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.seen[node]; ok {
+		delete(s.seen, node)
+		s.to.Forget(node, "it has left")
+	}
+}
+
+// Malformed counts messages that were no block events.
+func (s *Subscription) Malformed() uint64 { return s.bad.Load() }
+
+// Close ends the calls; none runs any more once it returns. It must not be called
+// from the Subscriber.
+func (s *Subscription) Close() {
+	s.bus.mu.Lock()
+	delete(s.bus.subs, s)
+	if s.sub != nil {
+		// It fails only where the connection has gone, and s.sub with it.
+		_ = s.sub.Unsubscribe()
+	}
+	s.bus.mu.Unlock()
+	s.mu.Lock()
+	s.done = true
+	s.mu.Unlock()
+}

@@ -1,0 +1,121 @@
+package cluster
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Member is what a node says of itself.
+type Member struct {
+	ID          string // unique for each process start
+	Role        string // gateway | prefill | decode | serve
+	RPC         string // host:port for nodes; empty: takes none
+	HTTP        string // host:port for clients and metrics
+	Model       string // served model name; empty at a gateway
+	Fingerprint uint64 // of weights and config
+	Class       string // numerics class
+	Protocol    uint32 // highest version of package rpc spoken
+	ProtocolMin uint32 // lowest
+	Ready       bool
+	Draining    bool
+	NATS        string // host:port of its NATS server for nodes; empty: has none
+	NATSRoute   string // host:port of its NATS server for other servers
+
+	// Mismatch says why this node and that one cannot pair; empty: they can. It
+	// is the reader's own judgement and does not travel.
+	Mismatch string
+}
+
+// MaxMetaBytes bounds an encoded Member; the limit is the gossip protocol's.
+const MaxMetaBytes = memberlist.MetaMaxSize
+
+// What can be wrong with a Member.
+var (
+	ErrMetaTooLong = errors.New("cluster: a node's description is too long to gossip")
+	ErrBadMeta     = errors.New("cluster: unreadable description of a node")
+)
+
+// metaVersion begins every encoded Member. New fields go to the end, where older
+// nodes do not look; the version changes only when old fields do.
+const metaVersion = 1
+
+const (
+	flagReady = 1 << iota
+	flagDraining
+)
+
+// encode writes all but the ID, which gossip carries itself, and Mismatch:
+// version u8, flags u8, fingerprint u64, protocol and protocolMin uvarint, then the
+// texts, each behind its length as uvarint.
+func (m Member) encode() ([]byte, error) {
+	if m.ID == "" {
+		return nil, fmt.Errorf("%w: it has no ID", ErrBadMeta)
+	}
+	b := []byte{metaVersion, 0}
+	if m.Ready {
+		b[1] |= flagReady
+	}
+	if m.Draining {
+		b[1] |= flagDraining
+	}
+	b = binary.LittleEndian.AppendUint64(b, m.Fingerprint)
+	b = binary.AppendUvarint(b, uint64(m.Protocol))
+	b = binary.AppendUvarint(b, uint64(m.ProtocolMin))
+	for _, s := range m.texts() {
+		b = binary.AppendUvarint(b, uint64(len(*s)))
+		b = append(b, *s...)
+	}
+	if len(b) > MaxMetaBytes {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d (model name has %d, addresses %d)", ErrMetaTooLong,
+			len(b), MaxMetaBytes, len(m.Model), len(m.RPC)+len(m.HTTP)+len(m.NATS)+len(m.NATSRoute))
+	}
+	return b, nil
+}
+
+// texts is the wire order; it only grows at its end.
+func (m *Member) texts() []*string {
+	return []*string{&m.Role, &m.RPC, &m.HTTP, &m.Model, &m.Class, &m.NATS, &m.NATSRoute}
+}
+
+// decode reads what encode, or a newer one, wrote.
+func decode(id string, b []byte) (Member, error) {
+	m := Member{ID: id}
+	if len(b) < 10 {
+		return m, fmt.Errorf("%w: %d bytes", ErrBadMeta, len(b))
+	}
+	if b[0] != metaVersion {
+		return m, fmt.Errorf("%w: format %d, this node reads %d", ErrBadMeta, b[0], metaVersion)
+	}
+	m.Ready, m.Draining = b[1]&flagReady != 0, b[1]&flagDraining != 0
+	m.Fingerprint = binary.LittleEndian.Uint64(b[2:])
+	b = b[10:]
+	for _, v := range []*uint32{&m.Protocol, &m.ProtocolMin} {
+		x, n := binary.Uvarint(b)
+		if n <= 0 || x > 1<<32-1 {
+			return Member{ID: id}, fmt.Errorf("%w: protocol versions", ErrBadMeta)
+		}
+		*v = uint32(x)
+		b = b[n:]
+	}
+	for i, s := range m.texts() {
+		n, w := binary.Uvarint(b)
+		if w <= 0 || n > uint64(len(b)-w) {
+			return Member{ID: id}, fmt.Errorf("%w: text %d", ErrBadMeta, i)
+		}
+		*s = string(b[w : w+int(n)])
+		b = b[w+int(n):]
+	}
+	return m, nil
+}
+
+// judge says why own and m cannot pair, as far as protocol versions go. Models and
+// numerics classes are the router's matter.
+func (m Member) judge(own Member) string {
+	if v := min(m.Protocol, own.Protocol); v < m.ProtocolMin || v < own.ProtocolMin {
+		return fmt.Sprintf("it speaks protocol %d to %d, this node %d to %d", m.ProtocolMin, m.Protocol, own.ProtocolMin, own.Protocol)
+	}
+	return ""
+}

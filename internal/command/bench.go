@@ -1,0 +1,94 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench"
+	"github.com/tandem-serving/tandem/bench/dataset"
+	"github.com/tandem-serving/tandem/bench/load"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
+)
+
+// benchmarks are the words after `tandem bench`.
+var benchmarks = []struct {
+	name, args, summary, example string
+	run                          func(*Invocation) error
+}{
+	{"serve", "[flags]", "Loads a server that speaks the OpenAI API and reports latencies and throughput, as vLLM's benchmark does.",
+		"tandem bench serve --port 8000 --dataset-name random --random-input-len 256 --random-output-len 64 --num-prompts 200 --request-rate 4", benchServe},
+	{"compare", "A.json B.json [flags]", "Compares two results of bench serve, with confidence intervals; save them with --save-detailed, or several runs with --append-result.",
+		"tandem bench compare before.json after.json", benchCompare},
+	{"sweep", "[flags]", "Runs bench serve over rates and concurrencies and writes one HTML page with plots, a CSV and a JSON.",
+		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
+}
+
+// runBench finds the benchmark; without a word its flags are those of serve.
+func benchmark(v *Invocation) error {
+	if len(v.Arguments) == 0 || strings.HasPrefix(v.Arguments[0], "-") {
+		var o bench.Options
+		o.Register(v.FlagSet)
+		if _, err := v.Parse(0); err != nil {
+			return err
+		}
+	}
+	var names []string
+	for _, b := range benchmarks {
+		names = append(names, b.name)
+		if len(v.Arguments) > 0 && b.name == v.Arguments[0] {
+			v.Set = config.New(strings.TrimSpace("bench "+b.name+" "+b.args), b.summary, b.example, v.Out)
+			v.Arguments = bench.JoinLists(v.Arguments[1:])
+			err := b.run(v)
+			for _, sentinel := range []error{bench.ErrOption, dataset.ErrOption, load.ErrOption} {
+				if errors.Is(err, sentinel) {
+					return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), sentinel.Error()+": "))
+				}
+			}
+			return err
+		}
+	}
+	return fmt.Errorf("%w: say which benchmark, such as in `tandem bench serve --port 8000`: %s", config.ErrValue, strings.Join(names, ", "))
+}
+
+func benchServe(v *Invocation) error {
+	var o bench.Options
+	o.Register(v.FlagSet)
+	if _, err := v.Parse(0); err != nil {
+		return err
+	}
+	ctx, _, stop := process.Signals()
+	defer stop()
+	_, err := bench.Serve(ctx, &o, v.Out, v.ErrOut)
+	return err
+}
+
+func benchCompare(v *Invocation) error {
+	seed := v.Uint64("seed", 0, "seed of the resampling")
+	args, err := v.Parse(2)
+	if err != nil {
+		return err
+	}
+	if len(args) != 2 {
+		return fmt.Errorf("%w: give two files of results", config.ErrValue)
+	}
+	return bench.Compare(args[0], args[1], *seed, v.Out)
+}
+
+func benchSweep(v *Invocation) error {
+	var o bench.Options
+	var s bench.SweepOptions
+	o.Register(v.FlagSet)
+	v.Float64SliceVar(&s.Rates, "request-rates", nil, "requests per second of each run; default: that of --request-rate")
+	v.IntSliceVar(&s.Concurrencies, "max-concurrencies", nil, "--max-concurrency of each run, for every rate")
+	v.StringVar(&s.Dir, "report-dir", "bench-report", "folder of report.html, sweep.csv and sweep.json")
+	v.DurationVar(&s.Pause, "pause", time.Second, "rest between runs")
+	if _, err := v.Parse(0); err != nil {
+		return err
+	}
+	ctx, _, stop := process.Signals()
+	defer stop()
+	return bench.Sweep(ctx, &o, s, v.Out, v.ErrOut)
+}

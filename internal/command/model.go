@@ -1,0 +1,151 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
+)
+
+// errModel is behind refusals of a model's name.
+var errModel = errors.New("command: no such model")
+
+// maxTemplate bounds a --chat-template file.
+const maxTemplate = 4 << 20
+
+// LoadOptions maps the model's flags. A name of the Hugging Face cache becomes
+// the folder there, and the name in the API unless another is given.
+func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.LoadOptions, error) {
+	path, name, err := findModel(m.Path, m.Revision, environ)
+	if err != nil {
+		return engine.LoadOptions{}, err
+	}
+	if m.ServedName == "" {
+		m.ServedName = name
+	}
+	template, err := ReadTemplate(m.ChatTemplate)
+	if err != nil {
+		return engine.LoadOptions{}, err
+	}
+	return engine.LoadOptions{
+		Model: path, Device: m.Device, Kernels: m.Kernels, Threads: m.Threads, Logger: log, ChatTemplate: template,
+		KVMemory: int64(m.KVMemory), MemoryLimit: process.MemoryLimit(os.DirFS("/")), KVDType: m.KVDType, BlockTokens: m.BlockTokens,
+		MaxModelLen: m.MaxModelLen, MaxSeqs: m.MaxSeqs, MaxBatchedTokens: m.MaxBatchedTokens, MaxQueued: m.MaxQueued,
+	}, nil
+}
+
+// ReadTemplate is the chat template in the file that --chat-template names; an
+// empty path means none.
+func ReadTemplate(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", fmt.Errorf("%w: --chat-template: %w", config.ErrValue, err)
+	}
+	if !info.Mode().IsRegular() || info.Size() == 0 || info.Size() > maxTemplate {
+		return "", fmt.Errorf("%w: --chat-template %s: want a file with a Jinja template, at most %d bytes", config.ErrValue, path, maxTemplate)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("%w: --chat-template: %w", config.ErrValue, err)
+	}
+	return string(text), nil
+}
+
+// repository is a model's name on the Hugging Face hub.
+var repository = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// findModel is the folder of a model, and its name if that is not the folder's:
+// what exists as a path is the path, and org/name is looked up in the local
+// Hugging Face cache. Nothing is downloaded.
+func findModel(model, revision string, environ []string) (path, name string, err error) {
+	if model == "" || model == engine.Builtin {
+		return model, "", nil
+	}
+	if _, err := os.Stat(model); err == nil || !repository.MatchString(model) {
+		return model, "", nil // a path that is not there is refused by who opens it
+	}
+	cache, err := hubCache(environ)
+	if err != nil {
+		return "", "", err
+	}
+	repo := filepath.Join(cache, "models--"+strings.Replace(model, "/", "--", 1))
+	if _, err := os.Stat(repo); errors.Is(err, fs.ErrNotExist) {
+		return "", "", fmt.Errorf("%w: there is no folder %s here, and the Hugging Face cache %s does not have that model. "+
+			"Nothing is downloaded: run `hf download %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
+			errModel, model, cache, model)
+	} else if err != nil {
+		return "", "", fmt.Errorf("%w: %w", errModel, err)
+	}
+	dir, err := snapshot(repo, revision)
+	if err != nil {
+		return "", "", fmt.Errorf("%w: %s: %w", errModel, model, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "config.json")); err != nil {
+		return "", "", fmt.Errorf("%w: %s is in the Hugging Face cache without its config.json (%w): download it again by `hf download %s`", errModel, model, err, model)
+	}
+	return dir, model, nil
+}
+
+// hubCache is where the hub's tools keep what they downloaded.
+func hubCache(environ []string) (string, error) {
+	env := map[string]string{}
+	for _, e := range environ {
+		if k, v, ok := strings.Cut(e, "="); ok {
+			env[k] = v
+		}
+	}
+	for _, at := range []struct{ variable, below string }{
+		{"HF_HUB_CACHE", ""}, {"HUGGINGFACE_HUB_CACHE", ""}, {"HF_HOME", "hub"}, {"XDG_CACHE_HOME", "huggingface/hub"}, {"HOME", ".cache/huggingface/hub"},
+	} {
+		if dir := env[at.variable]; dir != "" {
+			if dir == "~" || strings.HasPrefix(dir, "~/") {
+				dir = filepath.Join(env["HOME"], dir[1:])
+			}
+			return filepath.Join(dir, at.below), nil
+		}
+	}
+	return "", fmt.Errorf("%w: no home folder to look for the Hugging Face cache in; set HF_HUB_CACHE, or give the model's folder", errModel)
+}
+
+// snapshot is the folder of a revision: a branch or tag is a file below refs with
+// the commit in it. Without either, a single snapshot is the one.
+func snapshot(repo, revision string) (string, error) {
+	ref := revision
+	if ref == "" {
+		ref = "main"
+	}
+	if !filepath.IsLocal(ref) {
+		return "", fmt.Errorf("--revision %q is not the name of a branch, tag or commit", revision)
+	}
+	commit := ref
+	if text, err := os.ReadFile(filepath.Join(repo, "refs", ref)); err == nil {
+		commit = strings.TrimSpace(string(text))
+	}
+	dir := filepath.Join(repo, "snapshots", commit)
+	if info, err := os.Stat(dir); filepath.IsLocal(commit) && err == nil && info.IsDir() {
+		return dir, nil
+	}
+	var have []string
+	entries, err := os.ReadDir(filepath.Join(repo, "snapshots"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	for _, e := range entries {
+		have = append(have, e.Name())
+	}
+	if revision == "" && len(have) == 1 {
+		return filepath.Join(repo, "snapshots", have[0]), nil
+	}
+	return "", fmt.Errorf("%s has no revision %q; it has the commits %q: choose one by --revision, or download again", repo, ref, have)
+}

@@ -1,0 +1,440 @@
+// Package config is the one way to configure a command: flags, environment and
+// a YAML file, resolved flag > environment > file > default, with the origin of
+// each value on record.
+//
+// A flag --max-num-seqs is also TANDEM_MAX_NUM_SEQS and the key max-num-seqs (or
+// max_num_seqs) of the file named by --config. Invariant: after Resolve each
+// flag holds exactly one value, and Origin says where it came from; a key that
+// no flag has is an error, never ignored.
+//
+// The package knows no command and no option of any other package: main
+// declares the flags and maps them.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// ErrHelp is returned by Resolve when help was asked for and printed.
+var ErrHelp = errors.New("config: help was printed")
+
+// ErrDryRun is returned by Resolve when --dry-run printed the result.
+var ErrDryRun = errors.New("config: dry run")
+
+// ErrValue is behind every refusal of a value or key.
+var ErrValue = errors.New("config: bad value")
+
+// EnvPrefix starts the names of environment variables.
+const EnvPrefix = "TANDEM_"
+
+// maxFile bounds a configuration file.
+const maxFile = 1 << 20
+
+// Set is a command's flags.
+type Set struct {
+	*pflag.FlagSet
+	command, summary, example string
+	origin                    map[string]string
+	file                      *string
+	dryRun                    *bool
+	out                       io.Writer
+	sides                     side     // whose flags of vllm serve it knows
+	siblings                  []string // flags of the other commands
+	warned                    map[string]bool
+	warnings                  []string
+}
+
+// New makes the flags of a command with --config and --dry-run. usage is the
+// line after "tandem", example one or more lines that work as printed.
+func New(usage, summary, example string, out io.Writer) *Set {
+	name, _, _ := strings.Cut(usage, " ")
+	s := &Set{
+		FlagSet: pflag.NewFlagSet(name, pflag.ContinueOnError),
+		command: usage, summary: summary, example: example,
+		origin: make(map[string]string), warned: make(map[string]bool), out: out,
+	}
+	s.SortFlags = false
+	s.SetOutput(out)
+	s.Usage = s.usage
+	s.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
+	s.file = s.String("config", "", "YAML file with flags as keys")
+	s.dryRun = s.Bool("dry-run", false, "print every value with its origin and exit")
+	return s
+}
+
+func (s *Set) usage() {
+	fmt.Fprintf(s.out, "Usage: tandem %s\n\n%s\n\nExample:\n", s.command, s.summary)
+	for line := range strings.SplitSeq(s.example, "\n") {
+		fmt.Fprintf(s.out, "  %s\n", line)
+	}
+	fmt.Fprintf(s.out, "\nFlags (also %sNAME in the environment and name: in --config FILE):\n%s", EnvPrefix, s.FlagUsages())
+	if s.sides != 0 {
+		fmt.Fprint(s.out, "\nEvery other flag of vllm serve is known too, and says why it has no effect or what to do instead.\n")
+	}
+}
+
+// Resolve, called once, parses args and fills what they leave open. It returns
+// ErrHelp and ErrDryRun when all is done already.
+func (s *Set) Resolve(args, environ []string) error {
+	s.learn()
+	if err := s.Parse(s.translate(args)); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return ErrHelp
+		}
+		return s.parseError(err)
+	}
+	s.Visit(func(f *pflag.Flag) { s.origin[f.Name] = "flag" })
+	if err := s.fromEnv(environ); err != nil {
+		return err
+	}
+	if *s.file != "" {
+		if err := s.fromFile(*s.file); err != nil {
+			return err
+		}
+	}
+	if *s.dryRun {
+		s.print()
+		return ErrDryRun
+	}
+	return nil
+}
+
+// parseError adds the nearest name to pflag's complaint.
+func (s *Set) parseError(err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		name := unknown.GetSpecifiedName()
+		return fmt.Errorf("%w: unknown flag --%s%s; `tandem %s --help` lists them", ErrValue, name, s.suggest(name), s.Name())
+	}
+	return explain(err)
+}
+
+// EnvName is the variable of a flag.
+func EnvName(flag string) string {
+	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// Siblings names the flags of the other commands, so that a variable for one of
+// them is not taken for a mistake.
+func (s *Set) Siblings(names []string) { s.siblings = names }
+
+// fromEnv sets what no flag has set. The environment is shared: a variable of
+// another command's flag is not for us, and one of no flag at all is told only
+// where a flag has nearly its name.
+func (s *Set) fromEnv(environ []string) error {
+	env := make(map[string]string, len(environ))
+	for _, e := range environ {
+		if k, v, ok := strings.Cut(e, "="); ok && strings.HasPrefix(k, EnvPrefix) && !serviceLink(k, v) {
+			env[k] = v
+		}
+	}
+	var errs []error
+	s.VisitAll(func(f *pflag.Flag) {
+		name := EnvName(f.Name)
+		v, ok := env[name]
+		delete(env, name)
+		if !ok || s.origin[f.Name] != "" || elsewhere(f) {
+			return
+		}
+		if err := s.Set(f.Name, v); err != nil {
+			errs = append(errs, inPlace(name+"="+v, err))
+			return
+		}
+		s.origin[f.Name] = "environment " + name
+	})
+	for _, f := range s.siblings {
+		delete(env, EnvName(f))
+	}
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		flag := strings.ToLower(strings.TrimPrefix(name, EnvPrefix))
+		if near := s.nearest(flag); near != "" {
+			s.warn(name, fmt.Sprintf("%s is no variable of ours and is ignored; did you mean %s?", name, EnvName(near)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// serviceLink says that Kubernetes put the variable there, for a service whose
+// name begins with tandem: TANDEM_SERVICE_HOST, TANDEM_GATEWAY_PORT_8000_TCP_ADDR,
+// and TANDEM_PORT=tcp://10.0.0.1:8000, which looks like a flag of ours.
+func serviceLink(name, v string) bool {
+	for _, scheme := range []string{"tcp://", "udp://", "sctp://"} {
+		if strings.HasPrefix(v, scheme) {
+			return true
+		}
+	}
+	return strings.HasSuffix(name, "_SERVICE_HOST") || strings.HasSuffix(name, "_SERVICE_PORT") ||
+		strings.Contains(name, "_SERVICE_PORT_") || linkParts.MatchString(name)
+}
+
+// linkParts are the variables of one port of a service.
+var linkParts = regexp.MustCompile(`_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$`)
+
+// inPlace explains an error with the place of the value.
+func inPlace(place string, err error) error {
+	text := strings.TrimPrefix(explain(err).Error(), ErrValue.Error()+": ")
+	return fmt.Errorf("%w: %s: %s", ErrValue, place, text)
+}
+
+// fromFile sets what neither flag nor environment has set.
+func (s *Set) fromFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("%w: --config: %w", ErrValue, err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return fmt.Errorf("%w: --config %s: %w", ErrValue, path, err)
+	}
+	if len(data) > maxFile {
+		return fmt.Errorf("%w: --config %s is larger than %d bytes", ErrValue, path, maxFile)
+	}
+	var root yaml.Node
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		return fmt.Errorf("%w: --config %s: %w", ErrValue, path, err)
+	}
+	if len(root.Content) == 0 {
+		return nil
+	}
+	m := root.Content[0]
+	if m.Kind != yaml.MappingNode {
+		return fmt.Errorf("%w: --config %s: want a mapping of flag names to values", ErrValue, path)
+	}
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if err := s.fromKey(path, m.Content[i], m.Content[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fromKey sets one key of the file.
+func (s *Set) fromKey(path string, key, value *yaml.Node) error {
+	f := s.Lookup(key.Value)
+	if f == nil {
+		return fmt.Errorf("%w: %s:%d: no flag is called %q%s", ErrValue, path, key.Line, key.Value, s.suggest(key.Value))
+	}
+	if s.origin[f.Name] != "" {
+		return nil
+	}
+	var v string
+	switch value.Kind {
+	case yaml.ScalarNode:
+		v = value.Value
+	case yaml.SequenceNode:
+		parts := make([]string, len(value.Content))
+		for i, c := range value.Content {
+			if c.Kind != yaml.ScalarNode {
+				return fmt.Errorf("%w: %s:%d: %s: want a list of plain values", ErrValue, path, c.Line, f.Name)
+			}
+			parts[i] = c.Value
+		}
+		v = strings.Join(parts, ",")
+	case yaml.MappingNode:
+		if ours(f) {
+			return fmt.Errorf("%w: %s:%d: %s: want a value or a list", ErrValue, path, value.Line, f.Name)
+		}
+		v = "{…}" // a JSON value of vllm serve's
+	default:
+		return fmt.Errorf("%w: %s:%d: %s: want a value or a list", ErrValue, path, value.Line, f.Name)
+	}
+	if err := s.Set(f.Name, v); err != nil {
+		return inPlace(fmt.Sprintf("%s:%d", path, value.Line), err)
+	}
+	s.origin[f.Name] = fmt.Sprintf("file %s:%d", path, key.Line)
+	return nil
+}
+
+// Origin says where a flag's value came from: "flag", "environment NAME",
+// "file PATH:LINE" or "default".
+func (s *Set) Origin(name string) string {
+	if o := s.origin[name]; o != "" {
+		return o
+	}
+	return "default"
+}
+
+// print writes all values as YAML with their origins as comments, so that the
+// output is itself a configuration file.
+func (s *Set) print() {
+	s.VisitAll(func(f *pflag.Flag) {
+		if f.Name == "dry-run" || f.Name == "config" || !ours(f) {
+			return
+		}
+		v := f.Value.String()
+		if f.Value.Type() == "string" || v == "" {
+			v = fmt.Sprintf("%q", v)
+		}
+		fmt.Fprintf(s.out, "%-42s # %s\n", f.Name+": "+v, s.Origin(f.Name))
+	})
+}
+
+// suggest names the flag nearest to a mistyped one, if one is near.
+func (s *Set) suggest(name string) string {
+	if best := s.nearest(name); best != "" {
+		return fmt.Sprintf(" (did you mean %s?)", best)
+	}
+	return ""
+}
+
+// nearest is the flag with the least mistakes in its name, the command's own
+// first.
+func (s *Set) nearest(name string) string {
+	var names []string
+	s.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return Nearest(strings.ReplaceAll(name, "_", "-"), names)
+}
+
+// Nearest is the first of the names with the least mistakes, if one is near.
+func Nearest(mistyped string, names []string) string {
+	best, bestDist := "", 2+len(mistyped)/4
+	for _, name := range names {
+		if d := distance(mistyped, name); d < bestDist {
+			best, bestDist = name, d
+		}
+	}
+	return best
+}
+
+// distance is Levenshtein's, over bytes.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diag
+			if a[i] != b[j] {
+				cost++
+			}
+			diag = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// Port is a flag value of a port's number.
+type Port int
+
+// String is the number.
+func (p *Port) String() string { return strconv.Itoa(int(*p)) }
+
+// Set parses a number from 0 to 65535.
+func (p *Port) Set(v string) error {
+	n, err := strconv.ParseUint(v, 10, 16)
+	if err != nil {
+		return fmt.Errorf("%q is not a port; write a number from 0 to 65535", v)
+	}
+	*p = Port(n)
+	return nil
+}
+
+// Type names the value in help texts.
+func (p *Port) Type() string { return "port" }
+
+// PortVar declares a flag for a port.
+func (s *Set) PortVar(p *int, name string, value int, usage string) {
+	*p = value
+	s.Var((*Port)(p), name, usage)
+}
+
+// Bytes is a flag value in bytes: plain, or with KiB, MiB, GiB, KB, MB, GB.
+type Bytes int64
+
+// units are tried in order, longest suffix first.
+var units = []struct {
+	suffix string
+	factor float64
+}{
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
+	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
+}
+
+// String is the value with the largest unit that divides it.
+func (b *Bytes) String() string {
+	for _, i := range []int{3, 2, 1, 0} {
+		if f := int64(units[i].factor); int64(*b) >= f && int64(*b)%f == 0 {
+			return fmt.Sprintf("%d%s", int64(*b)/f, units[i].suffix)
+		}
+	}
+	return fmt.Sprint(int64(*b))
+}
+
+// Set parses a value.
+func (b *Bytes) Set(v string) error {
+	num, factor := v, 1.0
+	for _, u := range units {
+		if rest, ok := strings.CutSuffix(v, u.suffix); ok {
+			num, factor = strings.TrimSpace(rest), u.factor
+			break
+		}
+	}
+	var f float64
+	if _, err := fmt.Sscanf(num, "%g", &f); err != nil || f < 0 || strings.ContainsAny(num, " ") {
+		return fmt.Errorf("%q is not a size; write 1073741824, 1GiB or 1.5GB", v)
+	}
+	*b = Bytes(f * factor)
+	return nil
+}
+
+// Type names the value in help texts.
+func (b *Bytes) Type() string { return "size" }
+
+// Seconds is a duration flag that also takes a bare number of seconds, as
+// vLLM's flags do.
+type Seconds time.Duration
+
+// String is the duration in Go's form.
+func (d *Seconds) String() string { return time.Duration(*d).String() }
+
+// Set parses "30", "30s" or "1m30s".
+func (d *Seconds) Set(v string) error {
+	if v != "" && !slices.ContainsFunc([]byte(v), func(c byte) bool { return (c < '0' || c > '9') && c != '.' }) {
+		v += "s"
+	}
+	t, err := time.ParseDuration(v)
+	if err != nil || t < 0 {
+		return fmt.Errorf("%q is not a duration; write 30, 30s or 1m30s", v)
+	}
+	*d = Seconds(t)
+	return nil
+}
+
+// Type names the value in help texts.
+func (d *Seconds) Type() string { return "duration" }
+
+// Forward returns what was given here of those flags that another command has
+// as well, as that command's arguments.
+func (s *Set) Forward(to *Set) []string {
+	var args []string
+	s.VisitAll(func(f *pflag.Flag) {
+		if s.origin[f.Name] == "" || !ours(f) || f.Name == "config" || f.Name == "dry-run" || to.Lookup(f.Name) == nil {
+			return
+		}
+		v := f.Value.String()
+		if l, ok := f.Value.(pflag.SliceValue); ok {
+			v = strings.Join(l.GetSlice(), ",")
+		}
+		args = append(args, "--"+f.Name+"="+v)
+	})
+	return args
+}

@@ -1,0 +1,164 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+type opts struct {
+	m Model
+	p Process
+	c Cluster
+}
+
+func newSet(out *bytes.Buffer) (*Set, *opts) {
+	s := New("decode [flags]", "Runs a decode node.", "tandem decode --join 10.0.0.1:7946", out)
+	var o opts
+	o.m.Register(s)
+	o.p.Register(s)
+	o.c.Register(s, 7946)
+	return s, &o
+}
+
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tandem.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestPrecedence(t *testing.T) {
+	file := writeFile(t, "max_num_seqs: 1\nthreads: 2\nblock-size: 32\njoin: [a:1, b:2]\nkv-cache-memory-bytes: 2GiB\n")
+	var out bytes.Buffer
+	s, o := newSet(&out)
+	err := s.Resolve([]string{"--config", file, "--max_num_seqs", "3"},
+		[]string{"TANDEM_MAX_NUM_SEQS=4", "TANDEM_THREADS=5", "TANDEM_SHUTDOWN_TIMEOUT=7", "OTHER=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.m.MaxSeqs != 3 || o.m.Threads != 5 || o.m.BlockTokens != 32 || o.m.MaxBatchedTokens != 512 {
+		t.Errorf("got seqs %d, threads %d, block %d, batched %d; want 3 from the flag, 5 from the environment, 32 from the file, 512 by default",
+			o.m.MaxSeqs, o.m.Threads, o.m.BlockTokens, o.m.MaxBatchedTokens)
+	}
+	if time.Duration(o.p.ShutdownTimeout) != 7*time.Second || strings.Join(o.c.Join, " ") != "a:1 b:2" || o.m.KVMemory != 2<<30 {
+		t.Errorf("got timeout %v, join %v, memory %v", &o.p.ShutdownTimeout, o.c.Join, &o.m.KVMemory)
+	}
+	for name, want := range map[string]string{
+		"max-num-seqs": "flag", "threads": "environment TANDEM_THREADS", "block-size": "file " + file + ":3", "device": "default",
+	} {
+		if got := s.Origin(name); got != want {
+			t.Errorf("origin of %s: got %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestDryRunIsAConfigFile(t *testing.T) {
+	var out bytes.Buffer
+	s, _ := newSet(&out)
+	if err := s.Resolve([]string{"--dry-run", "--threads=3", "--join=x:1"}, []string{"TANDEM_BLOCK_SIZE=8"}); !errors.Is(err, ErrDryRun) {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"threads: 3", "# flag", "# environment TANDEM_BLOCK_SIZE", "# default"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	again, o := newSet(&bytes.Buffer{})
+	if err := again.Resolve([]string{"--config", writeFile(t, out.String())}, nil); err != nil {
+		t.Fatalf("the output does not load: %v\n%s", err, &out)
+	}
+	if o.m.Threads != 3 || o.m.BlockTokens != 8 || len(o.c.Join) != 1 || o.c.Join[0] != "x:1" || o.m.MaxSeqs != 256 {
+		t.Errorf("the output loads as something else: %+v", o)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for name, c := range map[string]struct {
+		args, env []string
+		file      string
+		want      string
+	}{
+		"unknown flag":      {args: []string{"--max-num-seq=1"}, want: "did you mean max-num-seqs"},
+		"far-off flag":      {args: []string{"--zzzzzz"}, want: "unknown flag --zzzzzz; "},
+		"bad number":        {args: []string{"--threads=two"}, want: "threads"},
+		"bad environment":   {env: []string{"TANDEM_THREADS=x"}, want: `TANDEM_THREADS=x: --threads: "x" is not a whole number`},
+		"unknown key":       {file: "thread: 1\n", want: ":1: no flag is called \"thread\" (did you mean threads?)"},
+		"value of a key":    {file: "a: 1\n", want: "no flag is called"},
+		"not a mapping":     {file: "- 1\n", want: "mapping"},
+		"nested":            {file: "threads: {a: 1}\n", want: "want a value or a list"},
+		"not YAML":          {file: "\t:", want: "tandem.yaml"},
+		"size":              {args: []string{"--kv-cache-memory-bytes=1 potato"}, want: "not a size"},
+		"negative duration": {args: []string{"--shutdown-timeout=-3s"}, want: "not a duration"},
+	} {
+		args := c.args
+		if c.file != "" {
+			args = append(args, "--config", writeFile(t, c.file))
+		}
+		s, _ := newSet(&bytes.Buffer{})
+		err := s.Resolve(args, c.env)
+		if !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want ErrValue with %q", name, err, c.want)
+		}
+	}
+}
+
+func TestServiceLinksAreIgnored(t *testing.T) {
+	s := New("gateway", "", "tandem gateway", &bytes.Buffer{})
+	var g Gateway
+	g.Register(s, 64)
+	if err := s.Resolve(nil, []string{"TANDEM_PORT=tcp://10.0.0.9:8000"}); err != nil || g.Port != 8000 {
+		t.Errorf("a Kubernetes service link was taken for --port: %v, %d", err, g.Port)
+	}
+}
+
+func TestHelpHasAnExample(t *testing.T) {
+	var out bytes.Buffer
+	s, _ := newSet(&out)
+	if err := s.Resolve([]string{"--help"}, nil); !errors.Is(err, ErrHelp) {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Usage: tandem decode", "Example:\n  tandem decode --join", "--max-num-seqs"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for in, want := range map[string]Bytes{"1024": 1024, "1KiB": 1024, "1.5GB": 15e8, "2 GiB": 2 << 30, "0": 0, "12B": 12} {
+		var b Bytes
+		if err := b.Set(in); err != nil || b != want {
+			t.Errorf("%q: got %d, %v; want %d", in, b, err, want)
+		}
+		var again Bytes
+		if err := again.Set(b.String()); err != nil || again != b {
+			t.Errorf("%q does not read back: %q gives %d, %v", in, b.String(), again, err)
+		}
+	}
+}
+
+func TestForward(t *testing.T) {
+	s, _ := newSet(&bytes.Buffer{})
+	if err := s.Resolve([]string{"--threads=2", "--join=a:1,b:2", "--log-level=debug"}, []string{"TANDEM_BLOCK_SIZE=8"}); err != nil {
+		t.Fatal(err)
+	}
+	to := New("x", "", "x", &bytes.Buffer{})
+	var m Model
+	var c Cluster
+	m.Register(to)
+	c.Register(to, 1)
+	args := s.Forward(to)
+	if got, want := strings.Join(args, " "), "--threads=2 --block-size=8 --join=a:1,b:2"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if err := to.Resolve(args, nil); err != nil || len(c.Join) != 2 || m.BlockTokens != 8 {
+		t.Errorf("does not read back: %v, %+v, %+v", err, m, c)
+	}
+}

@@ -1,0 +1,110 @@
+package config
+
+import (
+	"time"
+)
+
+// Flags that several commands share are declared once, here. The structs hold
+// what was resolved; Register binds them to a command.
+
+// Model says which model a process loads, and how.
+type Model struct {
+	Path, ServedName, Device, Kernels, KVDType string
+	Revision, ChatTemplate                     string
+	Threads, BlockTokens, MaxModelLen          int
+	MaxSeqs, MaxBatchedTokens, MaxQueued       int
+	KVMemory                                   Bytes
+}
+
+// Register declares the model's flags.
+func (m *Model) Register(s *Set) {
+	s.sides |= nodes
+	s.StringVar(&m.Path, "model", "builtin", "Hugging Face folder, ORG/NAME of the local Hugging Face cache, or builtin")
+	s.StringVar(&m.Revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
+	s.StringVar(&m.ChatTemplate, "chat-template", "", "file with a chat template instead of the model's own")
+	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
+	s.StringVar(&m.Device, "device", "auto", "auto or cpu")
+	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, avx512, avx2, generic or portable")
+	s.IntVar(&m.Threads, "threads", 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
+	s.Var(&m.KVMemory, "kv-cache-memory-bytes", "memory for KV blocks, taken as it is used; 0: 1GiB, or less where the machine's or the cgroup's memory is short")
+	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
+	s.IntVar(&m.BlockTokens, "block-size", 16, "tokens per KV block")
+	s.IntVar(&m.MaxModelLen, "max-model-len", 0, "tokens of prompt and output; 0: what the model was made for")
+	s.IntVar(&m.MaxSeqs, "max-num-seqs", 256, "requests that run at once")
+	s.IntVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, "tokens per step; more fills wide machines better, fewer keeps steps short")
+	s.IntVar(&m.MaxQueued, "max-num-queued-reqs", 1024, "requests that may wait for the engine")
+}
+
+// Process is what every long-running command has.
+type Process struct {
+	LogLevel        string
+	ShutdownTimeout Seconds
+}
+
+// Register declares the process's flags.
+func (p *Process) Register(s *Set) {
+	s.StringVar(&p.LogLevel, "log-level", "info", "debug, info, warning or error")
+	p.ShutdownTimeout = Seconds(30 * time.Second)
+	s.Var(&p.ShutdownTimeout, "shutdown-timeout", "how long SIGTERM lets running requests finish")
+}
+
+// Cluster says how a process finds the others and proves that it belongs.
+type Cluster struct {
+	Name, TLSDir, Advertise string
+	Join                    []string
+	GossipPort              int
+	NATSURL                 string
+}
+
+// Register declares the cluster's flags.
+func (c *Cluster) Register(s *Set, gossipPort int) {
+	s.StringVar(&c.Name, "node-name", "", "name in logs and status; default: role and a random suffix")
+	s.StringVar(&c.TLSDir, "tls-dir", "", "folder with the cluster's certificates (see tandem ca)")
+	s.StringVar(&c.Advertise, "advertise", "", "address that other nodes reach this one at; default: --host, or this machine's own")
+	s.StringSliceVar(&c.Join, "join", nil, "host:port of any members' gossip, or a DNS name with all of them")
+	s.PortVar(&c.GossipPort, "gossip-port", gossipPort, "port of gossip, TCP and UDP; 0: any")
+	s.StringVar(&c.NATSURL, "nats-url", "", "NATS server to use instead of the gateways' own")
+}
+
+// Node is what prefill and decode nodes listen on.
+type Node struct {
+	Host                      string
+	RPCPort, KVPort, HTTPPort int
+	KVTLS                     bool
+}
+
+// Register declares the node's flags.
+func (n *Node) Register(s *Set, rpc, kv, http int) {
+	s.StringVar(&n.Host, "host", "127.0.0.1", "address to listen on")
+	s.PortVar(&n.RPCPort, "rpc-port", rpc, "port for requests from other nodes; 0: any")
+	s.PortVar(&n.KVPort, "kv-port", kv, "port for KV blocks; 0: any (decode nodes)")
+	s.PortVar(&n.HTTPPort, "http-port", http, "port of /metrics, /livez and /readyz; 0: any")
+	s.BoolVar(&n.KVTLS, "kv-tls", false, "encrypt KV blocks on their way; the same on all nodes")
+}
+
+// Gateway is the client side.
+type Gateway struct {
+	Host, SSLCert, SSLKey string
+	Port, NATSPort        int
+	APIKeys               []string
+	Insecure              bool
+	MinRemotePrefill      int
+	RequestTimeout        Seconds
+	MaxBody               Bytes
+}
+
+// Register declares the client side's flags.
+func (g *Gateway) Register(s *Set, minRemotePrefill int) {
+	s.sides |= gateways
+	s.StringVar(&g.Host, "host", "127.0.0.1", "address to listen on for clients")
+	s.PortVar(&g.Port, "port", 8000, "port to listen on for clients")
+	s.StringVar(&g.SSLCert, "ssl-certfile", "", "certificate for clients, PEM")
+	s.StringVar(&g.SSLKey, "ssl-keyfile", "", "its key, PEM")
+	s.BoolVar(&g.Insecure, "insecure", false, "serve clients beyond loopback without certificates")
+	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens that clients must present, any of them")
+	s.IntVar(&g.MinRemotePrefill, "min-remote-prefill-tokens", minRemotePrefill, "prompts with fewer tokens to compute are prefilled on the decode node")
+	g.RequestTimeout = Seconds(30 * time.Minute)
+	s.Var(&g.RequestTimeout, "request-timeout", "longest life of a request")
+	g.MaxBody = 32 << 20
+	s.Var(&g.MaxBody, "max-request-body", "largest request body")
+}

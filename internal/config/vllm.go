@@ -1,0 +1,285 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// Users come with command lines of `vllm serve`. Each of its flags is in one
+// table, with what becomes of it here: it is a flag of ours with the same
+// meaning, or it is accepted and said to have no effect, or it is refused with
+// what to do instead. Nothing that would change an answer is ignored.
+
+// Class is what becomes of a flag of vllm serve.
+type Class uint8
+
+const (
+	// Supported flags are declared by a command, under the same name.
+	Supported Class = iota
+	// NoEffect flags ask for what is always done, or tune what is not there.
+	NoEffect
+	// Refused flags ask for what is not done.
+	Refused
+)
+
+// String is the word in tables.
+func (c Class) String() string { return [...]string{"supported", "no effect", "refused"}[c] }
+
+// kind is how a flag is written.
+type kind uint8
+
+const (
+	value   kind = iota // --name VALUE
+	onOff               // --name, --no-name
+	numbers             // --name 1 2 4
+)
+
+// VLLMFlag is one flag of vllm serve.
+type VLLMFlag struct {
+	Name, Short string
+	kind        kind
+	Class       Class
+	// Fine are the values without effect, separated by spaces. Empty: all of a
+	// NoEffect flag, and of a Refused one only false, where it is a switch.
+	Fine string
+	Why  string // why it has no effect, or why other values are refused and what to do
+}
+
+// fine says whether the value may be given, with no effect.
+func (f *VLLMFlag) fine(v string) bool {
+	if f.Fine == "" {
+		return f.Class == NoEffect || f.kind == onOff && v == "false"
+	}
+	return slices.Contains(strings.Fields(f.Fine), v)
+}
+
+// side is who a flag is for: nodes, which run models, or gateways, which face
+// clients. A command may be both.
+type side uint8
+
+const (
+	nodes side = 1 << iota
+	gateways
+)
+
+// commands is where flags of a side are declared.
+func (s side) commands() string {
+	if s == gateways {
+		return "a flag of `tandem gateway`, which faces the clients"
+	}
+	return "a flag of `tandem prefill` and `tandem decode`, which run the model"
+}
+
+// VLLMGroup is a part of the table.
+type VLLMGroup struct {
+	Name  string
+	side  side // who its supported flags are for
+	Flags []VLLMFlag
+}
+
+// refusal is an error that speaks for itself, without the parser's frame.
+type refusal struct{ text string }
+
+func (r *refusal) Error() string { return r.text }
+
+// foreign is a flag of vllm serve that the command does not have. It implements
+// pflag.Value.
+type foreign struct {
+	set  *Set
+	flag *VLLMFlag
+	side side
+	was  string
+}
+
+func (f *foreign) String() string { return f.was }
+func (f *foreign) Type() string   { return "" }
+
+// Set takes a value that has no effect and refuses all others.
+func (f *foreign) Set(v string) error {
+	name := "--" + f.flag.Name
+	if f.flag.kind == onOff {
+		b, err := strconv.ParseBool(v)
+		if err != nil {
+			return &refusal{fmt.Sprintf("%s: %q is neither true nor false", name, v)}
+		}
+		v = strconv.FormatBool(b)
+		if !b {
+			name = "--no-" + f.flag.Name
+		}
+	}
+	if f.flag.Class == Supported {
+		return &refusal{fmt.Sprintf("%s is %s, not of `tandem %s`", name, f.side.commands(), f.set.Name())}
+	}
+	if !f.flag.fine(v) {
+		if f.flag.kind != onOff && v != missing {
+			name += " " + v
+		}
+		return &refusal{fmt.Sprintf("%s is not supported: %s", name, f.flag.Why)}
+	}
+	f.was = v
+	f.set.warn(f.flag.Name, fmt.Sprintf("%s has no effect: %s", name, f.flag.Why))
+	return nil
+}
+
+// missing is the value of a flag that is refused whatever its value, so that it
+// is refused for what it is and not for lacking one.
+const missing = "…"
+
+// negation is the --no- form of a switch.
+type negation struct {
+	set  *Set
+	base string
+}
+
+func (n *negation) String() string { return "" }
+func (n *negation) Type() string   { return "" }
+
+func (n *negation) Set(v string) error {
+	b, err := strconv.ParseBool(v)
+	if err != nil {
+		return &refusal{fmt.Sprintf("--no-%s: %q is neither true nor false", n.base, v)}
+	}
+	return n.set.Set(n.base, strconv.FormatBool(!b))
+}
+
+// learn declares what the command lacks of vllm serve's flags, hidden from its
+// help. Commands of neither side learn nothing.
+func (s *Set) learn() {
+	if s.sides == 0 {
+		return
+	}
+	for g := range VLLM {
+		for i := range VLLM[g].Flags {
+			f := &VLLM[g].Flags[i]
+			if s.Lookup(f.Name) == nil {
+				p := s.VarPF(&foreign{set: s, flag: f, side: VLLM[g].side}, f.Name, "", "")
+				p.Hidden = true
+				switch {
+				case f.kind == onOff:
+					p.NoOptDefVal = "true"
+				case f.Class == Refused && f.Fine == "", f.Class == Supported:
+					p.NoOptDefVal = missing
+				}
+			}
+			if f.kind == onOff {
+				p := s.VarPF(&negation{s, f.Name}, "no-"+f.Name, "", "")
+				p.Hidden, p.NoOptDefVal = true, "true"
+			}
+		}
+	}
+}
+
+// elsewhere says that the flag is another command's: what was meant for that
+// one is in the environment or in a file that both read.
+func elsewhere(f *pflag.Flag) bool {
+	v, ok := f.Value.(*foreign)
+	return ok && v.flag.Class == Supported
+}
+
+// ours says that the flag is declared by the command itself.
+func ours(f *pflag.Flag) bool {
+	switch f.Value.(type) {
+	case *foreign, *negation:
+		return false
+	}
+	return true
+}
+
+// warn records a line for the user, once per subject.
+func (s *Set) warn(subject, text string) {
+	if !s.warned[subject] {
+		s.warned[subject] = true
+		s.warnings = append(s.warnings, text)
+	}
+}
+
+// Warnings are what a user should know about values that were taken: one line
+// each, in the order in which they were met.
+func (s *Set) Warnings() []string { return s.warnings }
+
+// translate puts vllm serve's other ways to write a flag into ours: short names
+// of several letters (-tp 2), paths into a JSON value (--hf-overrides.a=1), -O3,
+// and numbers that follow each other.
+func (s *Set) translate(args []string) []string {
+	if s.sides == 0 {
+		return args
+	}
+	byName, byShort := map[string]*VLLMFlag{}, map[string]*VLLMFlag{}
+	for g := range VLLM {
+		for i := range VLLM[g].Flags {
+			f := &VLLM[g].Flags[i]
+			byName[f.Name] = f
+			if f.Short != "" {
+				byShort[f.Short] = f
+			}
+		}
+	}
+	var out []string
+	for i := 0; i < len(args); i++ {
+		a := args[i]
+		if a == "--" {
+			return append(out, args[i:]...)
+		}
+		body, double := strings.CutPrefix(a, "--")
+		if !double {
+			body = strings.TrimPrefix(a, "-")
+		}
+		if body == a || body == "" {
+			out = append(out, a)
+			continue
+		}
+		name, v, has := strings.Cut(body, "=")
+		base, _, _ := strings.Cut(name, ".")
+		f := byName[strings.ReplaceAll(base, "_", "-")]
+		if !double {
+			f = byShort[base]
+			if n := strings.TrimPrefix(body, "O"); n != body && len(n) == 1 && n[0] >= '0' && n[0] <= '3' {
+				f, v, has = byName["optimization-level"], n, true
+			}
+		}
+		if f == nil {
+			out = append(out, a)
+			continue
+		}
+		for f.kind == numbers && i+1 < len(args) && number(args[i+1]) {
+			i++
+			v, has = strings.TrimPrefix(v+","+args[i], ","), true
+		}
+		if has {
+			out = append(out, "--"+f.Name+"="+v)
+		} else {
+			out = append(out, "--"+f.Name)
+		}
+	}
+	return out
+}
+
+func number(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 32)
+	return err == nil
+}
+
+// explain says what is wrong with a flag's value in the user's words.
+func explain(err error) error {
+	var r *refusal
+	if errors.As(err, &r) {
+		return fmt.Errorf("%w: %w", ErrValue, r)
+	}
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return fmt.Errorf("%w: %w", ErrValue, err)
+	}
+	want := map[string]string{
+		"int": "a whole number", "int64": "a whole number", "float64": "a number", "bool": "true or false",
+		"int32Slice": "a list of whole numbers such as 1,2,3",
+	}[invalid.GetFlag().Value.Type()]
+	if want == "" {
+		return fmt.Errorf("%w: --%s: %w", ErrValue, invalid.GetFlag().Name, invalid.Unwrap())
+	}
+	return fmt.Errorf("%w: --%s: %q is not %s", ErrValue, invalid.GetFlag().Name, invalid.GetValue(), want)
+}

@@ -1,0 +1,126 @@
+package console
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"text/tabwriter"
+	"time"
+)
+
+// Fleet is a gateway's view of its cluster, GET /debug/nodes.
+type Fleet struct {
+	Version string `json:"version"`
+	Ready   bool   `json:"ready"`
+	Reason  string `json:"reason,omitempty"` // why not ready
+	Nodes   []Node `json:"nodes"`
+}
+
+// Node is one member in it.
+type Node struct {
+	ID        string  `json:"id"`
+	Role      string  `json:"role"`
+	RPC       string  `json:"rpc"`
+	HTTP      string  `json:"http,omitempty"` // of /metrics
+	Model     string  `json:"model"`
+	Class     string  `json:"class"`
+	Ready     bool    `json:"ready"`
+	Draining  bool    `json:"draining"`
+	Connected bool    `json:"connected"` // decode nodes
+	Running   int     `json:"running"`
+	Waiting   int     `json:"waiting"`
+	KVUsage   float64 `json:"kv_usage"` // share of blocks in use
+	// CacheBlocks is how many blocks of its prefix cache the gateway knows of.
+	CacheBlocks int `json:"cache_blocks"`
+}
+
+// State is one word for a person.
+func (n *Node) State() string {
+	switch {
+	case n.Draining:
+		return "draining"
+	case !n.Ready:
+		return "starting"
+	case n.Role == "decode" && !n.Connected:
+		return "unreachable"
+	}
+	return "ready"
+}
+
+// Nodes asks the gateway for its view.
+func (c *Client) Nodes(ctx context.Context) (*Fleet, error) {
+	resp, err := c.do(ctx, http.MethodGet, "/debug/nodes", nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	f := new(Fleet)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxBody)).Decode(f); err != nil {
+		return nil, fmt.Errorf("%s/debug/nodes: %w", c.URL, err)
+	}
+	return f, nil
+}
+
+// Status prints the cluster's nodes and load.
+func (c *Client) Status(ctx context.Context, asJSON bool, w io.Writer) error {
+	f, err := c.Nodes(ctx)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return json.NewEncoder(w).Encode(f)
+	}
+	state := "ready"
+	if !f.Ready {
+		state = "not ready: " + f.Reason
+	}
+	fmt.Fprintf(w, "gateway %s (version %s): %s\n\n", c.URL, f.Version, state)
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NODE\tROLE\tSTATE\tRUNNING\tWAITING\tKV USED\tMODEL\tRPC\tMETRICS")
+	for _, n := range f.Nodes {
+		load := "-\t-\t-" // only decode nodes report to gateways
+		if n.Role != "prefill" {
+			load = fmt.Sprintf("%d\t%d\t%.1f%%", n.Running, n.Waiting, 100*n.KVUsage)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Role, n.State(), load, n.Model, n.RPC, n.HTTP)
+	}
+	return t.Flush()
+}
+
+// LocalHTTP is a client for a gateway on this machine, whose certificate, if it
+// has one, may name another host.
+func LocalHTTP() *http.Client {
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // this machine's own gateway, on loopback
+	}}
+}
+
+// WaitFleet polls until the gateway is ready and sees n nodes that are, and
+// returns the models that it serves.
+func (c *Client) WaitFleet(ctx context.Context, n int) ([]string, error) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		f, err := c.Nodes(ctx)
+		ready := 0
+		if err == nil {
+			for i := range f.Nodes {
+				if f.Nodes[i].State() == "ready" {
+					ready++
+				}
+			}
+			if f.Ready && ready >= n {
+				return c.Models(ctx)
+			}
+			err = fmt.Errorf("%d of %d nodes are ready", ready, n)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s: %w", c.URL, err)
+		case <-tick.C:
+		}
+	}
+}

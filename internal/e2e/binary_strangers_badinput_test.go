@@ -1,0 +1,357 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// daemon is one process of a fleet whose ports are all known.
+type daemon struct {
+	cmd *exec.Cmd
+	log output
+}
+
+// daemonOf starts a long-running command; the test ends it and looks for faults.
+func daemonOf(t *testing.T, args ...string) *daemon {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{cmd: exec.Command(path, args...)}
+	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	d.cmd.WaitDelay = time.Second
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- d.cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = d.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("tandem %s ended with %v", args[0], err)
+			}
+		case <-time.After(stopBound):
+			t.Errorf("tandem %s does not stop", args[0])
+			_ = d.cmd.Process.Kill()
+		}
+		if strings.Contains(d.log.String(), "panic") {
+			t.Errorf("tandem %s has panicked", args[0])
+		}
+		if t.Failed() {
+			t.Logf("tandem %q:\n%s", args, &d.log)
+		}
+	})
+	return d
+}
+
+// files counts the open files of a process.
+func (d *daemon) files(t *testing.T) int {
+	t.Helper()
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid))
+	if err != nil {
+		t.Fatalf("the process is gone: %v\n%s", err, &d.log)
+	}
+	return len(fds)
+}
+
+// steady is the number of open files once it has not grown for a second: NATS and
+// gossip connect beside the first requests.
+func (d *daemon) steady(t *testing.T) int {
+	t.Helper()
+	most, since := d.files(t), time.Now()
+	for began := time.Now(); time.Since(since) < time.Second && time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
+		if n := d.files(t); n > most {
+			most, since = n, time.Now()
+		}
+	}
+	return most
+}
+
+// knownFleet is a gateway and a decode node with the ports below.
+type knownFleet struct {
+	gateway, decode                                  *daemon
+	http, gossip, nats, nodeGossip, rpc, kv, metrics int
+	certs                                            string
+}
+
+func (f *knownFleet) url(path string) string {
+	return "http://127.0.0.1:" + strconv.Itoa(f.http) + path
+}
+
+func startKnownFleet(t *testing.T) *knownFleet {
+	t.Helper()
+	p := freePorts(t, 7)
+	f := &knownFleet{http: p, gossip: p + 1, nats: p + 2, nodeGossip: p + 3, rpc: p + 4, kv: p + 5, metrics: p + 6, certs: t.TempDir()}
+	if _, errOut, err := tandem(t, nil, "ca", f.certs, "g", "d"); err != nil {
+		t.Fatalf("%v\n%s", err, errOut)
+	}
+	n := strconv.Itoa
+	f.gateway = daemonOf(t, "gateway", "--tls-dir", filepath.Join(f.certs, "g"), "--port", n(f.http), "--gossip-port", n(f.gossip),
+		"--nats-port", n(f.nats), "--max-request-body", "64KiB", "--shutdown-timeout", "1")
+	f.decode = daemonOf(t, "decode", "--tls-dir", filepath.Join(f.certs, "d"), "--join", "127.0.0.1:"+n(f.gossip), "--gossip-port", n(f.nodeGossip),
+		"--rpc-port", n(f.rpc), "--kv-port", n(f.kv), "--http-port", n(f.metrics), "--kv-tls", "--threads", "1", "--shutdown-timeout", "1")
+	f.waitReady(t, startBound)
+	return f
+}
+
+// waitReady waits until the gateway has a decode node and its model.
+func (f *knownFleet) waitReady(t *testing.T, bound time.Duration) {
+	t.Helper()
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		resp, err := http.Get(f.url("/readyz"))
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		if time.Since(began) > bound {
+			t.Fatalf("not ready within %v: %v\n%s\n%s", bound, err, &f.gateway.log, &f.decode.log)
+		}
+	}
+}
+
+// ask sends a body and returns status and answer.
+func (f *knownFleet) ask(t *testing.T, path string, body []byte) (int, string) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	resp, err := client.Post(f.url(path), "application/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// certificate is a key with a certificate, signed by itself where no parent is
+// given.
+func certificate(t *testing.T, parent *tls.Certificate, from, until time.Time) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "made by a test"}, NotBefore: from, NotAfter: until,
+		DNSNames: []string{"tandem-node"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: parent == nil,
+	}
+	signer, signKey := c, any(key)
+	if parent != nil {
+		signer, signKey = parent.Leaf, parent.PrivateKey
+	}
+	der, err := x509.CreateCertificate(crand.Reader, c, signer, &key.PublicKey, signKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
+}
+
+// A node whose certificate has expired does not start and says so.
+func TestBinaryExpiredCertificate(t *testing.T) {
+	now := time.Now()
+	ca := certificate(t, nil, now.Add(-48*time.Hour), now.Add(time.Hour))
+	old := certificate(t, &ca, now.Add(-24*time.Hour), now.Add(-time.Hour))
+	key, err := x509.MarshalPKCS8PrivateKey(old.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, b := range map[string]*pem.Block{
+		"ca.crt": {Type: "CERTIFICATE", Bytes: ca.Certificate[0]}, "node.crt": {Type: "CERTIFICATE", Bytes: old.Certificate[0]},
+		"node.key": {Type: "PRIVATE KEY", Bytes: key},
+	} {
+		put(t, filepath.Join(dir, name), pem.EncodeToMemory(b))
+	}
+	put(t, filepath.Join(dir, "gossip.secret"), []byte(strings.Repeat("5a", 32)))
+	for _, command := range []string{"gateway", "decode"} {
+		refusedStart(t, command, 2, []string{dir, "expired", "tandem ca"}, command, "--tls-dir", dir)
+	}
+}
+
+// Nobody who knocks at a port of the fleet, with garbage, with another protocol
+// or with certificates of their own, gets in, stops anything or costs a file.
+func TestBinaryStrangers(t *testing.T) {
+	const seed = 20260729
+	r := rand.New(rand.NewPCG(seed, 1))
+	f := startKnownFleet(t)
+	now := time.Now()
+	ours := certificate(t, nil, now.Add(-time.Hour), now.Add(time.Hour))
+	good := []byte(`{"messages":[{"role":"user","content":"What is prefill?"}],"max_tokens":4,"temperature":0}`)
+	status, want := f.ask(t, "/v1/chat/completions", good)
+	if status != 200 {
+		t.Fatalf("before: %d %s", status, want)
+	}
+	gatewayFiles, decodeFiles := f.gateway.steady(t), f.decode.steady(t)
+
+	garbage := [][]byte{
+		nil, {0}, []byte("\n"), []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), []byte("POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n{}"),
+		[]byte("CONNECT {}\r\nPING\r\n"), bytes.Repeat([]byte{0xff}, 4096), {0x16, 3, 1, 0xff, 0xff, 1, 0, 0, 1}, // the head of a TLS hello that never comes
+		[]byte("TNDM\x00\x00\x00\x01"), bytes.Repeat([]byte{0}, 70000),
+	}
+	for range 8 {
+		b := make([]byte, 1+r.IntN(4096))
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		garbage = append(garbage, b)
+	}
+	for name, port := range map[string]int{
+		"gateway's http": f.http, "gateway's gossip": f.gossip, "NATS": f.nats,
+		"decode's gossip": f.nodeGossip, "rpc": f.rpc, "kv": f.kv, "decode's http": f.metrics,
+	} {
+		addr := "127.0.0.1:" + strconv.Itoa(port)
+		for i, b := range garbage {
+			knock(t, fmt.Sprintf("seed %d, %s, garbage %d", seed, name, i), "tcp", addr, b)
+		}
+		if strings.Contains(name, "gossip") {
+			for i, b := range garbage {
+				knock(t, fmt.Sprintf("seed %d, %s, packet %d", seed, name, i), "udp", addr, b[:min(len(b), 1400)])
+			}
+		}
+		for what, certs := range map[string][]tls.Certificate{"no certificate": nil, "another authority's": {ours}} {
+			if stranger(addr, certs) && port != f.http && port != f.metrics {
+				t.Errorf("%s: a TLS client with %s was listened to", name, what)
+			}
+		}
+	}
+
+	status, got := f.ask(t, "/v1/chat/completions", good)
+	if content(want) == "" || status != 200 || content(got) != content(want) {
+		t.Errorf("after: %d %s, before: %s", status, got, want)
+	}
+	for _, d := range []struct {
+		name   string
+		d      *daemon
+		before int
+	}{{"gateway", f.gateway, gatewayFiles}, {"decode", f.decode, decodeFiles}} {
+		after := 0
+		for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(50 * time.Millisecond) {
+			if after = d.d.files(t); after <= d.before {
+				break
+			}
+		}
+		if after > d.before {
+			t.Errorf("seed %d: the %s has %d open files, %d before", seed, d.name, after, d.before)
+		}
+	}
+}
+
+// content is the text of an answer.
+func content(answer string) string {
+	_, rest, _ := strings.Cut(answer, `"content":"`)
+	text, _, _ := strings.Cut(rest, `"`)
+	return text
+}
+
+// knock sends bytes and reads whatever comes until the other side closes, or a
+// moment is over.
+func knock(t *testing.T, what, network, addr string, b []byte) {
+	t.Helper()
+	c, err := net.DialTimeout(network, addr, 5*time.Second)
+	if err != nil {
+		t.Errorf("%s: nobody listens: %v", what, err)
+		return
+	}
+	defer c.Close()
+	_, _ = c.Write(b) // it may be closed already
+	if network == "udp" {
+		return
+	}
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	_, _ = io.Copy(io.Discard, io.LimitReader(c, 1<<20))
+}
+
+// stranger says whether a TLS client could say something and was answered.
+func stranger(addr string, certs []tls.Certificate) bool {
+	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: 5 * time.Second}, Config: &tls.Config{InsecureSkipVerify: true, Certificates: certs, ServerName: "tandem-node"}}
+	raw, err := d.NetDialer.Dial("tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer raw.Close()
+	_ = raw.SetDeadline(time.Now().Add(300 * time.Millisecond))
+	c := tls.Client(raw, d.Config)
+	if c.Handshake() != nil {
+		return false
+	}
+	if _, err := c.Write([]byte("CONNECT {}\r\nPING\r\n")); err != nil {
+		return false
+	}
+	n, _ := c.Read(make([]byte, 64)) // TLS 1.3 tells a client late that it is refused
+	return n > 0
+}
+
+// Requests that cannot be served get the right status and name the field.
+func TestBinaryBadRequests(t *testing.T) {
+	f := startKnownFleet(t)
+	const chat, complete = "/v1/chat/completions", "/v1/completions"
+	for what, c := range map[string]struct {
+		path, body string
+		status     int
+		want       []string
+	}{
+		"empty":                 {chat, ``, 400, nil},
+		"torn":                  {chat, `{"messages": [`, 400, []string{"JSON"}},
+		"not an object":         {chat, `[1]`, 400, []string{"object"}},
+		"no messages":           {chat, `{}`, 400, []string{"messages"}},
+		"messages of a type":    {chat, `{"messages": 7}`, 400, []string{"messages"}},
+		"a number as text":      {complete, `{"prompt": "a", "max_tokens": "7"}`, 400, []string{"max_tokens"}},
+		"out of range":          {complete, `{"prompt": "a", "temperature": -1}`, 400, []string{"temperature", "-1"}},
+		"another model":         {complete, `{"prompt": "a", "model": "gpt-9"}`, 404, []string{"gpt-9"}},
+		"bad UTF-8":             {complete, "{\"prompt\": \"a\xff\xfe\"}", 400, []string{"UTF-8"}},
+		"past the context":      {complete, `{"prompt": [` + strings.Repeat("300,", 2100) + `300], "max_tokens": 1}`, 400, []string{"2048"}},
+		"more than the context": {complete, `{"prompt": "a", "max_tokens": 100000}`, 400, []string{"100000"}},
+		"a token that is none":  {complete, `{"prompt": [1, 99999999]}`, 400, []string{"99999999"}},
+		"a body too large":      {complete, `{"prompt": "` + strings.Repeat("a", 70<<10) + `"}`, 413, []string{"65536"}},
+		"nested without end":    {chat, strings.Repeat(`{"a":[`, 9000), 400, nil},
+		"no such route":         {"/v1/luck", `{}`, 404, []string{"/v1/luck"}},
+	} {
+		status, answer := f.ask(t, c.path, []byte(c.body))
+		if status != c.status || !strings.Contains(answer, `"error"`) {
+			t.Errorf("%s: %d %.300s, want %d", what, status, answer, c.status)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(answer, w) {
+				t.Errorf("%s: no %q in %.300s", what, w, answer)
+			}
+		}
+	}
+	if status, answer := f.ask(t, complete, []byte(`{"prompt": "a", "max_tokens": 2}`)); status != 200 {
+		t.Errorf("after all that: %d %s", status, answer)
+	}
+}

@@ -1,0 +1,324 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/decode"
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/prefill"
+)
+
+// trace is what a request got: its tokens, and a hash of the logits behind
+// each, by position.
+type trace struct {
+	tokens []int32
+	logits map[int]uint64
+}
+
+func hashLogits(l []float32) uint64 {
+	h := fnv.New64a()
+	var b [4]byte
+	for _, v := range l {
+		u := math.Float32bits(v)
+		b[0], b[1], b[2], b[3] = byte(u), byte(u>>8), byte(u>>16), byte(u>>24)
+		_, _ = h.Write(b[:])
+	}
+	return h.Sum64()
+}
+
+// probes collects logit hashes by request seed, which tests make unique.
+type probes struct {
+	mu sync.Mutex
+	by map[uint64]map[int]uint64
+	// gaps, when made, collects how far the best logit is from the second.
+	gaps map[uint64]map[int]float32
+}
+
+func (p *probes) see(r *engine.Request, position int, logits []float32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.by[r.Sampling.Seed] == nil {
+		p.by[r.Sampling.Seed] = make(map[int]uint64)
+	}
+	p.by[r.Sampling.Seed][position] = hashLogits(logits)
+	if p.gaps != nil {
+		if p.gaps[r.Sampling.Seed] == nil {
+			p.gaps[r.Sampling.Seed] = make(map[int]float32)
+		}
+		first, second := float32(math.Inf(-1)), float32(math.Inf(-1))
+		for _, v := range logits {
+			if v > first {
+				first, second = v, first
+			} else if v > second {
+				second = v
+			}
+		}
+		p.gaps[r.Sampling.Seed][position] = first - second
+	}
+}
+
+// fleet is one decode node, perhaps a prefill node, and a client in the
+// gateway's place, over in-memory networks.
+type fleet struct {
+	t       testing.TB
+	net     *rpc.Network
+	mem     *kvtransfer.Mem
+	kvNet   kvtransfer.Network
+	kvAddr  string // where decode listens on it
+	probes  *probes
+	loaded  []*engine.Loaded
+	decode  *decode.Node
+	prefill *prefill.Node
+	decEng  *engine.Engine
+	preEng  *engine.Engine
+	reader  *kvtransfer.Reader
+	writer  *kvtransfer.Writer
+	client  *client
+	stop    []func() // in reverse
+}
+
+// newFleet starts a fleet on in-memory networks; newFleetOver moves KV over
+// another.
+func newFleet(t testing.TB, dec engine.LoadOptions, pre *engine.LoadOptions) *fleet {
+	t.Helper()
+	return newFleetOver(t, nil, dec, pre)
+}
+
+func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, pre *engine.LoadOptions) *fleet {
+	t.Helper()
+	f := &fleet{t: t, net: rpc.NewNetwork(), mem: kvtransfer.NewMem(), probes: &probes{by: make(map[uint64]map[int]uint64)}}
+	f.kvNet, f.kvAddr = kv, "127.0.0.1:0"
+	if kv == nil {
+		f.kvNet, f.kvAddr = f.mem, "decode-kv"
+	}
+	f.startDecode(dec)
+	if pre != nil {
+		f.startPrefill(*pre)
+	}
+	f.client = newClient()
+	pool := rpc.NewPool(rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}, Dial: f.net.Dial}, f.client)
+	f.stop = append(f.stop, pool.Close)
+	conn, err := pool.Get(context.Background(), "decode")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.client.conn = conn
+	return f
+}
+
+func (f *fleet) close() {
+	for i := len(f.stop) - 1; i >= 0; i-- {
+		f.stop[i]()
+	}
+}
+
+// load puts a model on a device and starts its engine.
+func (f *fleet) load(o engine.LoadOptions, onStep func()) (*engine.Loaded, *engine.Engine) {
+	f.t.Helper()
+	l, err := engine.Load(o)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.loaded = append(f.loaded, l)
+	eng, err := engine.New(engine.Options{
+		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler,
+		OnStep: onStep, Probe: f.probes.see,
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go eng.Run(ctx)
+	f.stop = append(f.stop, func() {
+		if err := eng.Check(); err != nil {
+			f.t.Errorf("engine: %v", err)
+		}
+		cancel()
+		<-eng.Done()
+		if err := l.Close(); err != nil {
+			f.t.Errorf("close: %v", err)
+		}
+	})
+	return l, eng
+}
+
+func (f *fleet) serve(addr string, hello *nodepb.Hello, h rpc.Handler) {
+	lis, err := f.net.Listen(addr)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- rpc.Serve(ctx, lis, rpc.Options{Hello: hello}, h) }()
+	f.stop = append(f.stop, func() {
+		cancel()
+		if err := <-done; err != nil {
+			f.t.Errorf("serve %s: %v", addr, err)
+		}
+	})
+}
+
+func hello(role string, l *engine.Loaded) *nodepb.Hello {
+	return &nodepb.Hello{NodeId: role, Role: role, Model: "tiny", Fingerprint: l.Fingerprint, NumericsClass: l.Class}
+}
+
+func layout(l *engine.Loaded) kvtransfer.Layout {
+	return kvtransfer.Layout{Regions: l.KV.Layers, PageBytes: l.KV.PageBytes(), Hash: l.LayoutHash()}
+}
+
+func (f *fleet) startDecode(o engine.LoadOptions) {
+	f.t.Helper()
+	var n *decode.Node
+	l, eng := f.load(o, func() { n.Flush() })
+	f.decEng = eng
+	reader, err := kvtransfer.NewReader(kvtransfer.ReaderOptions{
+		Node: "decode", Layout: layout(l), Memory: l, Network: f.kvNet, Listen: f.kvAddr,
+		OnEvent: func(ev kvtransfer.Event) { n.TransferEvent(ev) },
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.reader = reader
+	f.stop = append(f.stop, func() {
+		if err := reader.Close(); err != nil {
+			f.t.Errorf("reader: %v", err)
+		}
+	})
+	h := hello("decode", l)
+	n = decode.New(decode.Options{
+		Engine: eng, Reader: reader, MaxModelLen: l.Scheduler.MaxModelLen, BlockTokens: l.KV.BlockTokens,
+		Identity: decode.Identity{Model: "tiny", Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash()},
+		Dial: func(h2 rpc.Handler) decode.Dialer {
+			p := rpc.NewPool(rpc.Options{Hello: h, Dial: f.net.Dial}, h2)
+			f.stop = append(f.stop, p.Close)
+			return p
+		},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	f.decode = n
+	f.serve("decode", h, n)
+	f.stop = append(f.stop, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		n.Drain(ctx)
+	})
+}
+
+func (f *fleet) startPrefill(o engine.LoadOptions) {
+	f.t.Helper()
+	l, eng := f.load(o, nil)
+	f.preEng = eng
+	w, err := kvtransfer.NewWriter(kvtransfer.WriterOptions{Node: "prefill", Layout: layout(l), Memory: l, Network: f.kvNet})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.writer = w
+	f.stop = append(f.stop, func() {
+		if err := w.Close(); err != nil {
+			f.t.Errorf("writer: %v", err)
+		}
+	})
+	f.prefill = prefill.New(prefill.Options{
+		Engine: eng, Writer: w, BlockTokens: l.KV.BlockTokens, Layers: l.KV.Layers,
+		Identity: prefill.Identity{Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash()},
+	})
+	f.serve("prefill", hello("prefill", l), f.prefill)
+}
+
+// client stands in for a gateway: it keeps each stream's tokens and insists on
+// exact positions.
+type client struct {
+	conn *rpc.Conn
+	mu   sync.Mutex
+	by   map[uint64]*stream
+}
+
+type stream struct {
+	attempt uint32
+	next    uint32
+	tokens  []int32
+	finish  uint8
+	err     error
+	done    chan struct{}
+}
+
+func newClient() *client { return &client{by: make(map[uint64]*stream)} }
+
+func (c *client) Frame(_ *rpc.Conn, t rpc.Type, id uint64, payload []byte) {
+	switch t {
+	case rpc.FrameTokens:
+		if err := rpc.DecodeTokens(payload, c.token); err != nil {
+			panic(err)
+		}
+	case rpc.FrameEnd:
+		e := new(nodepb.End)
+		if err := proto.Unmarshal(payload, e); err != nil {
+			panic(err)
+		}
+		c.end(id, fmt.Errorf("%s: %s", e.Code, e.Message))
+	}
+}
+
+func (c *client) Closed(_ *rpc.Conn, err error) {
+	c.mu.Lock()
+	ids := make([]uint64, 0, len(c.by))
+	for id := range c.by {
+		ids = append(ids, id)
+	}
+	c.mu.Unlock()
+	for _, id := range ids {
+		c.end(id, err)
+	}
+}
+
+func (c *client) token(t rpc.Token) {
+	c.mu.Lock()
+	s := c.by[t.Stream]
+	c.mu.Unlock()
+	if s == nil {
+		return
+	}
+	if t.Position != s.next || t.Attempt != s.attempt {
+		c.end(t.Stream, fmt.Errorf("token at position %d of attempt %d, want %d of %d", t.Position, t.Attempt, s.next, s.attempt))
+		return
+	}
+	s.next++
+	s.tokens = append(s.tokens, t.ID)
+	if t.Finish != 0 {
+		s.finish = t.Finish
+		c.end(t.Stream, nil)
+	}
+}
+
+func (c *client) end(id uint64, err error) {
+	c.mu.Lock()
+	s := c.by[id]
+	delete(c.by, id)
+	c.mu.Unlock()
+	if s != nil {
+		s.err = err
+		close(s.done)
+	}
+}
+
+// generate starts a request.
+func (c *client) generate(g *nodepb.Generate) (*stream, uint64, error) {
+	s := &stream{attempt: g.Attempt, next: uint32(len(g.Prompt) + len(g.Output)), done: make(chan struct{})}
+	id := c.conn.NewStream()
+	c.mu.Lock()
+	c.by[id] = s
+	c.mu.Unlock()
+	return s, id, c.conn.Send(rpc.FrameGenerate, id, g)
+}

@@ -1,0 +1,355 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+const checkpoints = "../../engine/model/testdata"
+
+// One request gives the same bits on every path: alone, in a batch, in chunks,
+// after a prefix hit, after a preemption, prefilled on another node, resumed
+// from its own output. A seed makes a fleet with random bounds and a random
+// load; every token and every logit behind it must equal what the same request
+// gets alone on a node of its own.
+
+// load is one request of a schedule.
+type load struct {
+	g     *nodepb.Generate
+	delay time.Duration
+}
+
+// paths counts how often each path ran.
+type paths struct {
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped uint64
+}
+
+func (p *paths) String() string {
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped)
+}
+
+// alone runs requests one at a time, without cache hits, as the reference.
+type alone struct {
+	f    *fleet
+	salt uint64
+}
+
+func newAlone(t *testing.T, dir, kernels string) *alone {
+	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: kernels, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256}, nil)
+	return &alone{f: f, salt: 1 << 60}
+}
+
+func (a *alone) run(t *testing.T, g *nodepb.Generate) trace {
+	t.Helper()
+	a.salt++
+	q := &nodepb.Generate{
+		RequestId: "alone", Attempt: 1, Prompt: g.Prompt, MaxTokens: g.MaxTokens, IgnoreEos: true, StopTokenIds: g.StopTokenIds, PrefixRoot: a.salt,
+		Sampling: g.Sampling,
+	}
+	return a.f.run(t, q)
+}
+
+// run waits for one request.
+func (f *fleet) run(t testing.TB, g *nodepb.Generate) trace {
+	t.Helper()
+	s, _, err := f.client.generate(g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.wait(t, s, g)
+}
+
+func (f *fleet) wait(t testing.TB, s *stream, g *nodepb.Generate) trace {
+	t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(60 * time.Second):
+		t.Fatalf("request %s did not end: %d tokens so far, %+v", g.RequestId, len(s.tokens), f.decEng.Stats())
+	}
+	if s.err != nil {
+		t.Fatalf("request %s: %v", g.RequestId, s.err)
+	}
+	f.probes.mu.Lock()
+	defer f.probes.mu.Unlock()
+	return trace{tokens: s.tokens, logits: f.probes.by[g.Sampling.Seed]}
+}
+
+// schedule makes a seed's requests: prompts that share prefixes, some of them
+// repeated, each with a sampling seed of its own.
+func schedule(rng *rand.Rand, seed uint64, vocab int, remote bool) []load {
+	stems := make([][]int32, 3)
+	for i := range stems {
+		stems[i] = randomTokens(rng, 20+rng.IntN(60), vocab)
+	}
+	var loads []load
+	for i := range 5 + rng.IntN(6) {
+		stem := stems[rng.IntN(len(stems))]
+		prompt := append(slices.Clone(stem[:1+rng.IntN(len(stem))]), randomTokens(rng, rng.IntN(40), vocab)...)
+		if len(loads) > 0 && rng.IntN(4) == 0 {
+			prompt = slices.Clone(loads[rng.IntN(len(loads))].g.Prompt)
+		}
+		g := &nodepb.Generate{
+			RequestId: fmt.Sprintf("s%d-r%d", seed, i), Attempt: 1, Prompt: prompt, MaxTokens: uint32(4 + rng.IntN(44)), IgnoreEos: true,
+			PrefixRoot: uint64(kvcache.Root("tiny", "", "")),
+			Sampling:   &nodepb.Sampling{Seed: seed<<16 | uint64(i)},
+		}
+		if rng.IntN(3) > 0 {
+			g.Sampling.Temperature, g.Sampling.TopP, g.Sampling.TopK = 0.5+rng.Float32(), 0.8+0.2*rng.Float32(), int32(rng.IntN(40))
+		}
+		if rng.IntN(3) == 0 {
+			control(rng, g, vocab)
+		}
+		if rng.IntN(3) == 0 {
+			g.StopTokenIds = randomTokens(rng, 8, vocab)
+		}
+		g.Sampling.Choice = uint32(rng.IntN(3))
+		if remote && rng.IntN(5) > 0 {
+			g.Prefill = []string{"prefill"}
+		}
+		loads = append(loads, load{g: g, delay: time.Duration(rng.IntN(300)) * time.Microsecond})
+	}
+	return loads
+}
+
+// control gives a request penalties, bias and masks, which must hold on every
+// path too, and after a resume.
+func control(rng *rand.Rand, g *nodepb.Generate, vocab int) {
+	s := g.Sampling
+	s.RepetitionPenalty = 0.7 + 0.8*rng.Float32()
+	s.PresencePenalty, s.FrequencyPenalty = rng.Float32()*2-1, rng.Float32()*2-1
+	s.MinP = rng.Float32() * 0.2
+	s.MinTokens = uint32(rng.IntN(10))
+	s.LogitBias = []*nodepb.LogitBias{{Token: int32(rng.IntN(vocab)), Value: rng.Float32()*10 - 5}}
+	s.BadWords = []*nodepb.TokenSequence{{Tokens: randomTokens(rng, 1+rng.IntN(2), vocab)}}
+	if rng.IntN(4) == 0 {
+		s.AllowedTokenIds = randomTokens(rng, 40, vocab)
+	}
+	g.Logprobs, g.TopLogprobs = true, uint32(rng.IntN(5))
+}
+
+func randomTokens(rng *rand.Rand, n, vocab int) []int32 {
+	ts := make([]int32, n)
+	for i := range ts {
+		ts[i] = int32(rng.IntN(vocab))
+	}
+	return ts
+}
+
+// campaign runs seeds and returns the first difference it finds, or nil.
+func campaign(t *testing.T, dir, kernels string, first uint64, n int, fault bool, count *paths) error {
+	ref := newAlone(t, dir, kernels)
+	defer ref.f.close()
+	vocab := ref.f.loaded[0].Model.VocabSize()
+	for seed := first; seed < first+uint64(n); seed++ {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		if err := oneSchedule(t, ref, rng, seed, vocab, dir, kernels, fault, count); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab int, dir, kernels string, fault bool, count *paths) error {
+	remote := rng.IntN(2) == 0
+	o := engine.LoadOptions{
+		Model: dir, Kernels: kernels, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
+		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault,
+	}
+	blockBytes := int64(ref.f.loaded[0].KV.BlockBytes())
+	o.KVMemory = blockBytes * int64(12+rng.IntN(6)) // 192 tokens fit, a batch of them does not
+	var pre *engine.LoadOptions
+	if remote {
+		p := o
+		p.MaxBatchedTokens = 8 + rng.IntN(90)
+		p.KVMemory = blockBytes * int64(14+rng.IntN(30))
+		pre = &p
+	}
+	f := newFleet(t, o, pre)
+	defer f.close()
+
+	loads := schedule(rng, seed, vocab, remote)
+	streams := make([]*stream, len(loads))
+	for i, l := range loads {
+		time.Sleep(l.delay)
+		s, _, err := f.client.generate(l.g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams[i] = s
+	}
+	for i, l := range loads {
+		got := f.wait(t, streams[i], l.g)
+		want := ref.run(t, l.g)
+		if err := compare(got, want, l.g); err != nil {
+			return fmt.Errorf("seed %d (remote %t, %+v): %w", seed, remote, o, err)
+		}
+		if l.g.Logprobs {
+			count.controlled++
+		}
+		if len(want.tokens) < int(l.g.MaxTokens) {
+			count.stopped++
+		}
+		if len(l.g.Prompt) > o.MaxBatchedTokens {
+			count.chunked++
+		}
+	}
+	if err := resume(t, f, ref, rng, loads, count); err != nil {
+		return fmt.Errorf("seed %d: %w", seed, err)
+	}
+	st := f.decEng.Stats()
+	c := f.decode.Counters()
+	count.requests += uint64(len(loads))
+	count.batched += st.BatchedSteps
+	count.hits += st.Scheduler.PrefixHits
+	count.preempted += st.Scheduler.Preemptions
+	count.remote += c.RemotePrefills
+	count.local += c.LocalPrefills
+	return nil
+}
+
+// resume gives one request a second attempt that starts from part of its
+// output, as after the loss of a node.
+func resume(t *testing.T, f *fleet, ref *alone, rng *rand.Rand, loads []load, count *paths) error {
+	l := loads[rng.IntN(len(loads))]
+	want := ref.run(t, l.g)
+	if len(want.tokens) < 2 {
+		return nil // nothing is left to resume
+	}
+	g := &nodepb.Generate{
+		RequestId: l.g.RequestId + "-again", Attempt: 2, Prompt: l.g.Prompt, MaxTokens: l.g.MaxTokens, IgnoreEos: true, StopTokenIds: l.g.StopTokenIds,
+		PrefixRoot: l.g.PrefixRoot, Sampling: l.g.Sampling, Prefill: l.g.Prefill,
+		Output: want.tokens[:1+rng.IntN(len(want.tokens)-1)],
+	}
+	got := f.run(t, g)
+	got.tokens = append(slices.Clone(g.Output), got.tokens...)
+	count.resumed++
+	return compare(got, want, l.g)
+}
+
+// compare holds tokens and logits against the reference.
+func compare(got, want trace, g *nodepb.Generate) error {
+	if len(got.tokens) != len(want.tokens) || len(want.tokens) < int(g.MaxTokens) && len(g.StopTokenIds) == 0 {
+		return fmt.Errorf("request %s: %d tokens, alone it had %d, at most %d", g.RequestId, len(got.tokens), len(want.tokens), g.MaxTokens)
+	}
+	for i := range got.tokens {
+		pos := len(g.Prompt) + i
+		if h, ok := got.logits[pos]; ok && h != want.logits[pos] {
+			return fmt.Errorf("request %s: logits differ at position %d (prompt %d)", g.RequestId, pos, len(g.Prompt))
+		}
+		if got.tokens[i] != want.tokens[i] {
+			return fmt.Errorf("request %s: token %d is %d, want %d", g.RequestId, i, got.tokens[i], want.tokens[i])
+		}
+	}
+	return nil
+}
+
+// native is the fastest C variant here, or portable without cgo.
+func native() string {
+	for _, v := range cpu.Variants() {
+		if v != cpu.Portable {
+			return v
+		}
+	}
+	return cpu.Portable
+}
+
+func TestSameBitsOnEveryPath(t *testing.T) {
+	// Each class of numerics that this machine has, in full; under the race
+	// detector, which is after other faults, the fastest one in part.
+	seeds, classes := 300, cpu.Variants()
+	switch {
+	case os.Getenv("TANDEM_SOAK") != "":
+		seeds = 5000
+	case raceEnabled:
+		seeds, classes = 60, classes[:1]
+	}
+	for _, kernels := range classes {
+		t.Run(kernels, func(t *testing.T) {
+			var count paths
+			for i, ckpt := range []string{"gqa-tied", "headdim", "mistral-window", "qwen3-moe"} {
+				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, uint64(1+i*1_000_000), seeds/4, false, &count); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Logf("kernels %s, %d schedules: %s", kernels, seeds, &count)
+			for _, c := range []struct {
+				path string
+				n    uint64
+				min  int // in a hundred schedules
+			}{
+				{"requests", count.requests, 600}, {"batched steps", count.batched, 800}, {"chunked prompts", count.chunked, 150},
+				{"prefix hits", count.hits, 2000}, {"preemptions", count.preempted, 15}, {"remote prefills", count.remote, 100},
+				{"local prefills", count.local, 20}, {"resumed", count.resumed, 60}, {"penalties and masks", count.controlled, 120},
+				{"stop tokens", count.stopped, 20},
+			} {
+				if c.n < uint64(c.min*seeds/100) {
+					t.Errorf("%s: ran %d times in %d schedules, want at least %d in a hundred: the campaign no longer covers this path", c.path, c.n, seeds, c.min)
+				}
+			}
+		})
+	}
+}
+
+// The campaign must notice a kernel whose sums depend on the batch.
+func TestBatchDependentReductionIsNoticed(t *testing.T) {
+	var count paths
+	err := campaign(t, filepath.Join(checkpoints, "gqa-tied"), native(), 1, 20, true, &count)
+	if err == nil || !strings.Contains(err.Error(), "differ") {
+		t.Fatalf("a reduction that depends on the batch went unnoticed (%v); %s", err, &count)
+	}
+	t.Log(err)
+}
+
+// Between classes of numerics bits differ, but no greedy token does where the
+// two best logits are further apart than the classes' rounding.
+func TestClassesAgreeOnClearTokens(t *testing.T) {
+	const gap = 1e-3 // logits here differ by some 1e-5
+	rng := rand.New(rand.NewPCG(11, 7))
+	var prompts [][]int32
+	for range 25 {
+		prompts = append(prompts, randomTokens(rng, 1+rng.IntN(100), 256))
+	}
+	dir := filepath.Join(checkpoints, "gqa-tied")
+	var first []trace
+	var gaps map[uint64]map[int]float32
+	compared := 0
+	for _, kernels := range cpu.Variants() {
+		a := newAlone(t, dir, kernels)
+		a.f.probes.gaps = make(map[uint64]map[int]float32)
+		for i, p := range prompts {
+			g := &nodepb.Generate{RequestId: kernels, Prompt: p, MaxTokens: 24, Sampling: &nodepb.Sampling{Seed: uint64(i + 1)}}
+			got := a.run(t, g)
+			if len(first) <= i {
+				first = append(first, got)
+				gaps = a.f.probes.gaps
+				continue
+			}
+			for n, token := range got.tokens {
+				clear := gaps[uint64(i+1)][len(p)+n] > gap
+				if token != first[i].tokens[n] && clear {
+					t.Errorf("%s: prompt %d, token %d: %d, %s drew %d by %g", kernels, i, n, token, cpu.Variants()[0], first[i].tokens[n], gaps[uint64(i+1)][len(p)+n])
+				}
+				if !clear || token != first[i].tokens[n] {
+					break // from here on they may go different ways
+				}
+				compared++
+			}
+		}
+		a.f.close()
+	}
+	if n := len(cpu.Variants()); n > 1 && compared < 400*(n-1) {
+		t.Errorf("only %d tokens were compared", compared)
+	}
+}

@@ -1,0 +1,178 @@
+"""Fields and errors of the API through the official OpenAI client.
+
+    openai_fields.py BASE_URL
+
+Each function below is a claim; one "ok" line each. The key is OPENAI_API_KEY.
+"""
+
+import json
+import sys
+import time
+import urllib.request
+
+import openai
+
+STORY = [{"role": "user", "content": "Tell me a story about a dragon."}]
+
+
+def refused(status, param, call, *words):
+    try:
+        call()
+    except openai.APIStatusError as e:
+        assert (e.status_code, e.param) == (status, param), (e.status_code, e.param, e)
+        assert e.body["code"] == status and e.body["type"], e.body
+        for word in words:
+            assert word in e.body["message"], (word, e.body)
+        return
+    raise AssertionError(f"{param} was taken")
+
+
+def pieces(stream):
+    """A stream's text and finish by choice, and its chunks."""
+    text, finish, chunks = {}, {}, list(stream)
+    for chunk in chunks:
+        for c in chunk.choices:
+            piece = c.delta.content if hasattr(c, "delta") else c.text
+            text[c.index] = text.get(c.index, "") + (piece or "")
+            if c.finish_reason:
+                assert c.index not in finish, chunk
+                finish[c.index] = c.finish_reason
+    return text, finish, chunks
+
+
+def usage_of_a_completion_stream(client):
+    ask = dict(model="", prompt=["Once upon", "a time there was"], n=2, temperature=0.9, seed=11, max_tokens=9)
+    whole = client.completions.create(**ask)
+    text, finish, chunks = pieces(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert text == {c.index: c.text for c in whole.choices}, (text, whole)
+    assert finish == {c.index: c.finish_reason for c in whole.choices} and len(finish) == 4, finish
+    assert not chunks[-1].choices and all(c.usage is None for c in chunks[:-1]), chunks
+    seen = chunks[-1].usage
+    assert (seen.prompt_tokens, seen.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens), (seen, whole.usage)
+
+
+def no_usage_unless_asked(client):
+    _, _, chunks = pieces(client.chat.completions.create(model="", messages=STORY, max_tokens=5, stream=True))
+    assert all(c.choices and c.usage is None for c in chunks), chunks
+
+
+def usage_on_every_chunk(client):
+    _, _, chunks = pieces(client.chat.completions.create(
+        model="", messages=STORY, temperature=0, max_tokens=8, stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True}))
+    counts = [c.usage.completion_tokens for c in chunks]
+    assert counts == sorted(counts) and counts[-1] == 8 and counts[0] <= 1, counts
+    assert len({c.usage.prompt_tokens for c in chunks}) == 1, chunks
+
+
+def cached_tokens(client):
+    """What a cache held is told before the first token, however short the answer."""
+    def ask(first, **more):
+        r = client.completions.create(model="", prompt=list(range(first, first + 80)), max_tokens=16, temperature=0, extra_body={"ignore_eos": True, **more})
+        return r.usage.prompt_tokens_details.cached_tokens
+
+    told = []
+    for first in range(300, 1300, 100):
+        told.append((ask(first), ask(first), ask(first, cache_salt="mine")))
+    assert all(cold == other == 0 for cold, _, other in told), told
+    assert all(warm == 64 for _, warm, _ in told), told
+
+
+def several_chats_streamed(client):
+    ask = dict(model="", messages=STORY, n=3, temperature=1.2, seed=3, max_tokens=12)
+    whole = client.chat.completions.create(**ask)
+    text, finish, chunks = pieces(client.chat.completions.create(**ask, stream=True))
+    assert text == {c.index: c.message.content for c in whole.choices}, (text, whole)
+    assert finish == {c.index: c.finish_reason for c in whole.choices}, finish
+    assert len(set(text.values())) > 1, "three choices, one answer"
+    assert sorted(c.choices[0].index for c in chunks if c.choices[0].delta.role) == [0, 1, 2], chunks
+    alone = client.chat.completions.create(**{**ask, "n": 1})
+    assert alone.choices[0].message.content == text[0], "the first choice depends on how many there are"
+
+
+def seeds(client):
+    ask = dict(model="", messages=STORY, temperature=1.3, max_tokens=25)
+    first = client.chat.completions.create(**ask, seed=-9)
+    again, _, _ = pieces(client.chat.completions.create(**ask, seed=-9, stream=True))
+    assert again[0] == first.choices[0].message.content, (again, first)
+    assert len({client.chat.completions.create(**ask).choices[0].message.content for _ in range(5)}) > 1, "no seed, one answer"
+    assert first.system_fingerprint, first
+
+
+def stop_lists(client):
+    ask = dict(model="", messages=STORY, temperature=0, max_tokens=40)
+    whole = client.chat.completions.create(**ask)
+    text = whole.choices[0].message.content
+    words = [w for w in text.split() if len(w) > 3]
+    late, early = words[6], words[2]
+    r = client.chat.completions.create(**ask, stop=["never said", late, early])
+    assert r.choices[0].message.content == text[: min(text.index(early), text.index(late))], (text, r)
+    assert r.choices[0].finish_reason == "stop" and r.choices[0].stop_reason in (early, late), r
+    assert r.usage.completion_tokens < whole.usage.completion_tokens, (r.usage, whole.usage)
+    kept = client.chat.completions.create(**ask, stop=[early], extra_body={"include_stop_str_in_output": True})
+    assert kept.choices[0].message.content == text[: text.index(early) + len(early)], (text, kept)
+    streamed, finish, _ = pieces(client.chat.completions.create(**ask, stop=["never said", late, early], stream=True))
+    assert streamed[0] == r.choices[0].message.content and finish[0] == "stop", (streamed, r)
+
+
+def errors(client):
+    chat = lambda **more: lambda: client.chat.completions.create(**{"model": "", "messages": STORY, **more})
+    refused(400, "web_search_options", chat(web_search_options={}), "not supported")
+    refused(400, "audio", chat(audio={"voice": "alloy", "format": "wav"}), "not supported")
+    refused(400, "store", chat(store=True), "not stored")
+    refused(400, "stop", chat(stop=[""]), "stop")
+    refused(400, "n", chat(n=1000), "128")
+    refused(400, "seed", chat(seed=2**63), "integer")
+    refused(400, "stream_options", chat(stream_options={"include_usage": True}), "stream: true")
+    refused(400, "messages[0].content[0].type", chat(messages=[{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]), "image_url", "only text")
+    refused(400, "prompt", lambda: client.completions.create(model="", prompt=[]), "empty")
+    refused(400, "max_tokens", lambda: client.completions.create(model="", prompt="a", max_tokens=10**6), "context")
+    refused(404, "model", chat(model="gpt-5"), "gpt-5")
+    refused(415, None, chat(extra_headers={"Content-Type": "text/plain"}), "application/json")
+    refused(404, None, lambda: client.embeddings.create(model="", input="a"), "/v1/embeddings")
+    for stream in False, True:
+        refused(400, "temperature", chat(temperature=-2, stream=stream), "-2")
+
+
+def harmless_fields(client):
+    r = client.chat.completions.create(model="", messages=STORY, max_tokens=2, user="u", metadata={"a": "b"}, store=False, parallel_tool_calls=True,
+                                       safety_identifier="s", prompt_cache_key="k", service_tier="auto", response_format={"type": "text"})
+    assert r.choices[0].finish_reason == "length", r
+
+
+def tokenize(client):
+    def post(path, body):
+        request = urllib.request.Request(str(client.base_url).removesuffix("v1/") + path, json.dumps(body).encode(),
+                                         {"Content-Type": "application/json", "Authorization": f"Bearer {client.api_key}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    text = "Tokens and text: naïve 😀\n"
+    r = post("tokenize", {"prompt": text, "return_token_strs": True})
+    assert r["count"] == len(r["tokens"]) == len(r["token_strs"]) and r["max_model_len"] == 2048, r
+    assert post("detokenize", {"tokens": r["tokens"]}) == {"prompt": text}, r
+    r = post("tokenize", {"messages": STORY})
+    used = client.chat.completions.create(model="", messages=STORY, max_tokens=1).usage.prompt_tokens
+    assert r["count"] == used and r["token_strs"] is None, (r, used)
+
+
+CLAIMS = [usage_of_a_completion_stream, no_usage_unless_asked, usage_on_every_chunk, cached_tokens, several_chats_streamed, seeds, stop_lists,
+          errors, harmless_fields, tokenize]
+
+
+def main():
+    client = openai.OpenAI(base_url=sys.argv[1], timeout=60, max_retries=0)
+    failed = 0
+    for claim in CLAIMS:
+        began = time.monotonic()
+        try:
+            claim(client)
+            print(f"ok {claim.__name__} {time.monotonic() - began:.2f} s", flush=True)
+        except Exception as e:
+            failed += 1
+            print(f"FAILED {claim.__name__}: {type(e).__name__}: {e}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+main()

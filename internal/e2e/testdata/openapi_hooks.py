@@ -1,0 +1,116 @@
+"""What schemathesis has to know of Tandem, besides /openapi.json.
+
+TestBinaryOpenAPI runs `schemathesis run` with SCHEMATHESIS_HOOKS=openapi_hooks.
+A schema cannot say which values exclude each other, nor what a model's template
+and context take, so a good request may be answered with 400 if the error names
+one of the fields in RULES. At the end a line "tally {...}" says how many answers
+of each status every operation gave.
+"""
+
+import atexit
+import collections
+import json
+import zlib
+
+import jsonschema_rs
+import schemathesis
+
+# Fields whose value may be well formed and yet wrong: because of another field,
+# the model's vocabulary and context, or its chat template.
+RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
+         "top_logprobs", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words"}
+
+TALLY = collections.defaultdict(collections.Counter)  # good requests only
+atexit.register(lambda: print("tally", json.dumps(TALLY), flush=True))
+
+
+def whole(value, low, high):
+    """3 and 3.0 alike, as JSON Schema and Tandem have it."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1 and low <= value <= high
+
+
+def tokens(value):
+    """Token ids that fit their schema, made ids of the built-in model."""
+    if isinstance(value, list):
+        return [tokens(v) for v in value]
+    return value % 2000 if whole(value, 2000, 2**31 - 1) else value
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    """Keeps requests cheap: what asks for much text asks for little, and most
+    ask for the model that is there. What is wrong in a body stays wrong."""
+    body = case.body
+    if not isinstance(body, dict):
+        return
+    if "completions" in case.operation.path:
+        for name in "max_tokens", "max_completion_tokens":
+            if whole(body.get(name), 5, 2**31 - 1):
+                body[name] = 4
+        if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+            body["max_tokens"] = 4
+        if whole(body.get("n"), 3, 128):
+            body["n"] = 2
+        if whole(body.get("min_tokens"), 5, 2**31 - 1):
+            body["min_tokens"] = 4
+        if isinstance(body.get("prompt"), list) and body["prompt"] and isinstance(body["prompt"][0], (str, list)):
+            if len(body["prompt"]) <= 256:
+                body["prompt"] = body["prompt"][:4]
+        if case.operation.path.endswith("chat/completions") and whole(body.get("top_logprobs"), 1, 20) and body.get("logprobs") in (None, False):
+            body["logprobs"] = True
+        if isinstance(body.get("stream_options"), dict) and not body.get("stream"):
+            body["stream"] = True
+    for message in body.get("messages") if isinstance(body.get("messages"), list) else []:
+        if isinstance(message, dict) and isinstance(message.get("role"), str) and message["role"]:
+            message["role"] = "user"
+            if message.get("content") is None:
+                message["content"] = "Hello"
+    for name in "prompt", "tokens", "allowed_token_ids":
+        if name in body:
+            body[name] = tokens(body[name])
+    model = body.get("model")
+    if isinstance(model, str) and len(model) <= 1024 and zlib.crc32(model.encode("utf-8", "replace")) % 4:
+        body["model"] = None
+
+
+def errors(response):
+    e = response.json()["error"]
+    assert e["code"] == response.status_code, e
+    assert e["message"].isprintable() or e["message"], e
+    return e
+
+
+@schemathesis.check
+def tandem_answers(ctx, response, case):
+    """Good requests are served or refused by a rule; errors name their status;
+    streams are whole and their events fit their schema."""
+    status = response.status_code
+    good = case.meta is not None and case.meta.generation.mode.is_positive
+    if good:
+        TALLY[case.operation.label][str(status)] += 1
+    kind = (response.headers.get("content-type") or [""])[0]
+    if status >= 400 and kind.startswith("application/json"):
+        e = response.json()["error"]
+        assert e["code"] == status and e["message"], e
+        if good and status == 400:
+            param = (e["param"] or "").split("[")[0]
+            assert param in RULES, f"a request that fits the schema was refused: {e}"
+    if status == 200 and kind.startswith("text/event-stream"):
+        stream(response.text, "ChatChunk" if "chat" in case.operation.path else "CompletionChunk", case.operation.schema.raw_schema)
+
+
+def stream(text, name, document):
+    """The events of a stream, against their schema in the document."""
+    events = text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""], f"the stream ends in {events[-3:]}"
+    schema = jsonschema_rs.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
+    finished = set()
+    for event in events[:-2]:
+        assert event.startswith("data: "), event
+        chunk = json.loads(event.removeprefix("data: "))
+        schema.validate(chunk)
+        for choice in chunk["choices"]:
+            assert choice["index"] not in finished, f"choice {choice['index']} goes on after its end"
+            if choice["finish_reason"]:
+                finished.add(choice["index"])
+    assert finished, "nothing has finished"

@@ -1,0 +1,231 @@
+package house
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// mayImport says for each package which others of this module its code (not its
+// tests) may import. Imports go down only: main knows every role, roles meet in
+// internal/rpc and never import each other, and what decides knows nothing of
+// what moves bytes. "." is main. A package that is not here fails the test: give
+// it a line, and think about which way it looks.
+var mayImport = map[string][]string{
+	".": {
+		"bench", "bench/dataset", "bench/load",
+		"gateway", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "kvtransfer",
+		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/logs", "internal/metrics",
+		"internal/process", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf",
+	},
+
+	"gateway": {
+		"gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
+		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb",
+	},
+	"gateway/render":                {"engine/tokenizer"},
+	"gateway/route":                 {"engine/kvcache"},
+	"gateway/upstream":              {"gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/upstream/upstreamtest": {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
+
+	"prefill": {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb"},
+	"decode":  {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb"},
+
+	"bench":         {"bench/dataset", "bench/load", "bench/report", "engine/builtin", "engine/tokenizer"},
+	"bench/dataset": {},
+	"bench/load":    {},
+	"bench/report":  {"bench/load"},
+
+	"kvtransfer":       {"kvtransfer/lease"},
+	"kvtransfer/lease": {},
+
+	"engine": {
+		"engine/backend", "engine/backend/cpu", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
+		"engine/sample", "engine/scheduler",
+	},
+	"engine/scheduler":   {"engine/kvcache"},
+	"engine/kvcache":     {},
+	"engine/memory":      {"engine/backend"}, // the shape of a model's KV
+	"engine/model":       {"engine/backend", "engine/safetensors"},
+	"engine/backend":     {"engine/sample"}, // sampling is an op
+	"engine/backend/cpu": {"engine/backend", "engine/sample"},
+	"engine/builtin":     {},
+	"engine/safetensors": {},
+	"engine/sample":      {},
+	"engine/tokenizer":   {},
+
+	"internal/cluster":       {"internal/rpc"}, // its in-memory network
+	"internal/command":       {"bench", "bench/dataset", "bench/load", "engine", "engine/backend/cpu", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},
+	"internal/config":        {},
+	"internal/console":       {},
+	"internal/e2e":           {},
+	"internal/house":         {},
+	"internal/house/testall": {},
+	"internal/launch":        {"internal/console", "internal/tlsconf"},
+	"internal/logs":          {},
+	"internal/metrics":       {},
+	"internal/openai":        {},
+	"internal/process":       {"internal/logs", "internal/tlsconf"},
+	"internal/rpc":           {"internal/rpc/nodepb"},
+	"internal/rpc/nodepb":    {},
+	"internal/tlsconf":       {},
+}
+
+// roles are what main puts together; rules below keep them apart.
+var roles = []string{"gateway", "prefill", "decode"}
+
+// pure are the deciders: plain state machines (see purity_test.go).
+var pure = []string{"engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease"}
+
+// badImports holds the imports of the files against a table and returns what
+// breaks it, one line each.
+func badImports(files []*file, table map[string][]string) []string {
+	var bad []string
+	for _, f := range files {
+		if f.test() {
+			continue
+		}
+		allowed, known := table[f.pkg]
+		if !known {
+			bad = append(bad, fmt.Sprintf("%s: package %s is not in the table of imports", f.path, f.pkg))
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), f.path, f.text, parser.ImportsOnly)
+		if err != nil {
+			bad = append(bad, err.Error())
+			continue
+		}
+		for _, i := range parsed.Imports {
+			path, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				bad = append(bad, err.Error())
+				continue
+			}
+			to, inside := strings.CutPrefix(path, module+"/")
+			if path == module {
+				to, inside = ".", true
+			}
+			if inside && !slices.Contains(allowed, to) {
+				bad = append(bad, fmt.Sprintf("%s: %s may not import %s", f.path, f.pkg, to))
+			}
+		}
+	}
+	return bad
+}
+
+// reaches returns all packages below one, by the table.
+func reaches(table map[string][]string, from string) map[string]bool {
+	seen := map[string]bool{}
+	var walk func(string)
+	walk = func(p string) {
+		for _, to := range table[p] {
+			if !seen[to] {
+				seen[to] = true
+				walk(to)
+			}
+		}
+	}
+	walk(from)
+	return seen
+}
+
+// badTable holds a table itself against the rules that it must not lose as
+// lines are added.
+func badTable(table map[string][]string) []string {
+	var bad []string
+	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
+	roleOf := func(p string) string { top, _, _ := strings.Cut(p, "/"); return top }
+	for _, p := range slices.Sorted(maps.Keys(table)) {
+		below := reaches(table, p)
+		if below[p] {
+			say("%s reaches itself", p)
+		}
+		for _, to := range slices.Sorted(maps.Keys(below)) {
+			switch {
+			case table[to] == nil:
+				say("%s may import %s, which has no line", p, to)
+			case to == ".":
+				say("%s may import main", p)
+			case (to == "internal/config" || to == "internal/command") && p != "." && p != "internal/command":
+				say("%s may import %s, which only main knows", p, to)
+			case slices.Contains(roles, roleOf(to)) && p != "." && roleOf(p) != roleOf(to):
+				say("%s may import %s, which belongs to a role", p, to)
+			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{".", "prefill", "decode", "kvtransfer"}, roleOf(p)):
+				say("%s may import %s: only nodes move KV", p, to)
+			case roleOf(p) == "engine" && roleOf(to) != "engine":
+				say("%s may import %s: the engine knows nothing of the fleet", p, to)
+			case slices.Contains(pure, p) && !slices.Contains(pure, to) && to != "engine/backend" && to != "engine/sample":
+				say("%s is pure and may import %s, which is not", p, to)
+			}
+		}
+	}
+	return bad
+}
+
+func TestImports(t *testing.T) {
+	files := goFiles(t)
+	for _, b := range badImports(files, mayImport) {
+		t.Error(b)
+	}
+	for _, b := range badTable(mayImport) {
+		t.Error(b)
+	}
+	for p := range mayImport {
+		if !slices.ContainsFunc(files, func(f *file) bool { return f.pkg == p }) {
+			t.Errorf("the table of imports has a line for %s, which does not exist", p)
+		}
+	}
+}
+
+// The checks above see what they are there to see.
+func TestImportsSeeFaults(t *testing.T) {
+	source := func(path, imports string) *file {
+		pkg := path[:strings.LastIndexByte(path, '/')]
+		return &file{path: path, pkg: pkg, text: []byte("package x\n" + imports)}
+	}
+	const inside = `import _ "` + module + "/"
+	for name, c := range map[string]struct {
+		file *file
+		want string // part of the only complaint; empty: none
+	}{
+		"allowed":             {source("engine/scheduler/a.go", inside+`engine/kvcache"`), ""},
+		"standard library":    {source("engine/scheduler/a.go", `import "time"`), ""},
+		"a test":              {source("engine/scheduler/a_test.go", inside+`decode"`), ""},
+		"role imports role":   {source("gateway/a.go", inside+`decode"`), "gateway may not import decode"},
+		"up":                  {source("engine/kvcache/a.go", inside+`engine/scheduler"`), "engine/kvcache may not import engine/scheduler"},
+		"config beside main":  {source("decode/a.go", inside+`internal/config"`), "decode may not import internal/config"},
+		"renamed":             {source("prefill/a.go", `import d "`+module+`/decode"`), "prefill may not import decode"},
+		"main":                {source("internal/e2e/a.go", `import _ "`+module+`"`), "may not import ."},
+		"other system's file": {source("engine/memory/a_windows.go", inside+`engine"`), "engine/memory may not import engine"},
+		"unknown package":     {source("gateway/luck/a.go", `import "fmt"`), "gateway/luck is not in the table"},
+		"no Go":               {source("gateway/a.go", "import"), "missing import path"},
+	} {
+		bad := badImports([]*file{c.file}, mayImport)
+		if c.want == "" && len(bad) != 0 || c.want != "" && (len(bad) != 1 || !strings.Contains(bad[0], c.want)) {
+			t.Errorf("%s: got %q, want %q", name, bad, c.want)
+		}
+	}
+	for _, c := range []struct{ from, to, want string }{
+		{"prefill", "decode", "prefill may import decode, which belongs to a role"},
+		{"gateway/route", "gateway/upstream", "gateway/route is pure"},
+		{"internal/rpc", "gateway/render", "which belongs to a role"},
+		{"gateway", "internal/config", "which only main knows"},
+		{"gateway/upstream", "kvtransfer", "only nodes move KV"},
+		{"engine", "internal/rpc", "knows nothing of the fleet"},
+		{"engine/kvcache", "engine/scheduler", "engine/kvcache reaches itself"},
+		{"kvtransfer/lease", "kvtransfer", "kvtransfer/lease is pure"},
+		{"internal/logs", ".", "internal/logs may import main"},
+		{"internal/logs", "internal/luck", "which has no line"},
+	} {
+		table := maps.Clone(mayImport)
+		table[c.from] = append(slices.Clone(table[c.from]), c.to)
+		if bad := badTable(table); !strings.Contains(strings.Join(bad, "\n"), c.want) {
+			t.Errorf("%s → %s: got %q, want %q", c.from, c.to, bad, c.want)
+		}
+	}
+}

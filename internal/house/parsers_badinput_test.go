@@ -1,0 +1,103 @@
+package house
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// parsers lists every package that reads what comes from the network or from a
+// user's file, and the fuzz targets that hold it to its promises.
+var parsers = map[string][]string{
+	"bench/dataset":      {"FuzzFiles"},                                           // datasets and traces
+	"bench/load":         {"FuzzEvents"},                                          // a server's stream of events
+	"engine/model":       {"FuzzConfig", "FuzzBundle"},                            // config.json and the files beside the weights
+	"engine/safetensors": {"FuzzParse", "FuzzIndex"},                              // weights and their index
+	"engine/tokenizer":   {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
+	"gateway/render":     {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
+	"internal/cluster":   {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
+	"internal/config":    {"FuzzResolve"},                                         // arguments, environment, YAML
+	"internal/console":   {"FuzzReadStream"},                                      // what a gateway answers
+	"internal/openai":    {"FuzzParse"},                                           // bodies of requests
+	"internal/process":   {"FuzzMemoryLimit"},                                     // /proc and cgroups
+	"internal/rpc":       {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"}, // frames between nodes
+	"internal/tlsconf":   {"FuzzRead"},                                            // certificates, keys, secrets
+	"kvtransfer":         {"FuzzGrant", "FuzzMessages"},                           // grants and the frames of KV
+}
+
+// parsed are packages that decode with a library or by what another package of
+// the table has read, and why they need no target of their own.
+var parsed = map[string]string{
+	"bench":                  "command lines and answers in JSON by encoding/json into plain fields; the streams are bench/load's",
+	"bench/report":           "its own reports, by encoding/json into plain fields",
+	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
+	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
+	"internal/house/testall": "the output of go test, by encoding/json into plain fields",
+}
+
+// decoding finds code that takes bytes apart.
+var decoding = regexp.MustCompile(`\b(json|yaml|proto)\.Unmarshal\(|json\.NewDecoder\(|(Big|Little)Endian\.Uint|pem\.Decode\(`)
+
+// fuzzTargets are the fuzz functions of a test file that have seeds.
+func fuzzTargets(t *testing.T, f *file) (names []string) {
+	p, err := parser.ParseFile(token.NewFileSet(), f.path, f.text, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range p.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok || fn.Recv != nil || !strings.HasPrefix(fn.Name.Name, "Fuzz") {
+			continue
+		}
+		seeded := false
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			seeded = seeded || ok && s.Sel.Name == "Add"
+			return true
+		})
+		if seeded {
+			names = append(names, fn.Name.Name)
+		}
+	}
+	return names
+}
+
+func TestEveryParserIsFuzzed(t *testing.T) {
+	have, decodes := map[string][]string{}, map[string]string{}
+	for _, f := range goFiles(t) {
+		if f.test() {
+			if bytes.Contains(f.text, []byte("\nfunc Fuzz")) {
+				have[f.pkg] = append(have[f.pkg], fuzzTargets(t, f)...)
+			}
+		} else if !f.generated() && decoding.Match(f.text) {
+			decodes[f.pkg] = f.path
+		}
+	}
+	for pkg, targets := range parsers {
+		for _, name := range targets {
+			if !slices.Contains(have[pkg], name) {
+				t.Errorf("%s has no fuzz target %s with seeds", pkg, name)
+			}
+		}
+	}
+	for pkg, targets := range have {
+		for _, name := range targets {
+			if !slices.Contains(parsers[pkg], name) {
+				t.Errorf("%s: %s is not in the table of parsers", pkg, name)
+			}
+		}
+	}
+	for pkg, path := range decodes {
+		if parsers[pkg] == nil && parsed[pkg] == "" {
+			t.Errorf("%s takes bytes apart, and %s has neither a fuzz target in the table of parsers nor a reason to need none", path, pkg)
+		}
+	}
+	if len(decodes) < 10 {
+		t.Errorf("only %d packages seem to decode anything", len(decodes))
+	}
+}

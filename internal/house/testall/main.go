@@ -1,0 +1,105 @@
+// Command testall is `make test`: every check and every test of the tree, what
+// failed in full, what each package cost, and one line that counts.
+//
+// It runs the steps of one literal table in order and goes on after a failure,
+// so that a run tells all that is wrong. Invariant: it exits with 0 only if each
+// step ran, no test failed, and no test was skipped that skips.txt does not
+// list with its reason.
+//
+// It installs nothing (the Makefile does) and decides nothing by itself: a test
+// that must not run somewhere says so in the tables.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	soak := flag.Bool("soak", false, "the long form: TANDEM_SOAK=1 for every test, and hours of time")
+	logTo := flag.String("log", "", "file for the whole output of every test, with its seeds")
+	flag.Usage = func() {
+		fmt.Fprintf(os.Stderr, "Usage: go run ./internal/house/testall [flags] [STEP ...]\n\nSteps, all of them by default:\n")
+		for _, s := range steps {
+			fmt.Fprintf(os.Stderr, "  %-12s %s\n", s.name, s.what)
+		}
+		fmt.Fprintln(os.Stderr, "\nFlags:")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ok, err := run(ctx, options{soak: *soak, log: *logTo, only: flag.Args(), out: os.Stdout})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testall:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+// options are one run's.
+type options struct {
+	soak bool
+	log  string   // file, or empty
+	only []string // names of steps; empty: all
+	out  io.Writer
+}
+
+// run says whether all went well.
+func run(ctx context.Context, o options) (ok bool, err error) {
+	for _, name := range o.only {
+		if !slices.ContainsFunc(steps, func(s step) bool { return s.name == name }) {
+			return false, fmt.Errorf("no step is called %q", name)
+		}
+	}
+	packages, err := listPackages(ctx)
+	if err != nil {
+		return false, err
+	}
+	skips, err := readSkips("internal/house/skips.txt")
+	if err != nil {
+		return false, err
+	}
+	r := &report{out: o.out, log: io.Discard, skips: skips, began: time.Now()}
+	if o.log != "" {
+		f, err := os.Create(o.log)
+		if err != nil {
+			return false, err
+		}
+		defer f.Close()
+		r.log = f
+	}
+	for _, s := range steps {
+		if len(o.only) > 0 && !slices.Contains(o.only, s.name) {
+			continue
+		}
+		if s.packages == nil {
+			runCheck(ctx, r, s)
+		} else {
+			runTests(ctx, r, s, s.packages(packages), o.soak)
+		}
+		if ctx.Err() != nil {
+			r.fail(s.name, "interrupted", "")
+			break
+		}
+	}
+	r.summary()
+	return len(r.failures) == 0, nil
+}
+
+// short is a package's name without the module's.
+func short(pkg string) string {
+	if pkg == module {
+		return "."
+	}
+	return strings.TrimPrefix(pkg, module+"/")
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"slices"
+	"time"
+)
+
+const module = "github.com/tandem-serving/tandem"
+
+// Bounds of one package's tests.
+const (
+	packageTimeout     = 10 * time.Minute
+	packageTimeoutSoak = 4 * time.Hour
+)
+
+// step is a check, or tests of some packages in one mode.
+type step struct {
+	name, what string
+	env        []string
+	command    []string // of a check: prints what is wrong
+	quiet      bool     // the check fails if it prints anything
+
+	packages func(all []string) []string // of tests: which, from all of the module
+	args     []string                    // more arguments of go test
+	each     bool                        // every package must have run a test
+}
+
+// steps are all of `make test`, in order.
+var steps = []step{
+	{name: "gofmt", what: "formatting", command: []string{"gofmt", "-l", "."}, quiet: true},
+	{name: "vet", what: "go vet, which also compiles every test", command: []string{"go", "vet", "./..."}},
+	{name: "staticcheck", what: "staticcheck", command: []string{"staticcheck", "./..."}},
+	{name: "build-nocgo", what: "the build without a C compiler", env: []string{"CGO_ENABLED=0"}, command: []string{"go", "build", "./..."}},
+	{name: "build-arm64", what: "the build for another architecture", env: []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=arm64"},
+		command: []string{"go", "build", "./..."}},
+
+	{name: "race", what: "all tests under the race detector", args: []string{"-race", "-skip", "^TestBinary"},
+		packages: func(all []string) []string {
+			return slices.DeleteFunc(slices.Clone(all), func(p string) bool { return withoutRace[short(p)] != "" })
+		}},
+	{name: "plain", what: "tests that the race detector would distort", args: []string{"-skip", "^TestBinary"}, each: true,
+		packages: func(all []string) []string {
+			return slices.DeleteFunc(slices.Clone(all), func(p string) bool { return withoutRace[short(p)] == "" && alsoPlain[short(p)] == "" })
+		}},
+	{name: "portable", what: "the engine's tests without C kernels", env: []string{"CGO_ENABLED=0"}, each: true,
+		packages: func([]string) []string { return []string{module + "/engine/backend/cpu", module + "/engine/model"} }},
+	{name: "binary", what: "the built binary, end to end", args: []string{"-run", "^TestBinary"}, each: true,
+		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
+
+	{name: "build-race", what: "the binary with the race detector inside", command: []string{"go", "build", "-race", "-o", "bin/tandem-race", "."}},
+	{name: "binary-race", what: "that binary, which ends at its first race", each: true,
+		env:      []string{"TANDEM_BINARY=../../bin/tandem-race", "GORACE=halt_on_error=1"},
+		args:     []string{"-run", "^TestBinary(FirstToken|OpenAIClient|OpenAIFields|OpenAPI|Accounting|PrefillKilled|DecodeKilled|Drain|Serve)$"},
+		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
+}
+
+// withoutRace lists the packages whose tests do not run under the race
+// detector, with the reason.
+var withoutRace = map[string]string{
+	"engine/kvcache":   "pure, as internal/house holds: no goroutines, and simulations that take 5 times as long",
+	"engine/model":     "one goroutine, and 14 times as long; what is parallel below it runs in engine/backend/cpu and engine",
+	"engine/scheduler": "pure, as internal/house holds: no goroutines, and simulations that take 8 times as long",
+}
+
+// alsoPlain lists packages that run under the race detector and once more
+// without it, with the reason.
+var alsoPlain = map[string]string{
+	"engine/tokenizer": "texts by the ten thousand for every vocabulary, in one goroutine: 10 times as long under the race detector",
+	"internal/e2e":     "runs 300 schedules on each class of numerics, which would take the race detector half an hour",
+	"internal/rpc":     "counts allocations, which the race detector adds to",
+}

@@ -1,0 +1,135 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/console"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
+)
+
+// Local is a cluster on this machine: one gateway, prefill and decode nodes.
+type Local struct {
+	Prefill, Decode int
+	Port            int // the gateway's; nodes' /metrics follow it, prefill nodes first
+	Threads         int // of each node; 0 divides the cores that we may use between them
+	// KVMemory is the bytes of each node's KV blocks; 0 leaves it to the nodes.
+	KVMemory int64
+	Certs    string // folder of the nodes' certificates, see LocalCerts
+	// Flags are what the user gave, per command, and come first, so that what
+	// the cluster needs wins.
+	Flags map[string][]string
+}
+
+// LocalCerts makes the local cluster's authority on the first start and returns
+// the folder of a certificate for its nodes. An empty dir means the user's
+// state folder.
+func LocalCerts(dir string) (string, error) {
+	if dir == "" {
+		state := os.Getenv("XDG_STATE_HOME")
+		if state == "" {
+			home, err := os.UserHomeDir()
+			if err != nil {
+				return "", fmt.Errorf("no home directory for certificates, give --state-dir: %w", err)
+			}
+			state = filepath.Join(home, ".local", "state")
+		}
+		dir = filepath.Join(state, "tandem")
+	}
+	dir = filepath.Join(dir, "certs")
+	if err := tlsconf.CreateCA(dir); err != nil && !errors.Is(err, tlsconf.ErrExists) {
+		return "", err
+	}
+	return tlsconf.IssueNode(dir, "local", nil)
+}
+
+// Processes says which processes make up the cluster. Only the gateway's port
+// and those after it are fixed, since people and scrapers must find them.
+func (l Local) Processes() ([]Process, error) {
+	gossip, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	threads := l.Threads
+	if threads == 0 {
+		threads = max(1, runtime.GOMAXPROCS(0)/(l.Prefill+l.Decode))
+	}
+	var kv []string
+	if l.KVMemory > 0 {
+		kv = []string{"--kv-cache-memory-bytes", strconv.FormatInt(l.KVMemory, 10)}
+	}
+	process := func(name, command string, args ...string) Process {
+		all := append([]string{command}, l.Flags[command]...)
+		return Process{
+			Name: name, Args: append(append(all, "--node-name", name, "--tls-dir", l.Certs), args...),
+			// Variables that were meant for up itself.
+			Env: []string{"TANDEM_CONFIG=", "TANDEM_DRY_RUN=false"},
+		}
+	}
+	ps := []Process{process("gateway", "gateway", "--advertise", "127.0.0.1", "--gossip-port", strconv.Itoa(gossip), "--nats-port", "0")}
+	for i := range l.Prefill + l.Decode {
+		role, n := "prefill", i
+		if i >= l.Prefill {
+			role, n = "decode", i-l.Prefill
+		}
+		ps = append(ps, process(fmt.Sprintf("%s-%d", role, n), role, append(kv,
+			"--join", net.JoinHostPort("127.0.0.1", strconv.Itoa(gossip)), "--host", "127.0.0.1", "--gossip-port", "0",
+			"--rpc-port", "0", "--kv-port", "0", "--http-port", strconv.Itoa(l.Port+1+i), "--threads", strconv.Itoa(threads))...))
+	}
+	return ps, nil
+}
+
+// freePort finds a port that is free for TCP and UDP at this moment.
+func freePort() (int, error) {
+	var last error
+	for range 20 {
+		t, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return 0, err
+		}
+		u, err := net.ListenPacket("udp", t.Addr().String())
+		if cerr := t.Close(); cerr != nil {
+			return 0, cerr
+		}
+		if err == nil {
+			return t.Addr().(*net.TCPAddr).Port, u.Close()
+		}
+		last = err
+	}
+	return 0, fmt.Errorf("%w: no port is free for gossip on 127.0.0.1: %w", ErrStart, last)
+}
+
+// Announce waits until the cluster answers and tells a person how to use it.
+func (l Local) Announce(ctx context.Context, out io.Writer, url, key string, began time.Time) error {
+	client := console.Client{URL: url, Key: key, HTTP: console.LocalHTTP()}
+	models, err := client.WaitFleet(ctx, l.Prefill+l.Decode)
+	if err != nil {
+		return err
+	}
+	auth, flag := "", ""
+	if key != "" {
+		auth, flag = " -H 'Authorization: Bearer "+key+"'", " --api-key "+key
+	}
+	model := strings.Join(models, ", ")
+	if strings.HasPrefix(url, "https") {
+		auth += " -k"
+	}
+	fmt.Fprintf(out, `
+Tandem is up at %[1]s after %.1[2]f s: %[3]d prefill and %[4]d decode processes serve %[5]s. Try:
+
+  curl -sN %[1]s/v1/chat/completions%[6]s -H 'Content-Type: application/json' -d '{"model": "%[5]s", "stream": true, "messages": [{"role": "user", "content": "What is prefill?"}]}'
+
+or %[7]s chat --url %[1]s%[8]s. Metrics of the nodes: ports %[9]d to %[10]d. Ctrl-C drains and stops.
+
+`, url, time.Since(began).Seconds(), l.Prefill, l.Decode, model, auth, os.Args[0], flag, l.Port+1, l.Port+l.Prefill+l.Decode)
+	return nil
+}

@@ -1,0 +1,136 @@
+// Package logs writes log lines in the manner that vLLM's users know:
+//
+//	INFO 11-21 03:42:21 model loaded weights=8.4MB seconds=0.4
+//
+// and the engine's line of rates that follows a node's work every ten seconds.
+//
+// Invariant: one record is one line, whatever its values hold, so that a line
+// of another process cannot be forged and grep stays useful.
+//
+// The package knows no levels of its own and prints no prompt text: what it
+// is not given it cannot print.
+package logs
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Handler is a slog.Handler that prints one line per record.
+type Handler struct {
+	out    *output
+	level  slog.Leveler
+	prefix string // of attribute names, from groups
+	attrs  string // already formatted, each with a leading space
+}
+
+// output is shared by a handler and those derived from it.
+type output struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+// New writes records of level and above to w.
+func New(w io.Writer, level slog.Leveler) *Handler {
+	return &Handler{out: &output{w: w}, level: level}
+}
+
+// Enabled says whether records of this level are written.
+func (h *Handler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
+
+// Handle writes one line.
+func (h *Handler) Handle(_ context.Context, r slog.Record) error {
+	b := make([]byte, 0, 256)
+	b = append(b, levelName(r.Level)...)
+	b = append(b, ' ')
+	b = r.Time.AppendFormat(b, "01-02 15:04:05")
+	b = append(b, ' ')
+	b = appendClean(b, r.Message)
+	b = append(b, h.attrs...)
+	r.Attrs(func(a slog.Attr) bool {
+		b = appendAttr(b, h.prefix, a)
+		return true
+	})
+	b = append(b, '\n')
+	h.out.mu.Lock()
+	defer h.out.mu.Unlock()
+	_, err := h.out.w.Write(b)
+	return err
+}
+
+// WithAttrs returns a handler that adds attributes to each record.
+func (h *Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	d := *h
+	b := []byte(h.attrs)
+	for _, a := range attrs {
+		b = appendAttr(b, h.prefix, a)
+	}
+	d.attrs = string(b)
+	return &d
+}
+
+// WithGroup returns a handler that prefixes attribute names.
+func (h *Handler) WithGroup(name string) slog.Handler {
+	d := *h
+	d.prefix += name + "."
+	return &d
+}
+
+func levelName(l slog.Level) string {
+	switch {
+	case l >= slog.LevelError:
+		return "ERROR"
+	case l >= slog.LevelWarn:
+		return "WARNING"
+	case l >= slog.LevelInfo:
+		return "INFO"
+	}
+	return "DEBUG"
+}
+
+func appendAttr(b []byte, prefix string, a slog.Attr) []byte {
+	v := a.Value.Resolve()
+	if v.Kind() == slog.KindGroup {
+		if a.Key != "" {
+			prefix += a.Key + "."
+		}
+		for _, g := range v.Group() {
+			b = appendAttr(b, prefix, g)
+		}
+		return b
+	}
+	if a.Equal(slog.Attr{}) {
+		return b
+	}
+	b = append(b, ' ')
+	b = append(b, prefix...)
+	b = appendClean(b, a.Key)
+	b = append(b, '=')
+	var s string
+	if v.Kind() == slog.KindDuration {
+		s = v.Duration().Round(time.Microsecond).String()
+	} else {
+		s = v.String()
+	}
+	if s == "" || strings.ContainsAny(s, " \"=") || !clean(s) {
+		return strconv.AppendQuote(b, s)
+	}
+	return append(b, s...)
+}
+
+// appendClean writes text that must not break the line.
+func appendClean(b []byte, s string) []byte {
+	if clean(s) {
+		return append(b, s...)
+	}
+	return strconv.AppendQuote(b, s)
+}
+
+func clean(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) })
+}

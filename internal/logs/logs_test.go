@@ -1,0 +1,87 @@
+package logs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestOneRecordIsOneLine(t *testing.T) {
+	var b bytes.Buffer
+	log := slog.New(New(&b, slog.LevelInfo)).With("node", "a b").WithGroup("kv")
+	log.Debug("hidden")
+	log.Warn("late\nERROR forged", "err", errors.New("x\ny"), "d", 1500*time.Millisecond, "n", 3, slog.Group("g", "k", `q"`))
+	got := b.String()
+	if strings.Count(got, "\n") != 1 || !strings.HasPrefix(got, "WARNING ") {
+		t.Fatalf("want one WARNING line, got %q", got)
+	}
+	for _, want := range []string{`"late\nERROR forged"`, `node="a b"`, `kv.err="x\ny"`, " kv.d=1.5s", " kv.n=3", `kv.g.k="q\""`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %s in %q", want, got)
+		}
+	}
+}
+
+func TestLine(t *testing.T) {
+	a := Counts{PromptTokens: 100, GeneratedTokens: 10, PrefixQueries: 50, PrefixHits: 50}
+	b := Counts{PromptTokens: 300, GeneratedTokens: 60, PrefixQueries: 150, PrefixHits: 75, Running: 2, Waiting: 1, KVUsage: 0.125}
+	want := "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 5.0 tokens/s, Running: 2 reqs, Waiting: 1 reqs, KV cache usage: 12.5%, Prefix cache hit rate: 25.0%"
+	if got := Line(a, b, 10*time.Second); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if got := Line(b, b, time.Second); !strings.HasSuffix(got, "n/a") {
+		t.Errorf("no look-ups: got %s", got)
+	}
+}
+
+// shared is a buffer and counts for two goroutines.
+type shared struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+	c  Counts
+}
+
+func (s *shared) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *shared) counts() Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.c
+}
+
+func TestRatesAreSilentWhenIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s shared
+		ctx, cancel := context.WithCancel(t.Context())
+		go Rates(ctx, slog.New(New(&s, slog.LevelInfo)), time.Second, s.counts)
+		lines := func(d time.Duration, generated uint64) int {
+			s.mu.Lock()
+			s.b.Reset()
+			s.c.GeneratedTokens += generated
+			s.mu.Unlock()
+			time.Sleep(d)
+			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return strings.Count(s.b.String(), "\n")
+		}
+		if n := lines(5*time.Second+time.Millisecond, 0); n != 0 {
+			t.Errorf("%d lines from an idle node", n)
+		}
+		if n := lines(5*time.Second, 7); n != 2 {
+			t.Errorf("%d lines, want one for the work and one that says it is over", n)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}

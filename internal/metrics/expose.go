@@ -1,0 +1,86 @@
+package metrics
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/common/expfmt"
+)
+
+// format is what every scraper reads.
+var format = expfmt.NewFormat(expfmt.TypeTextPlain)
+
+// ContentType is that of Append's text.
+var ContentType = string(format)
+
+// register makes the set's registry: its own series, and the process' and the Go
+// runtime's under the names that Prometheus' client libraries use.
+func (s *Set) register() {
+	s.registry = prometheus.NewPedanticRegistry()
+	s.registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+}
+
+// Describe implements prometheus.Collector. It describes nothing, which makes
+// the collector an unchecked one: the model's name, a label, is not known when
+// the set is made.
+func (s *Set) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (s *Set) Collect(to chan<- prometheus.Metric) {
+	model := prometheus.Labels{"engine": "0", "model_name": *s.model.Load()}
+	for id := range Rows {
+		row, f := &Rows[id], &s.families[id]
+		if len(f.labels) == 0 {
+			continue
+		}
+		var constant prometheus.Labels
+		if f.vllm {
+			constant = model
+		}
+		names := make([]string, len(row.Labels))
+		for i, l := range row.Labels {
+			names[i] = l.Name
+		}
+		desc := prometheus.NewDesc(row.Name, row.Help, names, constant)
+		for i, values := range f.labels {
+			switch row.Kind {
+			case KindHistogram:
+				to <- f.histograms[i].metric(desc, values)
+			case KindCounter:
+				to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, f.values[i].Get(), values...)
+			default:
+				to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, f.values[i].Get(), values...)
+			}
+		}
+	}
+}
+
+// metric is the histogram's present state, buckets cumulative.
+func (h *Histogram) metric(desc *prometheus.Desc, values []string) prometheus.Metric {
+	buckets := make(map[float64]uint64, len(h.bounds))
+	var n uint64
+	for i := range h.bounds {
+		n += h.counts[i].Load()
+		buckets[h.bounds[i]] = n
+	}
+	n += h.counts[len(h.bounds)].Load()
+	return prometheus.MustNewConstHistogram(desc, n, h.Sum(), buckets, values...)
+}
+
+// Append appends the exposition of every series in Prometheus' text format.
+func (s *Set) Append(dst []byte) []byte {
+	families, err := s.registry.Gather()
+	out := bytes.NewBuffer(dst)
+	if err != nil { // what could be gathered is there all the same
+		fmt.Fprintf(out, "# %q\n", err.Error())
+	}
+	enc := expfmt.NewEncoder(out, format)
+	for _, f := range families {
+		if err := enc.Encode(f); err != nil {
+			fmt.Fprintf(out, "# %q\n", err.Error())
+		}
+	}
+	return out.Bytes()
+}

@@ -1,0 +1,110 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// NodeOptions are what a node's HTTP side needs.
+type NodeOptions struct {
+	Set *Set
+	// Ready is nil's equal of "yes", or says why the node takes no work: model
+	// not loaded, not joined, draining.
+	Ready func() error
+	// Live says whether the node's loop still turns; nil: always.
+	Live    func() error
+	Version string
+}
+
+// Bounds of a node's HTTP side. It serves scrapers and probes only, so they
+// are fixed.
+const (
+	nodeReadTimeout = 10 * time.Second
+	nodeIdleTimeout = 2 * time.Minute // longer than scrape intervals in use
+	nodeMaxBody     = 4 << 10         // nothing here takes a body
+	nodeMaxConns    = 256
+	nodeDrain       = time.Second
+)
+
+// ServeNode answers /metrics, /livez, /readyz, /health and /version on l until
+// ctx ends or the listener fails. It closes l.
+func ServeNode(ctx context.Context, l net.Listener, o NodeOptions) error {
+	if o.Set == nil || o.Ready == nil {
+		return errors.New("metrics: ServeNode needs Set and Ready")
+	}
+	s := &fasthttp.Server{
+		Handler:            o.handle,
+		Name:               "tandem",
+		ReadTimeout:        nodeReadTimeout,
+		WriteTimeout:       nodeReadTimeout,
+		IdleTimeout:        nodeIdleTimeout,
+		MaxRequestBodySize: nodeMaxBody,
+		Concurrency:        nodeMaxConns,
+		CloseOnShutdown:    true,
+		NoDefaultDate:      true,
+		Logger:             quiet{},
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	select {
+	case err := <-served:
+		if err != nil {
+			return fmt.Errorf("metrics: serve on %s: %w", l.Addr(), err)
+		}
+		return nil
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.Background(), nodeDrain)
+	defer cancel()
+	err := s.ShutdownWithContext(stop)
+	if serr := <-served; serr != nil {
+		return fmt.Errorf("metrics: serve on %s: %w", l.Addr(), serr)
+	}
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("metrics: close %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+func (o NodeOptions) handle(ctx *fasthttp.RequestCtx) {
+	if !ctx.IsGet() && !ctx.IsHead() {
+		ctx.Error("method not allowed\n", fasthttp.StatusMethodNotAllowed)
+		ctx.Response.Header.Set("Allow", "GET, HEAD")
+		return
+	}
+	switch string(ctx.Path()) {
+	case "/metrics":
+		ctx.SetContentType(ContentType)
+		ctx.Response.SetBodyRaw(o.Set.Append(nil))
+	case "/livez":
+		probe(ctx, o.Live)
+	case "/readyz", "/health":
+		probe(ctx, o.Ready)
+	case "/version":
+		ctx.SetContentType("application/json")
+		fmt.Fprintf(ctx, "{\"version\":%q}\n", o.Version)
+	default:
+		ctx.Error("not found\n", fasthttp.StatusNotFound)
+	}
+}
+
+func probe(ctx *fasthttp.RequestCtx, check func() error) {
+	if check != nil {
+		if err := check(); err != nil {
+			ctx.Error(err.Error()+"\n", fasthttp.StatusServiceUnavailable)
+			return
+		}
+	}
+	ctx.SetBodyString("ok\n")
+}
+
+// quiet drops what fasthttp would log: port scans and torn probes.
+type quiet struct{}
+
+// Printf implements fasthttp.Logger.
+func (quiet) Printf(string, ...any) {}

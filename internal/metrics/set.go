@@ -1,0 +1,176 @@
+package metrics
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"strings"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Set is the series of one process. Its methods are safe for concurrent use.
+type Set struct {
+	roles    Role
+	model    atomic.Pointer[string] // served name, a label of vllm: rows
+	families [count]family
+	registry *prometheus.Registry
+}
+
+// family is one row's series, in the order of the product of its label values.
+type family struct {
+	values     []*Value     // counters and gauges
+	histograms []*Histogram // histograms
+	labels     [][]string   // label values of each series, in the table's order
+	vllm       bool         // carries model_name and engine too
+}
+
+// New makes the series of the given roles. model is the served model's name;
+// SetModel gives it later where it is not known yet.
+func New(roles Role, model string) *Set {
+	s := &Set{roles: roles}
+	s.SetModel(model)
+	for id := range Rows {
+		row := &Rows[id]
+		if row.Roles&roles == 0 {
+			continue
+		}
+		f := &s.families[id]
+		f.vllm = strings.HasPrefix(row.Name, "vllm:")
+		f.labels = product(row.Labels)
+		for range f.labels {
+			if row.Kind == KindHistogram {
+				f.histograms = append(f.histograms, newHistogram(row.Buckets))
+			} else {
+				f.values = append(f.values, new(Value))
+			}
+		}
+	}
+	s.families[BuildInfo].values[0].Set(1)
+	s.register()
+	return s
+}
+
+// SetModel changes the label model_name.
+func (s *Set) SetModel(name string) { s.model.Store(&name) }
+
+// product is every combination of label values; the last label varies fastest.
+func product(labels []Label) [][]string {
+	out := [][]string{nil}
+	for _, l := range labels {
+		var next [][]string
+		for _, prefix := range out {
+			for _, v := range l.Values {
+				next = append(next, append(slices.Clone(prefix), v))
+			}
+		}
+		out = next
+	}
+	return out
+}
+
+// Counter returns a counter. Like Gauge and Histogram it panics when the table
+// says otherwise about kind, roles or number of labels, since that is a fault
+// of the caller's code; a label value that the table does not list counts under
+// the label's last one.
+func (s *Set) Counter(id ID, labels ...string) *Value {
+	return s.families[id].values[s.index(id, KindCounter, labels)]
+}
+
+// Gauge returns a gauge.
+func (s *Set) Gauge(id ID, labels ...string) *Value {
+	return s.families[id].values[s.index(id, KindGauge, labels)]
+}
+
+// Histogram returns a histogram.
+func (s *Set) Histogram(id ID, labels ...string) *Histogram {
+	return s.families[id].histograms[s.index(id, KindHistogram, labels)]
+}
+
+func (s *Set) index(id ID, kind Kind, labels []string) int {
+	row := &Rows[id]
+	if row.Kind != kind || row.Roles&s.roles == 0 || len(labels) != len(row.Labels) {
+		panic(fmt.Sprintf("metrics: %s asked for as kind %d with %d labels in roles %b", row.Name, kind, len(labels), s.roles))
+	}
+	i := 0
+	for n, l := range row.Labels {
+		at := len(l.Values) - 1
+		for j, v := range l.Values {
+			if v == labels[n] {
+				at = j
+				break
+			}
+		}
+		i = i*len(l.Values) + at
+	}
+	return i
+}
+
+// Value is a counter or a gauge.
+type Value struct {
+	bits atomic.Uint64 // float64
+	fn   atomic.Pointer[func() float64]
+}
+
+// Inc adds one.
+func (v *Value) Inc() { v.Add(1) }
+
+// Add adds x, which a counter's owner never lets be negative.
+func (v *Value) Add(x float64) {
+	addFloat(&v.bits, x)
+}
+
+// Set is for gauges, and for counters whose owner keeps the count.
+func (v *Value) Set(x float64) { v.bits.Store(math.Float64bits(x)) }
+
+// Func makes the value be read from f at each scrape. f must be safe for
+// concurrent use and must not block.
+func (v *Value) Func(f func() float64) { v.fn.Store(&f) }
+
+// Get is the present value.
+func (v *Value) Get() float64 {
+	if f := v.fn.Load(); f != nil {
+		return (*f)()
+	}
+	return math.Float64frombits(v.bits.Load())
+}
+
+func addFloat(bits *atomic.Uint64, x float64) {
+	for {
+		old := bits.Load()
+		if bits.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+x)) {
+			return
+		}
+	}
+}
+
+// Histogram counts observations by size.
+type Histogram struct {
+	bounds []float64
+	counts []atomic.Uint64 // [len(bounds)+1], not cumulative; the last is +Inf
+	sum    atomic.Uint64   // float64
+}
+
+func newHistogram(bounds []float64) *Histogram {
+	return &Histogram{bounds: bounds, counts: make([]atomic.Uint64, len(bounds)+1)}
+}
+
+// Observe counts x under the smallest bound that is at least x.
+func (h *Histogram) Observe(x float64) {
+	h.counts[sort.SearchFloat64s(h.bounds, x)].Add(1)
+	addFloat(&h.sum, x)
+}
+
+// Count is the number of observations.
+func (h *Histogram) Count() uint64 {
+	var n uint64
+	for i := range h.counts {
+		n += h.counts[i].Load()
+	}
+	return n
+}
+
+// Sum is the sum of observations.
+func (h *Histogram) Sum() float64 { return math.Float64frombits(h.sum.Load()) }

@@ -1,0 +1,202 @@
+package openai
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Operation is one route as /openapi.json tells of it.
+type Operation struct {
+	Method  string
+	Path    string // {name} at its end stands for the rest of a path
+	Summary string
+	Body    Endpoint // whose fields its JSON body has; 0: it takes none
+	Answer  string   // schema of a JSON answer, by its name in components; empty: plain text
+	Events  string   // schema of each event where the answer may be streamed
+	Key     bool     // asks for an API key where there are keys
+	Errors  []int    // statuses besides 200 and those that Body, Key and Path bring
+}
+
+// errors are all statuses of the operation besides 200.
+func (o *Operation) errors(keys bool) []int {
+	all := append([]int(nil), o.Errors...)
+	if o.Body != 0 {
+		all = append(all, 400, 404, 413, 415)
+	}
+	if strings.HasSuffix(o.Path, "}") {
+		all = append(all, 404)
+	}
+	if o.Key && keys {
+		all = append(all, 401)
+	}
+	return all
+}
+
+// bodies names the schemas of requests.
+var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest"}
+
+// Document is the API as an OpenAPI 3.1 document, made from the operations and
+// the table of fields. keys says whether API keys are asked for.
+func Document(version string, keys bool, operations []Operation) []byte {
+	paths := map[string]schema{}
+	for i := range operations {
+		o := &operations[i]
+		if paths[o.Path] == nil {
+			paths[o.Path] = schema{}
+		}
+		paths[o.Path][strings.ToLower(o.Method)] = o.describe(keys)
+	}
+	schemas := schema{}
+	for name, text := range answers {
+		schemas[name] = json.RawMessage(text)
+	}
+	for on, name := range bodies {
+		schemas[name] = body(on)
+	}
+	components := schema{"schemas": schemas}
+	if keys {
+		components["securitySchemes"] = schema{"key": schema{"type": "http", "scheme": "bearer"}}
+	}
+	doc, err := json.MarshalIndent(schema{
+		"openapi": "3.1.0",
+		"info": schema{"title": "Tandem", "version": version,
+			"description": "The OpenAI API as Tandem serves it. A refused field is in the schemas with the values that ask for nothing."},
+		"paths":      paths,
+		"components": components,
+	}, "", " ")
+	if err != nil {
+		panic(fmt.Sprintf("openai: the document cannot be written: %v", err)) // all of it is in this package
+	}
+	return append(doc, '\n')
+}
+
+func ref(name string) schema { return schema{"$ref": "#/components/schemas/" + name} }
+
+func (o *Operation) describe(keys bool) schema {
+	plain := schema{"text/plain": schema{"schema": schema{"type": "string"}}}
+	good, bad := plain, plain
+	if o.Answer != "" {
+		good = schema{"application/json": schema{"schema": ref(o.Answer)}}
+		bad = schema{"application/json": schema{"schema": ref("Error")}}
+	}
+	if o.Events != "" {
+		event := schema{"type": "string", "contentMediaType": "application/json", "contentSchema": schema{"anyOf": []schema{ref(o.Events), ref("Error")}}}
+		good["text/event-stream"] = schema{"schema": schema{ // of one event
+			"description": "With stream. A whole stream ends in [DONE], a broken one in an Error.",
+			"type":        "object",
+			"required":    []string{"data"},
+			"properties":  schema{"data": schema{"anyOf": []schema{{"const": "[DONE]"}, event}}},
+		}}
+	}
+	responses := schema{"200": schema{"description": "OK", "content": good}}
+	for _, status := range o.errors(keys) {
+		responses[strconv.Itoa(status)] = schema{"description": http.StatusText(status), "content": bad}
+	}
+	op := schema{"summary": o.Summary, "responses": responses}
+	if o.Body != 0 {
+		op["requestBody"] = schema{"required": true, "content": schema{"application/json": schema{"schema": ref(bodies[o.Body])}}}
+	}
+	if _, name, ok := strings.Cut(strings.TrimSuffix(o.Path, "}"), "{"); ok {
+		op["parameters"] = []schema{{"name": name, "in": "path", "required": true, "schema": schema{"type": "string"}}}
+	}
+	if o.Key && keys {
+		op["security"] = []schema{{"key": []string{}}}
+	}
+	return op
+}
+
+// body is the schema of an endpoint's requests: the table's rows.
+func body(on Endpoint) schema {
+	properties := schema{}
+	for name, f := range rows[on] {
+		properties[name] = f.describe()
+	}
+	s := schema{"type": "object", "properties": properties}
+	one := func(name string) schema {
+		return schema{"required": []string{name}, "properties": schema{name: rows[on][name].value.schema}}
+	}
+	switch on {
+	case Chat:
+		s["allOf"] = []schema{one("messages")}
+	case Completions:
+		s["allOf"] = []schema{one("prompt")}
+	case Tokenize:
+		s["oneOf"] = []schema{one("prompt"), one("messages")}
+	case Detokenize:
+		s["allOf"] = []schema{one("tokens")}
+	}
+	return s
+}
+
+func (f *field) describe() schema {
+	s, word := nullable(f.value.schema), "served"
+	switch f.class {
+	case Accepted:
+		word = "accepted without effect: " + f.why
+	case Refused:
+		word = "not supported"
+		if f.why != "" {
+			word += ": " + f.why
+		}
+		s = schema{"type": "null"}
+		if f.idle.schema != nil {
+			s = schema{"anyOf": []schema{f.idle.schema, {"type": "null"}}}
+		}
+	}
+	described := schema{"description": word}
+	for k, v := range s {
+		described[k] = v
+	}
+	return described
+}
+
+const usageSchema = `{"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"], "properties": {
+	"prompt_tokens": {"type": "integer", "minimum": 0}, "completion_tokens": {"type": "integer", "minimum": 0}, "total_tokens": {"type": "integer", "minimum": 0},
+	"prompt_tokens_details": {"type": "object", "required": ["cached_tokens"], "properties": {"cached_tokens": {"type": "integer", "minimum": 0}}}}}`
+
+const (
+	chatProbs = `{"type": ["object", "null"], "required": ["content"], "properties": {"content": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}}`
+	textProbs = `{"type": ["object", "null"], "required": ["text_offset", "token_logprobs", "tokens", "top_logprobs"], "properties": {
+	"text_offset": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "token_logprobs": {"type": "array", "items": {"type": "number"}},
+	"tokens": {"type": "array", "items": {"type": "string"}}, "top_logprobs": {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "number"}}}}}`
+	tokenProb = `{"type": "object", "required": ["token", "logprob", "bytes"], "properties": {"token": {"type": "string"}, "logprob": {"type": "number"},
+	"bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, "top_logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}}`
+)
+
+const finishSchema = `"finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
+
+// generated is the schema of an answer, or of an event of one.
+func generated(object, usage, probs, choice string) string {
+	return `{"type": "object", "required": ["id", "object", "created", "model", "system_fingerprint", "choices"` + usage + `], "properties": {
+	"id": {"type": "string", "minLength": 1}, "object": {"const": "` + object + `"}, "created": {"type": "integer", "minimum": 0},
+	"model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"},
+	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", ` + choice + `, "logprobs": ` + probs + `, ` + finishSchema + `}}}}}`
+}
+
+// answers are the schemas of what is answered.
+var answers = map[string]string{
+	"Usage":        usageSchema,
+	"TokenLogprob": tokenProb,
+	"Error": `{"type": "object", "required": ["error"], "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
+		"message": {"type": "string", "minLength": 1}, "type": {"type": "string", "minLength": 1}, "param": {"type": ["string", "null"]}, "code": {"type": "integer"}}}}}`,
+	"ChatCompletion": generated("chat.completion", `, "usage"`, chatProbs, `"message"], "properties": {"index": {"type": "integer", "minimum": 0},
+		"message": {"type": "object", "required": ["role", "content"], "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}}`),
+	"ChatChunk": generated("chat.completion.chunk", ``, chatProbs, `"delta"], "properties": {"index": {"type": "integer", "minimum": 0},
+		"delta": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}}`),
+	"Completion":      generated("text_completion", `, "usage"`, textProbs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
+	"CompletionChunk": generated("text_completion", ``, textProbs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
+	"Model": `{"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len"], "properties": {"id": {"type": "string"}, "object": {"const": "model"},
+		"created": {"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": "null"}, "max_model_len": {"type": "integer", "minimum": 0}}}`,
+	"Models": `{"type": "object", "required": ["object", "data"], "properties": {"object": {"const": "list"},
+		"data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}`,
+	"Tokenized": `{"type": "object", "required": ["count", "max_model_len", "tokens", "token_strs"], "properties": {"count": {"type": "integer", "minimum": 0},
+		"max_model_len": {"type": "integer", "minimum": 0}, "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+		"token_strs": {"type": ["array", "null"], "items": {"type": "string"}}}}`,
+	"Detokenized": `{"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}}`,
+	"Version":     `{"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}}`,
+	"Load":        `{"type": "object", "required": ["server_load"], "properties": {"server_load": {"type": "integer", "minimum": 0}}}`,
+	"Object":      `{"type": "object"}`,
+}

@@ -1,0 +1,69 @@
+package openai
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Error is what a client is told: an HTTP status and the OpenAI error object
+// {"error":{"message","type","param","code"}}, where code is the status.
+type Error struct {
+	Status     int
+	Type       string
+	Param      string // the field at fault; empty: null
+	Message    string // what was wrong, with which value, and what to do
+	RetryAfter int    // seconds; 0: no such header
+}
+
+// Error types, named as vLLM names them.
+const (
+	TypeBadRequest   = "BadRequestError"
+	TypeNotFound     = "NotFoundError"
+	TypeUnauthorized = "Unauthorized"
+	TypeMethod       = "Method Not Allowed"
+	TypeTooLarge     = "Request Entity Too Large"
+	TypeMedia        = "Unsupported Media Type"
+	TypeUnavailable  = "ServiceUnavailableError"
+	TypeTimeout      = "Gateway Timeout"
+	TypeInternal     = "InternalServerError"
+)
+
+// Error implements error.
+func (e *Error) Error() string {
+	if e.Param != "" {
+		return fmt.Sprintf("openai: %d %s (%s): %s", e.Status, e.Type, e.Param, e.Message)
+	}
+	return fmt.Sprintf("openai: %d %s: %s", e.Status, e.Type, e.Message)
+}
+
+// BadRequest is a 400 about one field; param may be empty.
+func BadRequest(param, format string, args ...any) *Error {
+	return &Error{Status: 400, Type: TypeBadRequest, Param: param, Message: fmt.Sprintf(format, args...)}
+}
+
+// Unavailable is a 503 that asks the client to come back after some seconds.
+func Unavailable(retryAfter int, format string, args ...any) *Error {
+	return &Error{Status: 503, Type: TypeUnavailable, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
+}
+
+// Append appends the error object.
+func (e *Error) Append(dst []byte) []byte {
+	dst = append(dst, `{"error":{"message":`...)
+	dst = AppendString(dst, e.Message)
+	dst = append(dst, `,"type":`...)
+	dst = AppendString(dst, e.Type)
+	dst = append(dst, `,"param":`...)
+	if e.Param == "" {
+		dst = append(dst, "null"...)
+	} else {
+		dst = AppendString(dst, e.Param)
+	}
+	dst = append(dst, `,"code":`...)
+	dst = strconv.AppendInt(dst, int64(e.Status), 10)
+	return append(dst, "}}"...)
+}
+
+// AppendEvent appends the error as a server-sent event.
+func (e *Error) AppendEvent(dst []byte) []byte {
+	return append(e.Append(append(dst, "data: "...)), "\n\n"...)
+}

@@ -1,0 +1,108 @@
+package openai
+
+import "strconv"
+
+// TokenProb is a token of an answer with its log-probability under the model's
+// own distribution, before temperature, penalties and masks.
+type TokenProb struct {
+	Text    string // of this token alone; part of a character reads U+FFFD
+	Bytes   []byte
+	LogProb float32
+	Top     []TokenProb // the most probable tokens, best first; without Top
+	Offset  int         // of the token's text in the answer, in bytes; completions tell it
+}
+
+// lowestLogProb stands for minus infinity, which JSON has not, as vLLM does.
+const lowestLogProb = -9999
+
+func appendLogProb(dst []byte, lp float32) []byte {
+	if !(lp >= lowestLogProb) { // also NaN
+		lp = lowestLogProb
+	}
+	return strconv.AppendFloat(dst, float64(lp), 'g', -1, 32)
+}
+
+// appendLogprobs appends the field logprobs: null without any.
+func (a *Answer) appendLogprobs(dst []byte, probs []TokenProb) []byte {
+	dst = append(dst, `,"logprobs":`...)
+	switch {
+	case len(probs) == 0:
+		return append(dst, "null"...)
+	case a.chat:
+		return appendChatProbs(dst, probs)
+	}
+	return appendCompletionProbs(dst, probs)
+}
+
+func appendChatProbs(dst []byte, probs []TokenProb) []byte {
+	dst = append(dst, `{"content":[`...)
+	for i := range probs {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(appendTokenProb(append(dst, '{'), &probs[i]), `,"top_logprobs":[`...)
+		for j := range probs[i].Top {
+			if j > 0 {
+				dst = append(dst, ',')
+			}
+			dst = append(appendTokenProb(append(dst, '{'), &probs[i].Top[j]), '}')
+		}
+		dst = append(dst, "]}"...)
+	}
+	return append(dst, "]}"...)
+}
+
+func appendTokenProb(dst []byte, p *TokenProb) []byte {
+	dst = AppendString(append(dst, `"token":`...), p.Text)
+	dst = appendLogProb(append(dst, `,"logprob":`...), p.LogProb)
+	dst = append(dst, `,"bytes":[`...)
+	for i, b := range p.Bytes {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(b), 10)
+	}
+	return append(dst, ']')
+}
+
+// appendCompletionProbs appends the older form: parallel lists, and for each
+// token an object of the best ones, the token itself among them.
+func appendCompletionProbs(dst []byte, probs []TokenProb) []byte {
+	list := func(name string, one func(p *TokenProb)) {
+		dst = append(append(append(dst, '"'), name...), `":[`...)
+		for i := range probs {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			one(&probs[i])
+		}
+		dst = append(dst, ']')
+	}
+	dst = append(dst, '{')
+	list("text_offset", func(p *TokenProb) { dst = strconv.AppendInt(dst, int64(p.Offset), 10) })
+	dst = append(dst, ',')
+	list("token_logprobs", func(p *TokenProb) { dst = appendLogProb(dst, p.LogProb) })
+	dst = append(dst, ',')
+	list("tokens", func(p *TokenProb) { dst = AppendString(dst, p.Text) })
+	dst = append(dst, ',')
+	list("top_logprobs", func(p *TokenProb) {
+		dst = appendLogProb(append(AppendString(append(dst, '{'), p.Text), ':'), p.LogProb)
+		for j := range p.Top {
+			if t := &p.Top[j]; t.Text != p.Text && !seen(p.Top[:j], t.Text) {
+				dst = appendLogProb(append(AppendString(append(dst, ','), t.Text), ':'), t.LogProb)
+			}
+		}
+		dst = append(dst, '}')
+	})
+	return append(dst, '}')
+}
+
+// seen says whether an object has the key already: tokens may share a text.
+func seen(before []TokenProb, text string) bool {
+	for i := range before {
+		if before[i].Text == text {
+			return true
+		}
+	}
+	return false
+}

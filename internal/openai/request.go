@@ -1,0 +1,235 @@
+// Package openai holds the OpenAI API as Tandem speaks it: requests are parsed
+// and checked against one table of fields, responses and stream events are
+// built by appending to a buffer.
+//
+// Every field that the API knows is a row of one table with its type, its range
+// and what happens to it: served, accepted because any value means the same
+// here, or refused with its name when its value would change the answer. Names
+// that are not in the table are collected, so that the caller can warn about
+// them. The table also describes the API as an OpenAPI document.
+//
+// Invariant: a request that parses asks for nothing that is silently left out.
+//
+// The package does not know models: it leaves prompts as text, counts no
+// tokens and fills in no sampling defaults.
+package openai
+
+import (
+	"unicode/utf8"
+
+	"github.com/valyala/fastjson"
+)
+
+// Endpoint is a set of API endpoints that take a JSON body, as bits.
+type Endpoint uint8
+
+// Endpoints.
+const (
+	Chat Endpoint = 1 << iota
+	Completions
+	Tokenize
+	Detokenize
+
+	both = Chat | Completions
+	all  = both | Tokenize | Detokenize
+)
+
+var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize}
+
+// Bounds of one request.
+const (
+	MaxN         = 128       // choices; each costs a place in a decode node's batch
+	MaxPrompts   = 256       // prompts in one completions request; times n, at most MaxChoices
+	MaxChoices   = 1024      // answers to one request
+	MaxStops     = 64        // stop strings or stop tokens; every token is matched against all
+	MaxStopChars = 1024      // characters of one stop string; as much text may be held back
+	MaxBadWords  = 256       // strings; every token is matched against all
+	MaxBias      = 1024      // entries of logit_bias; each is looked at for every token
+	MaxAllowed   = 1 << 18   // allowed_token_ids: the largest vocabularies
+	MaxLogprobs  = 20        // best tokens told about with each token
+	MaxSalt      = 1024      // characters of cache_salt
+	MaxID        = 256       // bytes of request_id
+	maxUnknown   = 16        // names of unknown fields that are kept
+	maxTokenID   = 1<<31 - 1 // token ids travel as int32
+)
+
+// Prompt is text or, with Tokens not nil, token ids.
+type Prompt struct {
+	Text   string
+	Tokens []int32
+}
+
+// Request is a parsed request. Strings are copies: nothing refers to the body.
+type Request struct {
+	Endpoint Endpoint
+	Model    string // empty: the only one
+
+	Messages            []byte // chat: a JSON array of objects with role; text parts are joined
+	MessageParts        []byte // the same with its parts, for templates that go through them; nil: it has none
+	AddGenerationPrompt bool
+	ContinueFinal       bool
+	TemplateArgs        []byte // JSON object; nil: none
+
+	Prompts []Prompt // completions
+	Echo    bool
+
+	AddSpecialTokens *bool // nil: as the endpoint does
+	TokenStrings     bool  // tokenize: tell the tokens as text too
+
+	N           int
+	MaxTokens   int      // of each answer; -1: not given
+	MinTokens   int      // of each answer, before which none may end it
+	Temperature *float32 // nil: the model's default, like the three below
+	TopP        *float32
+	TopK        *int32
+	MinP        *float32
+	Seed        *int64
+	Stop        []string
+	StopTokens  []int32
+	IgnoreEOS   bool
+	IncludeStop bool // stop strings and stop tokens stay in the text
+	SkipSpecial bool
+	Priority    int32
+	CacheSalt   string
+	RequestID   string
+
+	// What changes logits. A table's row says whether it is served.
+	RepetitionPenalty *float32 // above 0; nil: the model's default
+	FrequencyPenalty  float32  // in [-2, 2], like the next
+	PresencePenalty   float32
+	LogitBias         []Bias   // by ascending token, each once
+	AllowedTokens     []int32  // nil: all
+	BadWords          []string // not empty
+
+	Logprobs       bool    // of each token of the answers
+	TopLogprobs    int     // best tokens to tell with each, at most MaxLogprobs
+	LogprobTokens  []int32 // more tokens to tell with each
+	PromptLogprobs *int    // best tokens to tell with each of the prompt's; nil: not asked
+
+	Stream          bool
+	IncludeUsage    bool
+	ContinuousUsage bool
+
+	Unknown []string // fields that are not in the table, at most maxUnknown
+
+	maxCompletion   int // max_completion_tokens, which wins; -1: not given
+	hasOptions      bool
+	addGenerationIn bool
+	beamSearch      bool
+}
+
+// Parse reads a request's JSON body. The error says which field is at fault.
+func Parse(on Endpoint, body []byte) (*Request, *Error) {
+	if !utf8.Valid(body) {
+		return nil, BadRequest("", "the body is not valid UTF-8")
+	}
+	p := parsers.Get()
+	defer parsers.Put(p)
+	// Parse bounds the depth, which Validate then relies on; Validate knows the
+	// grammar's corners.
+	v, err := p.ParseBytes(body)
+	if err == nil {
+		err = fastjson.ValidateBytes(body)
+	}
+	if err != nil {
+		return nil, BadRequest("", "the body is not valid JSON: %s", clip(err.Error(), 200))
+	}
+	o, err := v.Object()
+	if err != nil {
+		return nil, BadRequest("", "the body must be a JSON object, not %s", v.Type())
+	}
+	r := &Request{Endpoint: on, N: 1, MaxTokens: -1, maxCompletion: -1, AddGenerationPrompt: true, SkipSpecial: true}
+	var fault *Error
+	o.Visit(func(key []byte, v *fastjson.Value) {
+		if fault == nil {
+			fault = r.field(string(key), v)
+		}
+	})
+	if fault != nil {
+		return nil, fault
+	}
+	if fault := r.check(); fault != nil {
+		return nil, fault
+	}
+	return r, nil
+}
+
+var parsers fastjson.ParserPool
+
+// field takes one field of the body. null means: not given.
+func (r *Request) field(name string, v *fastjson.Value) *Error {
+	f := rows[r.Endpoint][name]
+	switch {
+	case f == nil:
+		r.unknown(name)
+		return nil
+	case v.Type() == fastjson.TypeNull:
+		return nil
+	}
+	return f.take(r, v)
+}
+
+func (r *Request) unknown(name string) {
+	if len(r.Unknown) < maxUnknown {
+		r.Unknown = append(r.Unknown, clip(name, 64))
+	}
+}
+
+// check looks at what several fields say together.
+func (r *Request) check() *Error {
+	if r.maxCompletion >= 0 {
+		r.MaxTokens = r.maxCompletion
+	}
+	if fault := r.required(); fault != nil {
+		return fault
+	}
+	switch {
+	case r.hasOptions && !r.Stream:
+		return BadRequest("stream_options", "stream_options needs stream: true")
+	case r.ContinueFinal && r.AddGenerationPrompt && r.addGenerationIn:
+		return BadRequest("continue_final_message", "continue_final_message and add_generation_prompt cannot both be true")
+	case len(r.Prompts)*r.N > MaxChoices:
+		return BadRequest("n", "%d prompts with n = %d ask for more than %d answers", len(r.Prompts), r.N, MaxChoices)
+	case r.MaxTokens >= 0 && r.MinTokens > r.MaxTokens:
+		return BadRequest("min_tokens", "min_tokens is %d, above max_tokens, which is %d", r.MinTokens, r.MaxTokens)
+	case r.TopLogprobs > 0 && !r.Logprobs:
+		return BadRequest("top_logprobs", "top_logprobs needs logprobs: true")
+	case r.PromptLogprobs != nil && r.Stream:
+		return BadRequest("prompt_logprobs", "prompt_logprobs cannot be streamed: leave stream out")
+	case len(r.LogprobTokens) > 0 && !r.Logprobs:
+		return BadRequest("logprob_token_ids", "logprob_token_ids needs logprobs")
+	case len(r.LogprobTokens) > 0 && r.beamSearch:
+		return BadRequest("logprob_token_ids", "logprob_token_ids and use_beam_search exclude each other")
+	}
+	if r.ContinueFinal {
+		r.AddGenerationPrompt = false
+	}
+	return nil
+}
+
+// required looks for what an endpoint cannot do without.
+func (r *Request) required() *Error {
+	hasMessages, hasPrompt := r.Messages != nil, r.Prompts != nil
+	switch {
+	case r.Endpoint == Chat && !hasMessages:
+		return BadRequest("messages", "messages is required: a list of objects with role and content")
+	case r.Endpoint == Completions && !hasPrompt:
+		return BadRequest("prompt", "prompt is required: a string, a list of strings, or token ids")
+	case r.Endpoint == Tokenize && hasMessages == hasPrompt:
+		return BadRequest("prompt", "one of prompt, a string, and messages, a list, is required")
+	case r.Endpoint == Detokenize && !hasPrompt:
+		return BadRequest("tokens", "tokens is required: a list of token ids")
+	}
+	return nil
+}
+
+// clip shortens what an error message quotes.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}

@@ -1,0 +1,174 @@
+package openai
+
+import (
+	"math"
+
+	"github.com/valyala/fastjson"
+)
+
+// Class is what happens to a field that is given.
+type Class uint8
+
+// Classes.
+const (
+	Served   Class = iota // it does what the API says
+	Accepted              // its type is checked; any value gives the same answer, for the reason in the table
+	Refused               // 400 with its name, unless its value asks for nothing
+)
+
+// field is a row of the table.
+type field struct {
+	name  string
+	on    Endpoint
+	class Class
+	value value   // type and range; also of what is refused, so that a bad value is told apart
+	idle  neutral // Refused: the value that asks for nothing, besides null
+	why   string  // Accepted: why it has no effect; Refused: what to do instead, if anything
+}
+
+// Whoever makes a Refused field work changes its class and nothing else here:
+// its value is in Request already, checked.
+
+// table is every field of every endpoint. null is always taken as "not given".
+var table = []field{
+	{"model", all, Served, text(0, 1024, func(r *Request, s string) { r.Model = s }), never, ""},
+	{"messages", Chat | Tokenize, Served, value{messagesSchema, setMessages}, never, ""},
+	{"prompt", Completions, Served, value{promptSchema, setPrompt}, never, ""},
+	{"prompt", Tokenize, Served, text(0, math.MaxInt, func(r *Request, s string) { r.Prompts = []Prompt{{Text: s}} }), never, ""},
+	{"tokens", Detokenize, Served, tokens(0, 0, func(r *Request, ids []int32) { r.Prompts = []Prompt{{Tokens: ids}} }), never, ""},
+
+	// Length and end of an answer.
+	{"max_tokens", both, Served, integer(1, math.MaxInt32, func(r *Request, n int64) { r.MaxTokens = int(n) }), never, ""},
+	{"max_completion_tokens", Chat, Served, integer(1, math.MaxInt32, func(r *Request, n int64) { r.maxCompletion = int(n) }), never, ""},
+	{"stop", both, Served, value{stopSchema, setStop}, never, ""},
+	{"stop_token_ids", both, Served, tokens(0, MaxStops, func(r *Request, ids []int32) { r.StopTokens = ids }), never, ""},
+	{"ignore_eos", both, Served, boolean(func(r *Request, b bool) { r.IgnoreEOS = b }), never, ""},
+	{"include_stop_str_in_output", both, Served, boolean(func(r *Request, b bool) { r.IncludeStop = b }), never, ""},
+	{"min_tokens", both, Served, integer(0, math.MaxInt32, func(r *Request, n int64) { r.MinTokens = int(n) }), zero, ""},
+
+	// How tokens are drawn.
+	{"n", both, Served, integer(1, MaxN, func(r *Request, n int64) { r.N = int(n) }), never, ""},
+	{"seed", both, Served, integer(math.MinInt64, math.MaxInt64, func(r *Request, n int64) { r.Seed = &n }), never, ""},
+	{"temperature", both, Served, number(from(0, math.MaxFloat32), func(r *Request, f float32) { r.Temperature = &f }), never, ""},
+	{"top_p", both, Served, number(above(0, 1), func(r *Request, f float32) { r.TopP = &f }), never, ""},
+	{"top_k", both, Served, integer(-1, math.MaxInt32, func(r *Request, n int64) { k := int32(n); r.TopK = &k }), never, ""},
+	{"min_p", both, Served, number(from(0, 1), func(r *Request, f float32) { r.MinP = &f }), zero, ""},
+	{"frequency_penalty", both, Served, number(from(-2, 2), func(r *Request, f float32) { r.FrequencyPenalty = f }), zero, ""},
+	{"presence_penalty", both, Served, number(from(-2, 2), func(r *Request, f float32) { r.PresencePenalty = f }), zero, ""},
+	{"repetition_penalty", both, Served, number(above(0, math.MaxFloat32), func(r *Request, f float32) { r.RepetitionPenalty = &f }), one, ""},
+	{"logit_bias", both, Served, value{biasSchema, setBias}, emptyObject, ""},
+	{"allowed_token_ids", both, Served, tokens(1, MaxAllowed, func(r *Request, ids []int32) { r.AllowedTokens = ids }), never, ""},
+	{"bad_words", both, Served, texts(0, MaxBadWords, func(r *Request, words []string) { r.BadWords = words }), emptyList, ""},
+	{"use_beam_search", both, Refused, boolean(func(r *Request, b bool) { r.beamSearch = b }), no, "use n and temperature"},
+	{"best_of", Completions, Refused, integer(1, MaxN, nil), one, "use n"},
+	{"length_penalty", both, Refused, anyNumber, one, "it belongs to beam search"},
+	{"watermarking", both, Refused, boolean(nil), no, ""},
+	{"repetition_detection", both, Refused, object, never, ""},
+
+	// What is told about tokens.
+	{"logprobs", Chat, Served, boolean(func(r *Request, b bool) { r.Logprobs = b }), no, ""},
+	{"top_logprobs", Chat, Served, integer(0, MaxLogprobs, func(r *Request, n int64) { r.TopLogprobs = int(n) }), zero, ""},
+	{"logprobs", Completions, Served, integer(0, MaxLogprobs, func(r *Request, n int64) { r.Logprobs, r.TopLogprobs = true, int(n) }), never, ""},
+	{"prompt_logprobs", both, Refused, integer(0, MaxLogprobs, func(r *Request, n int64) { k := int(n); r.PromptLogprobs = &k }), never, ""},
+	{"logprob_token_ids", both, Refused, tokens(0, MaxLogprobs, func(r *Request, ids []int32) { r.LogprobTokens = ids }), emptyList, ""},
+	{"return_tokens_as_token_ids", both, Refused, boolean(nil), no, ""},
+	{"return_token_ids", both, Refused, boolean(nil), no, "POST /tokenize gives a prompt's token ids"},
+	{"return_prompt_text", both, Refused, boolean(nil), no, ""},
+	{"return_weight_versions", both, Refused, boolean(nil), no, "system_fingerprint changes with the weights"},
+	{"return_token_strs", Tokenize, Served, boolean(func(r *Request, b bool) { r.TokenStrings = b }), never, ""},
+
+	// How an answer is sent.
+	{"stream", both, Served, boolean(func(r *Request, b bool) { r.Stream = b }), never, ""},
+	{"stream_options", both, Served, value{streamSchema, setStreamOptions}, never, ""},
+	{"stream_interval", both, Refused, integer(1, math.MaxInt32, nil), one, ""},
+	{"echo", Completions, Served, boolean(func(r *Request, b bool) { r.Echo = b }), never, ""},
+	{"echo", Chat, Refused, boolean(nil), no, "in a chat there is no prompt text to repeat"},
+	{"request_id", both, Served, value{idSchema, setRequestID}, never, ""},
+	{"priority", both, Served, integer(math.MinInt32, math.MaxInt32, func(r *Request, n int64) { r.Priority = int32(n) }), never, ""},
+	{"cache_salt", both, Served, text(1, MaxSalt, func(r *Request, s string) { r.CacheSalt = s }), never, ""},
+
+	// From text to tokens and back.
+	{"add_special_tokens", both | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddSpecialTokens = &b }), never, ""},
+	{"skip_special_tokens", both, Served, boolean(func(r *Request, b bool) { r.SkipSpecial = b }), never, ""},
+	{"spaces_between_special_tokens", both, Refused, boolean(nil), yes, ""},
+	{"truncate_prompt_tokens", both, Refused, integer(-1, math.MaxInt32, nil), never, "shorten the prompt: POST /tokenize counts it"},
+	{"truncation_side", both, Refused, text(1, 16, nil), never, "it belongs to truncate_prompt_tokens"},
+	{"prompt_embeds", Completions, Refused, anything, never, "send text or token ids"},
+	{"suffix", Completions, Refused, text(0, math.MaxInt, nil), emptyText, ""},
+
+	// Chat templates.
+	{"add_generation_prompt", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddGenerationPrompt, r.addGenerationIn = b, true }), never, ""},
+	{"continue_final_message", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.ContinueFinal = b }), never, ""},
+	{"chat_template_kwargs", Chat | Tokenize, Served, value{object.schema, setTemplateArgs}, never, ""},
+	{"chat_template", Chat | Tokenize, Refused, text(0, math.MaxInt, nil), never, "a request's own template is not run"},
+	{"documents", Chat | Tokenize, Refused, list, never, "chat_template_kwargs reach the template"},
+	{"reasoning_effort", Chat | Tokenize, Refused, text(0, 64, nil), never, "chat_template_kwargs reach the template"},
+	{"media_io_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
+	{"mm_processor_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
+
+	// Tools, reasoning, structure.
+	{"tools", Chat | Tokenize, Refused, list, never, ""},
+	{"tool_choice", Chat, Refused, anything, is("none"), ""},
+	{"functions", Chat, Refused, list, never, ""},
+	{"function_call", Chat, Refused, anything, is("none"), ""},
+	{"parallel_tool_calls", Chat, Accepted, boolean(nil), never, "without tools there are no calls"},
+	{"include_reasoning", Chat, Accepted, boolean(nil), never, "nothing is split off as reasoning"},
+	{"thinking_token_budget", both, Refused, integer(0, math.MaxInt32, nil), never, "use max_tokens"},
+	{"response_format", both, Refused, object, textFormat, ""},
+	{"structured_outputs", both, Refused, object, never, ""},
+	{"guided_json", both, Refused, anything, never, ""},
+	{"guided_regex", both, Refused, text(0, math.MaxInt, nil), never, ""},
+	{"guided_choice", both, Refused, list, never, ""},
+	{"guided_grammar", both, Refused, text(0, math.MaxInt, nil), never, ""},
+
+	// Between servers, and plug-ins.
+	{"kv_transfer_params", both, Refused, object, emptyObject, "the fleet moves KV by itself"},
+	{"ec_transfer_params", both, Refused, object, emptyObject, ""},
+	{"vllm_xargs", both, Refused, object, emptyObject, ""},
+	{"session_id", both, Refused, text(0, 1024, nil), never, "requests are routed by their prompt's prefix"},
+
+	// OpenAI's own service.
+	{"user", both, Accepted, text(0, math.MaxInt, nil), never, "it names the end user and changes no answer"},
+	{"safety_identifier", Chat, Accepted, text(0, math.MaxInt, nil), never, "it names the end user and changes no answer"},
+	{"prompt_cache_key", Chat, Accepted, text(0, math.MaxInt, nil), never, "prompts are routed by their own prefix"},
+	{"metadata", Chat, Accepted, object, never, "it labels stored answers, and none is stored"},
+	{"store", Chat, Refused, boolean(nil), no, "answers are not stored"},
+	{"service_tier", Chat, Refused, text(0, 64, nil), is("auto", "default"), "use priority"},
+	{"modalities", Chat, Refused, list, textOnly, "only text is served"},
+	{"audio", Chat, Refused, object, never, "only text is served"},
+	{"prediction", Chat, Refused, object, never, ""},
+	{"web_search_options", Chat, Refused, object, never, ""},
+	{"verbosity", Chat, Refused, text(0, 64, nil), is("medium"), "ask for it in a message"},
+}
+
+// rows finds the table's rows by endpoint and name.
+var rows = func() map[Endpoint]map[string]*field {
+	m := map[Endpoint]map[string]*field{}
+	for _, on := range endpoints {
+		m[on] = map[string]*field{}
+		for i := range table {
+			if f := &table[i]; f.on&on != 0 {
+				m[on][f.name] = f
+			}
+		}
+	}
+	return m
+}()
+
+// take takes a value that is not null into the request.
+func (f *field) take(r *Request, v *fastjson.Value) *Error {
+	if err := f.value.check(r, v); err != nil {
+		if e, ok := err.(*Error); ok {
+			return e
+		}
+		return BadRequest(f.name, "%s: %s", f.name, err)
+	}
+	if f.class != Refused || f.idle.is != nil && f.idle.is(v) {
+		return nil
+	}
+	advice := "leave it out"
+	if f.why != "" {
+		advice += "; " + f.why
+	}
+	return BadRequest(f.name, "%s is not supported here (got %s): %s", f.name, clip(v.String(), 80), advice)
+}

@@ -1,0 +1,171 @@
+// Package process is what every long-running command starts with and ends by:
+// a logger, signals, certificates, and a list of parts to stop in reverse.
+//
+// Invariant: whatever was handed to OnEnd or Work has ended when End returns,
+// last started first.
+//
+// The package knows no roles and no flags.
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/tandem-serving/tandem/internal/logs"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
+)
+
+// ErrOption is behind refusals of Options.
+var ErrOption = errors.New("process: bad option")
+
+// Options of a process.
+type Options struct {
+	Role, Name string // an empty name becomes the role and a random suffix
+	LogLevel   string // debug, info, warning or error
+	Out        io.Writer
+	TLSDir     string // folder of the node's certificates; empty: none
+}
+
+// Process is a running command.
+type Process struct {
+	Log    *slog.Logger
+	Ctx    context.Context // ends at the first SIGINT or SIGTERM
+	Second <-chan struct{} // closed at the second
+	Name   string
+	Certs  *tlsconf.Material // nil without TLSDir
+	stop   []func()
+}
+
+// Logger makes a logger and the default of slog.
+func Logger(level string, w io.Writer) (*slog.Logger, error) {
+	var l slog.Level
+	name := level
+	if strings.EqualFold(name, "warning") {
+		name = "warn"
+	}
+	if err := l.UnmarshalText([]byte(name)); err != nil {
+		return nil, fmt.Errorf("%w: --log-level %q; use debug, info, warning or error", ErrOption, level)
+	}
+	log := slog.New(logs.New(w, l))
+	slog.SetDefault(log)
+	return log, nil
+}
+
+// Start makes a process. The caller must End it.
+func Start(o Options) (*Process, error) {
+	log, err := Logger(o.LogLevel, o.Out)
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{Log: log, Name: o.Name}
+	if p.Name == "" {
+		p.Name = fmt.Sprintf("%s-%08x", o.Role, rand.Uint32())
+	}
+	if o.TLSDir != "" {
+		if p.Certs, err = tlsconf.Load(o.TLSDir, log); errors.Is(err, tlsconf.ErrMaterial) {
+			return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR NAME` makes a folder that fits", ErrOption, o.TLSDir, err)
+		} else if err != nil {
+			return nil, err
+		}
+		p.OnEnd(func() { p.Report("certificates", p.Certs.Close()) })
+	}
+	var stop func()
+	p.Ctx, p.Second, stop = Signals()
+	p.OnEnd(stop)
+	return p, nil
+}
+
+// OnEnd has f called by End.
+func (p *Process) OnEnd(f func()) { p.stop = append(p.stop, f) }
+
+// Work runs f beside the others until the process ends.
+func (p *Process) Work(f func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); f(ctx) }()
+	p.OnEnd(func() { cancel(); <-done })
+}
+
+// Report logs what went wrong with a part while stopping.
+func (p *Process) Report(part string, err error) {
+	if err != nil {
+		p.Log.Error("while stopping", "part", part, "err", err)
+	}
+}
+
+// End stops everything in reverse order.
+func (p *Process) End() {
+	for i := len(p.stop) - 1; i >= 0; i-- {
+		p.stop[i]()
+	}
+	p.stop = nil
+}
+
+// ExitAtSecondSignal ends the process at once when the user insists.
+func (p *Process) ExitAtSecondSignal() {
+	go func() {
+		<-p.Second
+		p.Log.Warn("second signal: ending now")
+		os.Exit(1)
+	}()
+}
+
+// Signals returns a context that ends at the first SIGINT or SIGTERM and a
+// channel that is closed at the second.
+func Signals() (ctx context.Context, second <-chan struct{}, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	got := make(chan os.Signal, 2)
+	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM)
+	again, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		select {
+		case <-got:
+			cancel()
+		case <-done:
+			return
+		}
+		select {
+		case <-got:
+			close(again)
+		case <-done:
+		}
+	}()
+	return ctx, again, func() { signal.Stop(got); close(done); cancel() }
+}
+
+// Listen binds one port and says which flag chose it.
+func Listen(host string, port int, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen for --%s: %w", flag, err)
+	}
+	return l, nil
+}
+
+// At joins a host and the port of a listener's address.
+func At(host string, l net.Addr) string {
+	_, port, err := net.SplitHostPort(l.String())
+	if err != nil {
+		return l.String() // no port: an in-memory address
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// Loopback says whether a host is reachable from this machine only.
+func Loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}

@@ -1,0 +1,256 @@
+// Package rpc carries frames between Tandem's nodes: one connection for each
+// pair of nodes, on it length-prefixed frames of (type, stream, payload).
+//
+// Algorithm: a connection has one reading and one writing goroutine. Send
+// encodes a frame into the connection's outbox, a buffer with a bound in bytes,
+// and returns; the writer swaps that buffer for an empty one and writes
+// everything that gathered meanwhile at once, so that many small frames cost
+// one system call. The reader hands each payload to the Handler in place,
+// without a copy. Both sides begin with a Hello, which settles the protocol
+// version; a timer then sends a Ping where one direction was idle and closes a
+// connection on which nothing was heard for the Silence bound.
+//
+// Invariant: a Handler sees the peer's Hello first, then the frames in the
+// order in which the peer sent them, then Closed exactly once and nothing after
+// it; a handshake that fails is not shown to it at all.
+//
+// The package does not know what a request is, does not retry or resend
+// anything (a frame that Send accepted may still be lost with its connection),
+// and does not choose peers. Nothing in it waits for a slow peer: an outbox that
+// is full says so to the sender.
+package rpc
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"context"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// The protocol versions that this build speaks. A release that changes the
+// meaning of frames raises Protocol by one and keeps ProtocolMin one below, so
+// that a fleet can be upgraded node by node.
+const (
+	Protocol    = 1
+	ProtocolMin = 1
+)
+
+// Bounds and their defaults; Options changes those that a node may choose.
+const (
+	// DefaultOutboxBytes: a frame is accepted while fewer bytes than this wait
+	// to be written, so that up to this and one frame are held for a peer.
+	// 16 MiB is 4,000 steps of 170 tokens, or a few of the longest prompts.
+	DefaultOutboxBytes = 16 << 20
+	// DefaultHeartbeat: how often an idle direction is filled with a Ping.
+	DefaultHeartbeat = time.Second
+	// DefaultSilence: a peer that nothing was heard of for so long is given up.
+	// Crashed processes are noticed at once by their closed socket; this is
+	// for frozen ones and lost machines, and must outlast a stalled scheduler.
+	DefaultSilence = 6 * time.Second
+	// DefaultHandshakeTimeout bounds dialling, TLS and Hello, each.
+	DefaultHandshakeTimeout = 5 * time.Second
+	// DefaultCloseLinger is how long Close may take to get the last frames out.
+	DefaultCloseLinger = time.Second
+	// DefaultBackoffMin and Max: after a failed dial the error is repeated for
+	// this long without dialling; doubles with each further failure.
+	DefaultBackoffMin = 100 * time.Millisecond
+	DefaultBackoffMax = 5 * time.Second
+	// DefaultMaxConns bounds the connections of one Serve and of one Pool.
+	DefaultMaxConns = 4096
+)
+
+// What can go wrong. Errors that callers see wrap one of these or the
+// network's own error.
+var (
+	ErrClosed       = errors.New("rpc: connection closed by this side")
+	ErrPeerClosed   = errors.New("rpc: connection closed by the peer")
+	ErrSilent       = errors.New("rpc: peer is silent")
+	ErrStalled      = errors.New("rpc: peer does not read")
+	ErrOutboxFull   = errors.New("rpc: outbox is full")
+	ErrFrameTooBig  = errors.New("rpc: frame exceeds its type's bound")
+	ErrUnknownFrame = errors.New("rpc: unknown frame type")
+	ErrBadPayload   = errors.New("rpc: payload does not match its frame type")
+	ErrHandshake    = errors.New("rpc: handshake failed")
+	ErrVersion      = errors.New("rpc: no common protocol version")
+	ErrRefused      = errors.New("rpc: refused by the peer")
+	ErrBackoff      = errors.New("rpc: not dialling yet after a failure")
+	ErrTooManyConns = errors.New("rpc: too many connections")
+)
+
+// Type says what a frame's payload is.
+type Type uint8
+
+// Frame types. The numbers are the wire contract: they are never reused.
+const (
+	FrameHello         Type = 1
+	FrameGenerate      Type = 2
+	FrameAccepted      Type = 3
+	FrameTokens        Type = 4
+	FrameEnd           Type = 5
+	FrameCancel        Type = 6
+	FramePrefill       Type = 7
+	FrameQueued        Type = 8
+	FrameGrantRequest  Type = 9
+	FrameGrant         Type = 10
+	FramePrefillDone   Type = 11
+	FrameStats         Type = 12
+	FrameBundleRequest Type = 13
+	FrameBundle        Type = 14
+	FrameDrain         Type = 15
+	FramePing          Type = 16
+	FramePong          Type = 17
+	FrameLogProbs      Type = 18
+)
+
+// MaxFrame is the largest payload of any frame, in bytes: a Bundle, which
+// carries a tokenizer (the largest in use have 33 MB).
+const MaxFrame = 64 << 20
+
+// The largest payloads of the other types, in bytes.
+const (
+	maxSmall  = 64 << 10 // fixed fields and short texts
+	maxTokens = 1 << 20  // 43,690 tokens of one step
+	maxGrant  = 4 << 20  // page lists of a million-token prompt
+	maxPrompt = 16 << 20 // three million tokens of five bytes
+)
+
+// frameTypes is the table of all frame types.
+var frameTypes = [...]struct {
+	name string
+	max  int                  // payload, bytes
+	new  func() proto.Message // nil: the payload is no message
+}{
+	FrameHello:         {"Hello", maxSmall, func() proto.Message { return new(nodepb.Hello) }},
+	FrameGenerate:      {"Generate", maxPrompt, func() proto.Message { return new(nodepb.Generate) }},
+	FrameAccepted:      {"Accepted", maxSmall, func() proto.Message { return new(nodepb.Accepted) }},
+	FrameTokens:        {"Tokens", maxTokens, nil},
+	FrameEnd:           {"End", maxSmall, func() proto.Message { return new(nodepb.End) }},
+	FrameCancel:        {"Cancel", maxSmall, func() proto.Message { return new(nodepb.Cancel) }},
+	FramePrefill:       {"Prefill", maxPrompt, func() proto.Message { return new(nodepb.Prefill) }},
+	FrameQueued:        {"Queued", maxSmall, func() proto.Message { return new(nodepb.Queued) }},
+	FrameGrantRequest:  {"GrantRequest", maxSmall, func() proto.Message { return new(nodepb.GrantRequest) }},
+	FrameGrant:         {"Grant", maxGrant, func() proto.Message { return new(nodepb.Grant) }},
+	FramePrefillDone:   {"PrefillDone", maxSmall, func() proto.Message { return new(nodepb.PrefillDone) }},
+	FrameStats:         {"Stats", maxSmall, func() proto.Message { return new(nodepb.Stats) }},
+	FrameBundleRequest: {"BundleRequest", maxSmall, func() proto.Message { return new(nodepb.BundleRequest) }},
+	FrameBundle:        {"Bundle", MaxFrame, func() proto.Message { return new(nodepb.Bundle) }},
+	FrameDrain:         {"Drain", maxSmall, func() proto.Message { return new(nodepb.Drain) }},
+	FramePing:          {"Ping", maxSmall, nil},
+	FramePong:          {"Pong", maxSmall, nil},
+	FrameLogProbs:      {"LogProbs", maxGrant, func() proto.Message { return new(nodepb.LogProbs) }},
+}
+
+func (t Type) known() bool { return int(t) < len(frameTypes) && frameTypes[t].max > 0 }
+
+func (t Type) String() string {
+	if !t.known() {
+		return fmt.Sprintf("type %d", uint8(t))
+	}
+	return frameTypes[t].name
+}
+
+// Decode reads a payload as the message of its frame type. FrameTokens, FramePing
+// and FramePong carry none: see DecodeTokens.
+func Decode(t Type, payload []byte) (proto.Message, error) {
+	if !t.known() || frameTypes[t].new == nil {
+		return nil, fmt.Errorf("%w: %v is no message", ErrBadPayload, t)
+	}
+	m := frameTypes[t].new()
+	if err := proto.Unmarshal(payload, m); err != nil {
+		return nil, fmt.Errorf("%w: %v of %d bytes: %v", ErrBadPayload, t, len(payload), err)
+	}
+	return m, nil
+}
+
+// Handler takes what a connection brings. Both methods are called on the
+// connection's reading goroutine and must not block: while they run, nothing
+// more is read from that peer.
+type Handler interface {
+	// Frame takes one frame; payload is valid during the call only. The first
+	// frame of a connection is always FrameHello (its content: c.Peer()), so that
+	// a Handler learns of connections that a peer opened. Ping and Pong are not shown.
+	Frame(c *Conn, t Type, stream uint64, payload []byte)
+	// Closed is the last call for a connection; err is never nil and wraps
+	// what Close was given, or what ended the connection.
+	Closed(c *Conn, err error)
+}
+
+// Options says how to connect. Zero bounds mean their Default.
+type Options struct {
+	Hello *nodepb.Hello // of this node; protocol 0 means this build's versions
+	// TLS is a server's configuration for Serve and a client's for NewPool; nil
+	// sends plainly (in-memory networks, tests).
+	TLS *tls.Config
+	// Dial opens the transport of a Pool; nil means TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+
+	OutboxBytes      int // for each connection
+	Heartbeat        time.Duration
+	Silence          time.Duration
+	HandshakeTimeout time.Duration
+	CloseLinger      time.Duration
+	BackoffMin       time.Duration
+	BackoffMax       time.Duration
+	MaxConns         int
+
+	Counters *Counters    // where to count; nil: nowhere visible
+	Log      *slog.Logger // refused peers; nil: discarded
+}
+
+// Counters counts over all connections that share it. Byte counts include
+// frame headers and leave out TLS.
+type Counters struct {
+	FramesIn, FramesOut atomic.Uint64
+	BytesIn, BytesOut   atomic.Uint64
+	OutboxFull          atomic.Uint64 // frames refused by a full outbox
+	Silent              atomic.Uint64 // connections ended by ErrSilent or ErrStalled
+	Refused             atomic.Uint64 // strangers, other versions, too many
+	DialErrors          atomic.Uint64
+	Conns               atomic.Int64 // open now
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if o.Hello == nil {
+		return o, fmt.Errorf("%w: Options.Hello is not set", ErrHandshake)
+	}
+	o.Hello = proto.CloneOf(o.Hello)
+	if o.Hello.Protocol == 0 {
+		o.Hello.Protocol, o.Hello.ProtocolMin = Protocol, ProtocolMin
+	}
+	if o.Dial == nil {
+		o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "tcp", addr)
+		}
+	}
+	if o.Counters == nil {
+		o.Counters = new(Counters)
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	setDefault(&o.OutboxBytes, DefaultOutboxBytes)
+	setDefault(&o.MaxConns, DefaultMaxConns)
+	setDefault(&o.Heartbeat, DefaultHeartbeat)
+	setDefault(&o.Silence, DefaultSilence)
+	setDefault(&o.HandshakeTimeout, DefaultHandshakeTimeout)
+	setDefault(&o.CloseLinger, DefaultCloseLinger)
+	setDefault(&o.BackoffMin, DefaultBackoffMin)
+	setDefault(&o.BackoffMax, DefaultBackoffMax)
+	return o, nil
+}
+
+func setDefault[T int | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}

@@ -1,0 +1,116 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// Accept errors other than a closed listener are mostly a lack of file
+// descriptors: they are waited out, but not for ever.
+const (
+	maxAcceptFailures = 16 // in a row
+	acceptPauseMin    = 5 * time.Millisecond
+	acceptPauseMax    = time.Second
+)
+
+// Serve accepts peers on l until ctx ends, and then closes them all (each gets
+// what was queued for it, within CloseLinger). It owns l. It returns when every
+// connection's Closed has returned: nil after ctx, else why accepting failed.
+func Serve(ctx context.Context, l net.Listener, o Options, h Handler) error {
+	o, err := o.withDefaults()
+	if err != nil {
+		l.Close()
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	defer l.Close()
+
+	slots := make(chan struct{}, o.MaxConns)
+	pause, failures := acceptPauseMin, 0
+	for {
+		raw, err := l.Accept()
+		if ctx.Err() != nil {
+			if err == nil {
+				raw.Close()
+			}
+			return nil
+		}
+		if err != nil {
+			failures++
+			if errors.Is(err, net.ErrClosed) || failures >= maxAcceptFailures {
+				return fmt.Errorf("rpc: accepting on %v: %w", l.Addr(), err)
+			}
+			o.Log.Warn("accepting a node failed", "address", l.Addr().String(), "error", err)
+			wait(ctx, pause)
+			pause = min(2*pause, acceptPauseMax)
+			continue
+		}
+		pause, failures = acceptPauseMin, 0
+		select {
+		case slots <- struct{}{}:
+		default:
+			raw.Close()
+			o.Counters.Refused.Add(1)
+			o.Log.Warn("refused a node", "address", raw.RemoteAddr().String(),
+				"error", fmt.Errorf("%w: %d are open", ErrTooManyConns, o.MaxConns))
+			continue
+		}
+		conns.Go(func() {
+			defer func() { <-slots }()
+			serveConn(ctx, raw, o, h)
+		})
+	}
+}
+
+func serveConn(ctx context.Context, raw net.Conn, o Options, h Handler) {
+	nc, err := secure(ctx, raw, o, tls.Server)
+	if err == nil {
+		c := newConn(raw, nc, o, h)
+		stop := context.AfterFunc(ctx, func() { c.Close(nil) })
+		defer stop()
+		c.run()
+		if c.opened {
+			return
+		}
+		err = c.Err()
+	}
+	if ctx.Err() == nil {
+		o.Counters.Refused.Add(1)
+		o.Log.Warn("refused a node", "address", raw.RemoteAddr().String(), "error", err)
+	}
+}
+
+// secure wraps a transport in TLS where the options ask for it. It closes the
+// transport on an error.
+func secure(ctx context.Context, raw net.Conn, o Options, wrap func(net.Conn, *tls.Config) *tls.Conn) (net.Conn, error) {
+	if o.TLS == nil {
+		return raw, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
+	defer cancel()
+	t := wrap(raw, o.TLS)
+	if err := t.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return nil, fmt.Errorf("%w: TLS with %s: %w", ErrHandshake, raw.RemoteAddr(), err)
+	}
+	return t, nil
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,197 @@
+package tlsconf
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+)
+
+// How long certificates last. A node's is renewed by IssueNode, which running
+// nodes notice; a new authority needs a new cluster.
+const (
+	CALifetime   = 10 * 365 * 24 * time.Hour
+	NodeLifetime = 365 * 24 * time.Hour
+	// clockSkew: certificates are valid from a little before they were made, for
+	// nodes whose clocks are behind.
+	clockSkew = 5 * time.Minute
+)
+
+const secretBytes = 32
+
+// ErrExists says that a cluster's authority is already there.
+var ErrExists = errors.New("tlsconf: there is a certificate authority already")
+
+// ErrName says that a node cannot be called so.
+var ErrName = errors.New("tlsconf: a node's name has 1 to 63 letters, digits, '-', '_' or '.', and begins with a letter or digit")
+
+var nodeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+// CreateCA makes a cluster's certificate authority and gossip secret in dir. It
+// refuses with ErrExists to replace one: every node would become a stranger.
+func CreateCA(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("tlsconf: making an authority: %w", err)
+	}
+	for _, f := range []string{CACertFile, caKeyFile, SecretFile} {
+		if _, err := os.Stat(filepath.Join(dir, f)); err == nil {
+			return fmt.Errorf("%w: %s", ErrExists, filepath.Join(dir, f))
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("tlsconf: making an authority: %w", err)
+		}
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return fmt.Errorf("tlsconf: making an authority: %w", err)
+	}
+	t := certificate("tandem cluster", CALifetime)
+	t.IsCA, t.BasicConstraintsValid, t.MaxPathLenZero = true, true, true
+	t.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
+	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	if err != nil {
+		return fmt.Errorf("tlsconf: making an authority: %w", err)
+	}
+	secret := make([]byte, secretBytes)
+	if _, err := rand.Read(secret); err != nil {
+		return fmt.Errorf("tlsconf: making a gossip secret: %w", err)
+	}
+	if err := writeKey(filepath.Join(dir, caKeyFile), key); err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(dir, SecretFile), []byte(hex.EncodeToString(secret)+"\n"), 0o600); err != nil {
+		return err
+	}
+	return writeCert(filepath.Join(dir, CACertFile), der)
+}
+
+// IssueNode makes, or renews, the material of one node under the authority in
+// dir: the folder dir/name, all that Load needs, for copying to the node's machine.
+// Hosts are the names and IP addresses by which clients other than Tandem's
+// nodes may know it; nodes themselves check NodeDNSName.
+func IssueNode(dir, name string, hosts []string) (nodeDir string, err error) {
+	if !nodeName.MatchString(name) {
+		return "", fmt.Errorf("%w: %q", ErrName, name)
+	}
+	ca, caKey, err := loadCA(dir)
+	if err != nil {
+		return "", err
+	}
+	secret, err := os.ReadFile(filepath.Join(dir, SecretFile))
+	if err != nil {
+		return "", fmt.Errorf("tlsconf: issuing for %s: %w", name, err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return "", fmt.Errorf("tlsconf: issuing for %s: %w", name, err)
+	}
+	t := certificate(name, NodeLifetime)
+	t.KeyUsage = x509.KeyUsageDigitalSignature
+	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	t.DNSNames = []string{NodeDNSName}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		} else {
+			t.DNSNames = append(t.DNSNames, h)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, ca, key.Public(), caKey)
+	if err != nil {
+		return "", fmt.Errorf("tlsconf: issuing for %s: %w", name, err)
+	}
+	nodeDir = filepath.Join(dir, name)
+	if err := os.MkdirAll(nodeDir, 0o700); err != nil {
+		return "", fmt.Errorf("tlsconf: issuing for %s: %w", name, err)
+	}
+	return nodeDir, errors.Join(
+		writeCert(filepath.Join(nodeDir, CACertFile), ca.Raw),
+		writeFile(filepath.Join(nodeDir, SecretFile), secret, 0o600),
+		writeKey(filepath.Join(nodeDir, NodeKeyFile), key),
+		writeCert(filepath.Join(nodeDir, NodeCertFile), der),
+	)
+}
+
+func certificate(name string, lifetime time.Duration) *x509.Certificate {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		panic("tlsconf: the system has no randomness: " + err.Error())
+	}
+	now := time.Now()
+	return &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: name, Organization: []string{"tandem"}},
+		NotBefore:    now.Add(-clockSkew),
+		NotAfter:     now.Add(lifetime),
+	}
+}
+
+func loadCA(dir string) (*x509.Certificate, crypto.Signer, error) {
+	cert, err := os.ReadFile(filepath.Join(dir, CACertFile))
+	if err != nil {
+		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %w", err)
+	}
+	key, err := os.ReadFile(filepath.Join(dir, caKeyFile))
+	if err != nil {
+		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %w", err)
+	}
+	cb, _ := pem.Decode(cert)
+	kb, _ := pem.Decode(key)
+	if cb == nil || kb == nil {
+		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %s has no PEM in %s or %s", dir, CACertFile, caKeyFile)
+	}
+	c, err := x509.ParseCertificate(cb.Bytes)
+	if err != nil {
+		return nil, nil, fmt.Errorf("tlsconf: reading the authority in %s: %w", dir, err)
+	}
+	k, err := x509.ParsePKCS8PrivateKey(kb.Bytes)
+	if err != nil {
+		return nil, nil, fmt.Errorf("tlsconf: reading the authority in %s: %w", dir, err)
+	}
+	s, ok := k.(crypto.Signer)
+	if !ok {
+		return nil, nil, fmt.Errorf("tlsconf: the authority's key in %s is a %T, which cannot sign", dir, k)
+	}
+	return c, s, nil
+}
+
+func writeCert(path string, der []byte) error {
+	return writeFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644)
+}
+
+func writeKey(path string, key *ecdsa.PrivateKey) error {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return fmt.Errorf("tlsconf: encoding %s: %w", path, err)
+	}
+	return writeFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
+}
+
+// writeFile replaces a file at once: a reader sees the old content or the new.
+func writeFile(path string, b []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // created with 0600
+	if err != nil {
+		return fmt.Errorf("tlsconf: writing %s: %w", path, err)
+	}
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Chmod(mode), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("tlsconf: writing %s: %w", path, err), os.Remove(f.Name()))
+	}
+	return nil
+}

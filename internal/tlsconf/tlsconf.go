@@ -1,0 +1,235 @@
+// Package tlsconf makes and loads what a cluster's nodes know each other by: a
+// certificate authority, a certificate for each node, and a secret for gossip.
+//
+// Algorithm: a node's folder holds the authority's certificate, the node's
+// certificate and key, and the secret. Load reads them and watches the folder;
+// when files change it reads them all again and takes them only if they fit
+// together, so that a renewal that is half written changes nothing. Each TLS
+// handshake uses what is current then; connections that stand are left alone.
+//
+// Invariant: both sides of a connection made with Server and Client hold a
+// certificate that chains to the authority and names NodeDNSName, in TLS 1.3;
+// anyone else is refused, whatever address they come from.
+//
+// The package does not serve the certificates of the public HTTP listener, does
+// not revoke (make a new authority), and does not change the gossip key of a
+// running cluster.
+package tlsconf
+
+import (
+	"crypto/hkdf"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// The files of a node's folder; the authority's folder has its key besides.
+const (
+	CACertFile   = "ca.crt"
+	NodeCertFile = "node.crt"
+	NodeKeyFile  = "node.key"
+	SecretFile   = "gossip.secret"
+	caKeyFile    = "ca.key"
+)
+
+// NodeDNSName is in every node's certificate and is what peers check: nodes come
+// and go with any address, so that addresses prove nothing.
+const NodeDNSName = "tandem-node"
+
+// GossipKeyBytes: an AES-256 key.
+const GossipKeyBytes = 32
+
+// reloadDelay lets a renewal that writes several files finish first.
+const reloadDelay = 100 * time.Millisecond
+
+// What can be wrong with a node's folder or with a peer.
+var (
+	ErrMaterial = errors.New("tlsconf: unusable certificates")
+	ErrStranger = errors.New("tlsconf: peer is not a node of this cluster")
+)
+
+// Material is a node's identity, kept current with its folder.
+type Material struct {
+	dir     string
+	log     *slog.Logger
+	now     atomic.Pointer[material]
+	reloads atomic.Uint64
+	watcher *fsnotify.Watcher
+	ended   sync.WaitGroup
+}
+
+// material is one consistent reading of a folder; it is never changed.
+type material struct {
+	cert   tls.Certificate
+	roots  *x509.CertPool
+	gossip []byte // [GossipKeyBytes]
+}
+
+// Load reads a node's folder and follows its changes until Close.
+func Load(dir string, log *slog.Logger) (*Material, error) {
+	m := &Material{dir: dir, log: log}
+	cur, err := read(dir)
+	if err != nil {
+		return nil, err
+	}
+	m.now.Store(cur)
+	for _, f := range []string{NodeKeyFile, SecretFile} {
+		if s, err := os.Stat(filepath.Join(dir, f)); err == nil && s.Mode().Perm()&0o007 != 0 {
+			log.Warn("a private file can be read by every user", "file", filepath.Join(dir, f), "mode", s.Mode().Perm())
+		}
+	}
+	if m.watcher, err = fsnotify.NewWatcher(); err != nil {
+		return nil, fmt.Errorf("tlsconf: watching %s: %w", dir, err)
+	}
+	// The folder, not the files: renewals replace them.
+	if err := m.watcher.Add(dir); err != nil {
+		return nil, errors.Join(fmt.Errorf("tlsconf: watching %s: %w", dir, err), m.watcher.Close())
+	}
+	m.ended.Go(m.watch)
+	return m, nil
+}
+
+// Close stops following the folder; configurations that were given out keep
+// working with what was read last.
+func (m *Material) Close() error {
+	err := m.watcher.Close()
+	m.ended.Wait()
+	return err
+}
+
+// Reloads counts how often changed files were taken.
+func (m *Material) Reloads() uint64 { return m.reloads.Load() }
+
+// GossipKey is derived from the folder's secret, as it was read last.
+func (m *Material) GossipKey() []byte {
+	return append([]byte(nil), m.now.Load().gossip...)
+}
+
+// Server is the configuration of a listener for nodes.
+func (m *Material) Server() *tls.Config { return m.mutual() }
+
+// Client is the configuration for dialling nodes.
+func (m *Material) Client() *tls.Config { return m.mutual() }
+
+// mutual serves both directions: each side asks for the other's certificate, and
+// VerifyConnection, which TLS calls in every handshake, replaces the verification
+// that would only know the authority and the names of the day it was set up.
+func (m *Material) mutual() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: NodeDNSName,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return &m.now.Load().cert, nil
+		},
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &m.now.Load().cert, nil
+		},
+		ClientAuth:             tls.RequireAnyClientCert,
+		InsecureSkipVerify:     true, // in favour of:
+		VerifyConnection:       func(s tls.ConnectionState) error { return m.now.Load().verify(s) },
+		SessionTicketsDisabled: true, // a renewed authority must be asked again
+	}
+}
+
+func (m *material) verify(s tls.ConnectionState) error {
+	if s.Version < tls.VersionTLS13 || len(s.PeerCertificates) == 0 {
+		return fmt.Errorf("%w: it showed no certificate", ErrStranger)
+	}
+	o := x509.VerifyOptions{
+		Roots:         m.roots,
+		Intermediates: x509.NewCertPool(),
+		DNSName:       NodeDNSName,
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	for _, c := range s.PeerCertificates[1:] {
+		o.Intermediates.AddCert(c)
+	}
+	leaf := s.PeerCertificates[0]
+	if _, err := leaf.Verify(o); err != nil {
+		return fmt.Errorf("%w: certificate of %q: %w", ErrStranger, leaf.Subject.CommonName, err)
+	}
+	return nil
+}
+
+// read takes a folder's files if they fit together.
+func read(dir string) (*material, error) {
+	var files [4][]byte
+	for i, f := range []string{CACertFile, NodeCertFile, NodeKeyFile, SecretFile} {
+		b, err := os.ReadFile(filepath.Join(dir, f))
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrMaterial, err)
+		}
+		files[i] = b
+	}
+	m := &material{roots: x509.NewCertPool()}
+	if !m.roots.AppendCertsFromPEM(files[0]) {
+		return nil, fmt.Errorf("%w: no certificate in %s", ErrMaterial, filepath.Join(dir, CACertFile))
+	}
+	var err error
+	if m.cert, err = tls.X509KeyPair(files[1], files[2]); err != nil {
+		return nil, fmt.Errorf("%w: %s and %s in %s: %w", ErrMaterial, NodeCertFile, NodeKeyFile, dir, err)
+	}
+	self := tls.ConnectionState{Version: tls.VersionTLS13}
+	for _, der := range m.cert.Certificate {
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrMaterial, filepath.Join(dir, NodeCertFile), err)
+		}
+		self.PeerCertificates = append(self.PeerCertificates, c)
+	}
+	if err := m.verify(self); err != nil {
+		return nil, fmt.Errorf("%w: %s would be refused by its peers: %w", ErrMaterial, filepath.Join(dir, NodeCertFile), err)
+	}
+	secret, err := hex.DecodeString(strings.TrimSpace(string(files[3])))
+	if err != nil || len(secret) < secretBytes {
+		return nil, fmt.Errorf("%w: %s is not %d bytes in hexadecimal", ErrMaterial, filepath.Join(dir, SecretFile), secretBytes)
+	}
+	if m.gossip, err = hkdf.Key(sha256.New, secret, nil, "tandem gossip 1", GossipKeyBytes); err != nil {
+		return nil, fmt.Errorf("%w: deriving the gossip key: %w", ErrMaterial, err)
+	}
+	return m, nil
+}
+
+// watch reads the folder again when it changed and has then been still.
+func (m *Material) watch() {
+	still := time.NewTimer(reloadDelay)
+	still.Stop()
+	defer still.Stop()
+	for {
+		select {
+		case _, ok := <-m.watcher.Events:
+			if !ok {
+				return
+			}
+			still.Reset(reloadDelay)
+		case err, ok := <-m.watcher.Errors:
+			if !ok {
+				return
+			}
+			// Events may have been lost: look.
+			m.log.Warn("watching certificates failed", "folder", m.dir, "error", err)
+			still.Reset(reloadDelay)
+		case <-still.C:
+			cur, err := read(m.dir)
+			if err != nil {
+				m.log.Error("changed certificates are not taken, the old ones stay", "error", err)
+				continue
+			}
+			m.now.Store(cur)
+			m.reloads.Add(1)
+			m.log.Info("certificates reloaded", "folder", m.dir, "valid_until", cur.cert.Leaf.NotAfter)
+		}
+	}
+}

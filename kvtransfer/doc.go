@@ -1,0 +1,44 @@
+// Package kvtransfer moves pages of registered memory from one node to another, and never anywhere else.
+//
+// Both ends register regions: one KV layer's memory each, nPages × Layout.PageBytes, one page being what all layers of a block
+// table call by the same number. The reader (a decode node) grants a list of its pages under a lease; the grant is opaque bytes that
+// reach the writer (a prefill node) with the request. The writer opens it as a Push and sends its own pages, region by region as
+// layers are computed and in any order, to the positions of that list. When every (region, position) has landed and matched its
+// CRC32C the reader reports Arrived and the writer's Wait returns; anything else ends in Failed at the reader, then Released once no
+// write can land any more, and in an error at the writer.
+//
+// A pair of nodes shares one session: a control connection and Connections data connections, dialed by the writer at its first
+// push and kept for the next. A session lives and dies as one; its death fails the leases and pushes that used it. There is no
+// resending within a lease: the owner gets a new grant, here or elsewhere, or computes the prompt itself.
+//
+// # Protocol
+//
+// All integers are little endian; every message carries a CRC32C (Castagnoli) of itself in its last four bytes, so that a damaged
+// message ends the session rather than being obeyed. Constants and layouts stand in wire.go (connections) and grant.go (the grant).
+//
+//	writer                                   reader
+//	hello {session, control}          ────→           epoch, layout and version must match, else welcome says why not
+//	                                  ←────  welcome
+//	hello {session, data} × n         ────→           each on its own connection
+//	                                  ←────  welcome
+//	renew {lease, progress}           ────→           binds the lease to this session; progress moves its expiry
+//	frame {lease, region, index, crc…} pages ─→       on any data connection
+//	                                  ←────  done {lease}     all pieces landed and matched
+//	                                  ←────  gone {lease, why}: expired, cancelled, checksum, unknown; in answer to renewals and frames too
+//	abort {lease, why}                ────→           ends the lease
+//	                                  ←────  aborted {lease}  after which nothing more lands
+//	ping                              ────→           each PingInterval
+//	                                  ←────  pong             silence for PeerTimeout ends the session
+//
+// A page lands only by a read that began while its lease was live. On plain TCP a read is one system call on bytes that are already
+// there, so none outlasts its lease by more than that call; over TLS and Mem a read may be waiting for the peer inside the page, and then the pages
+// stay quarantined until it returns or, after QuarantineTimeout, the session is closed under it. Bytes of a lease that is
+// over are read into scratch and counted.
+//
+// Invariant: after Arrived or Released of a lease no byte from the network is written to its pages, and Arrived means that each
+// page holds what the writer's page held when it was sent.
+//
+// The package does not know models, requests or blocks, does not choose nodes, retries nothing but connecting, and does not keep source pages
+// alive: the owner holds them until Wait or Abort has returned (or OnSent told). Without TLS the epoch in a grant is the only thing
+// that keeps strangers out, and it travels in clear.
+package kvtransfer

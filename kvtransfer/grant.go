@@ -1,0 +1,96 @@
+package kvtransfer
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/tandem-serving/tandem/kvtransfer/lease"
+)
+
+const (
+	grantTLS      = 1 // flag: the reader's connections are TLS
+	maxGrantAddrs = 8
+)
+
+// grant is what the opaque bytes say. Layout on the wire, then the CRC32C of it all:
+//
+//	magic u32 | version u8 | flags u8 | nAddrs u8 | 0 | lease key 16 | layout 16 | duration ns u64 | nPages u32
+//	node name: length u8, bytes | nAddrs × (length u8, bytes) | nPages × page u32
+//
+// The page numbers are for transports whose writer places the bytes itself; over connections the reader does.
+type grant struct {
+	key      lease.Key
+	layout   Layout // the reader's
+	duration time.Duration
+	tls      bool
+	node     string   // the reader's name
+	addrs    []string // where it listens; tried in order
+	pages    []int32  // [index] the reader's page
+}
+
+const grantFixed = 4 + 4 + 16 + 16 + 8 + 4
+
+func (g *grant) encode() []byte {
+	b := make([]byte, grantFixed, grantFixed+64+4*len(g.pages))
+	le.PutUint32(b, magicGrant)
+	b[4] = Version
+	if g.tls {
+		b[5] = grantTLS
+	}
+	b[6] = byte(len(g.addrs))
+	putKey(b[8:], g.key)
+	putLayout(b[24:], g.layout)
+	le.PutUint64(b[40:], uint64(g.duration))
+	le.PutUint32(b[48:], uint32(len(g.pages)))
+	for _, s := range append([]string{g.node}, g.addrs...) {
+		b = append(b, byte(len(s)))
+		b = append(b, s...)
+	}
+	for _, p := range g.pages {
+		b = le.AppendUint32(b, uint32(p))
+	}
+	b = append(b, 0, 0, 0, 0)
+	seal(b)
+	return b
+}
+
+// decodeGrant reads and checks a grant; everything in it is bounded by its own length.
+func decodeGrant(b []byte) (*grant, error) {
+	if len(b) < grantFixed+4 {
+		return nil, fmt.Errorf("%w: %d bytes", ErrGrant, len(b))
+	}
+	if err := unseal(b, magicGrant, "grant"); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrGrant, err)
+	}
+	if b[4] != Version {
+		return nil, fmt.Errorf("%w: grant of version %d, want %d", ErrVersion, b[4], Version)
+	}
+	g := &grant{key: getKey(b[8:]), layout: getLayout(b[24:]), duration: time.Duration(le.Uint64(b[40:])), tls: b[5]&grantTLS != 0}
+	nAddrs, nPages := int(b[6]), int(le.Uint32(b[48:]))
+	rest := b[grantFixed : len(b)-4]
+	for i := range 1 + nAddrs {
+		if len(rest) < 1 || len(rest) < 1+int(rest[0]) {
+			return nil, fmt.Errorf("%w: cut off in name %d of %d", ErrGrant, i, 1+nAddrs)
+		}
+		s := string(rest[1 : 1+int(rest[0])])
+		rest = rest[1+len(s):]
+		if i == 0 {
+			g.node = s
+		} else {
+			g.addrs = append(g.addrs, s)
+		}
+	}
+	if nAddrs < 1 || nAddrs > maxGrantAddrs || nPages < 1 || nPages > MaxGrantPages || len(rest) != 4*nPages {
+		return nil, fmt.Errorf("%w: %d addresses, %d pages in %d bytes", ErrGrant, nAddrs, nPages, len(rest))
+	}
+	if g.duration <= 0 || g.key.Gen == 0 || g.layout.validate() != nil {
+		return nil, fmt.Errorf("%w: lease %v, duration %v, layout %v", ErrGrant, g.key, g.duration, g.layout)
+	}
+	g.pages = make([]int32, nPages)
+	for i := range g.pages {
+		if g.pages[i] = int32(le.Uint32(rest[4*i:])); g.pages[i] < 0 {
+			return nil, fmt.Errorf("%w: page %d", ErrGrant, le.Uint32(rest[4*i:]))
+		}
+	}
+	return g, nil
+}

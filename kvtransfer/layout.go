@@ -1,0 +1,68 @@
+package kvtransfer
+
+import "fmt"
+
+// Bounds on what a peer may claim; a layout or grant beyond them is refused before memory is set aside for it.
+const (
+	MaxRegions    = 1 << 12 // layers times what each keeps
+	MaxPageBytes  = 1 << 26
+	MaxGrantPages = 1 << 20
+	maxName       = 255 // bytes of a node's name or an address
+)
+
+// Layout is what both ends must agree on before a page means the same to both.
+type Layout struct {
+	Regions   int    // KV layers
+	PageBytes int    // bytes of one page of one region
+	Hash      uint64 // of everything else that gives the bytes their meaning: layer names, dtype, tokens per page, numerics class
+}
+
+func (l Layout) String() string {
+	return fmt.Sprintf("%016x (%d regions, pages of %d bytes)", l.Hash, l.Regions, l.PageBytes)
+}
+
+func (l Layout) validate() error {
+	if l.Regions < 1 || l.Regions > MaxRegions || l.PageBytes < 1 || l.PageBytes > MaxPageBytes {
+		return fmt.Errorf("%w: layout %v: want 1..%d regions and pages of 1..%d bytes", ErrArguments, l, MaxRegions, MaxPageBytes)
+	}
+	return nil
+}
+
+// Memory is the memory one end registers. Regions must not move while a Reader or Writer has them.
+type Memory interface {
+	// Region returns layer i's memory: nPages × Layout.PageBytes bytes, nPages being the same for all.
+	Region(i int) []byte
+}
+
+// regions is registered memory cut into pages.
+type regions struct {
+	layout Layout
+	nPages int
+	mem    [][]byte // [region] nPages × PageBytes
+}
+
+func register(l Layout, m Memory) (*regions, error) {
+	if err := l.validate(); err != nil {
+		return nil, err
+	}
+	if m == nil {
+		return nil, fmt.Errorf("%w: no memory", ErrArguments)
+	}
+	r := &regions{layout: l, mem: make([][]byte, l.Regions)}
+	for i := range r.mem {
+		r.mem[i] = m.Region(i)
+		if i == 0 {
+			r.nPages = len(r.mem[0]) / l.PageBytes
+		}
+		if r.nPages == 0 || len(r.mem[i]) != r.nPages*l.PageBytes {
+			return nil, fmt.Errorf("%w: region %d has %d bytes, want %d pages of %d", ErrArguments, i, len(r.mem[i]), r.nPages, l.PageBytes)
+		}
+	}
+	return r, nil
+}
+
+// page returns one page of one region.
+func (r *regions) page(region int, page int32) []byte {
+	at := int(page) * r.layout.PageBytes
+	return r.mem[region][at : at+r.layout.PageBytes : at+r.layout.PageBytes]
+}

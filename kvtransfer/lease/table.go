@@ -1,0 +1,377 @@
+// Package lease decides which writes may land in a reader's pages, and when those pages are its owner's again.
+//
+// A reader grants a lease over a list of pages; a piece is one (region, index) pair, that is, page list[index] of one
+// region, and a lease expects every piece exactly once. Before a byte is read from a connection the reader asks Admit (once per
+// frame: which pieces may land, and where) and BeginRead (before each read into the pages: is the lease still live); EndRead
+// says what landed. A lease that ends while a read is under way is quarantined and released by the last EndRead:
+//
+//	Free → Granted → Arriving → Complete              every piece landed and matched
+//	          └─────────┴────→ Quarantined → Released ended: expired, cancelled, aborted, broken
+//	          └─────────┴──────────────────→ Released the same with no read under way
+//
+// Complete and Released slots wait for Free, so that a slot is not granted again before its owner has been told.
+// A lease is named by (epoch, slot, generation): the epoch is drawn at each process start and the generation grows each time the slot
+// is granted, so a frame of any earlier lease is recognised whatever it says.
+//
+// Invariant: a page belongs to at most one lease that is not Complete, Released or Free, and BeginRead succeeds for
+// that lease alone; once a lease is Complete or Released no read into its pages is under way and none can begin.
+//
+// The package does not read clocks, sockets or memory: time comes in as a duration since any fixed start, and the caller
+// locks. It does not compare checksums; a piece that did not match is simply never reported as landed.
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+var (
+	ErrFull     = errors.New("lease: every slot is taken")
+	ErrPageBusy = errors.New("lease: page already under a lease")
+	ErrPages    = errors.New("lease: bad page list")
+	ErrDuration = errors.New("lease: duration is not positive")
+)
+
+// Key names one lease for ever: no two leases of any process share one.
+type Key struct {
+	Epoch uint64 // of the reader, random per process start
+	Slot  uint32 // in the reader's table
+	Gen   uint32 // grows each time the slot is granted; 0 is never granted
+}
+
+// String gives the key as it appears in logs and errors.
+func (k Key) String() string { return fmt.Sprintf("%016x/%d.%d", k.Epoch, k.Slot, k.Gen) }
+
+// State is where a lease is in its life.
+type State uint8
+
+const (
+	Free        State = iota // the slot holds no lease
+	Granted                  // nothing has come yet
+	Arriving                 // at least one piece was admitted
+	Complete                 // every piece landed; the pages are the owner's
+	Quarantined              // ended while a read is under way; the pages still belong to the network
+	Released                 // ended and fenced; the pages are the owner's
+	nStates
+)
+
+func (s State) String() string {
+	return [...]string{"free", "granted", "arriving", "complete", "quarantined", "released"}[s]
+}
+
+// live says whether writes may still land.
+func (s State) live() bool { return s == Granted || s == Arriving }
+
+// Verdict is Admit's answer about a frame.
+type Verdict uint8
+
+const (
+	Admitted Verdict = iota // pieces with a page may land, those with NoPage may not
+	Stale                   // not a live lease of this epoch and generation, or another writer's: drain it
+	Invalid                 // the lease is live but the frame names a piece it does not have
+)
+
+// NoPage marks a piece that must not land: it was admitted before.
+const NoPage = int32(-1)
+
+// Options size a table.
+type Options struct {
+	Epoch      uint64        // of this process
+	Regions    int           // regions each page list applies to
+	Pages      int           // pages per region
+	MaxLeases  int           // slots; Grant refuses beyond
+	Quarantine time.Duration // how long a quarantined lease may wait for its reads before Expire reports it as overdue
+}
+
+// Counts are totals since the table was made, and the leases that are in each state now.
+type Counts struct {
+	Granted         uint64 // leases ever granted
+	Completed       uint64 // of these, complete
+	Ended           uint64 // of these, ended before completion
+	Expired         uint64 // of the ended, by silence
+	Quarantines     uint64 // of the ended, that had a read under way
+	StaleFrames     uint64 // frames refused by Admit, and reads refused by BeginRead
+	StalePieces     uint64 // pieces in those
+	DuplicatePieces uint64 // pieces of a live lease that had been admitted before
+	ByState         [nStates]int
+}
+
+type slot struct {
+	gen      uint32
+	state    State
+	overdue  bool          // Expire has reported this quarantine
+	writer   uint64        // the one connection group that may write; 0 until the first that tries
+	pages    []int32       // [index] page
+	claimed  bitset        // [region*len(pages)+index] admitted once
+	landed   bitset        // same shape; subset of claimed
+	nLanded  int           // bits set in landed
+	nReads   int           // reads into the pages under way
+	duration time.Duration // silence that expires the lease
+	deadline time.Duration // live: when it expires; quarantined: when it is overdue
+	progress uint64        // highest the writer has told
+}
+
+// Table holds a reader's leases. It is not safe for concurrent use.
+type Table struct {
+	o      Options
+	slots  []slot
+	free   []uint32 // slots to grant again, last freed first
+	owner  []uint32 // [page] slot+1 of the lease that holds it, or 0
+	counts Counts
+}
+
+// New returns an empty table.
+func New(o Options) *Table {
+	return &Table{o: o, owner: make([]uint32, o.Pages)}
+}
+
+// Grant leases pages to whoever presents the returned key; it expires after duration without progress. The table keeps pages.
+func (t *Table) Grant(now time.Duration, pages []int32, duration time.Duration) (Key, error) {
+	if duration <= 0 {
+		return Key{}, fmt.Errorf("%w: %v", ErrDuration, duration)
+	}
+	if len(pages) == 0 || len(pages) > t.o.Pages {
+		return Key{}, fmt.Errorf("%w: %d pages of %d", ErrPages, len(pages), t.o.Pages)
+	}
+	i, err := t.takeSlot()
+	if err != nil {
+		return Key{}, err
+	}
+	for n, p := range pages {
+		if p >= 0 && int(p) < t.o.Pages && t.owner[p] == 0 {
+			t.owner[p] = i + 1
+			continue
+		}
+		for _, q := range pages[:n] {
+			t.owner[q] = 0
+		}
+		t.free = append(t.free, i)
+		if p < 0 || int(p) >= t.o.Pages {
+			return Key{}, fmt.Errorf("%w: page %d of %d", ErrPages, p, t.o.Pages)
+		}
+		return Key{}, fmt.Errorf("%w: page %d", ErrPageBusy, p)
+	}
+	s := &t.slots[i]
+	nPieces := len(pages) * t.o.Regions
+	*s = slot{
+		gen: s.gen + 1, state: Granted, pages: pages,
+		claimed: newBitset(nPieces), landed: newBitset(nPieces),
+		duration: duration, deadline: now + duration,
+	}
+	t.counts.Granted++
+	return Key{t.o.Epoch, i, s.gen}, nil
+}
+
+// takeSlot hands out a free slot. A slot whose generation is used up is not handed out again.
+func (t *Table) takeSlot() (uint32, error) {
+	for len(t.free) > 0 {
+		i := t.free[len(t.free)-1]
+		t.free = t.free[:len(t.free)-1]
+		if t.slots[i].gen < math.MaxUint32 {
+			return i, nil
+		}
+	}
+	if len(t.slots) >= t.o.MaxLeases {
+		return 0, fmt.Errorf("%w: %d", ErrFull, t.o.MaxLeases)
+	}
+	t.slots = append(t.slots, slot{})
+	return uint32(len(t.slots) - 1), nil
+}
+
+// find returns the slot of k if k is its current lease.
+func (t *Table) find(k Key) *slot {
+	if k.Epoch != t.o.Epoch || int(k.Slot) >= len(t.slots) || k.Gen == 0 {
+		return nil
+	}
+	if s := &t.slots[k.Slot]; s.gen == k.Gen && s.state != Free {
+		return s
+	}
+	return nil
+}
+
+// live returns the slot of k if writer may write under it, binding the lease to the first writer that asks.
+func (t *Table) live(k Key, writer uint64) *slot {
+	s := t.find(k)
+	if s == nil || !s.state.live() || (s.writer != 0 && s.writer != writer) {
+		return nil
+	}
+	s.writer = writer
+	return s
+}
+
+// Renew moves the expiry of a live lease if progress is beyond what the writer told before, and says whether the lease is live.
+func (t *Table) Renew(now time.Duration, k Key, writer, progress uint64) bool {
+	s := t.live(k, writer)
+	if s == nil {
+		return false
+	}
+	if progress > s.progress {
+		s.progress = progress
+		s.deadline = now + s.duration
+	}
+	return true
+}
+
+// Admit asks whether a frame's pieces of one region may land and fills dst, as long as index, with their pages. A piece is
+// admitted once: a repetition gets NoPage.
+func (t *Table) Admit(k Key, writer uint64, region uint32, index []uint32, dst []int32) Verdict {
+	s := t.live(k, writer)
+	if s == nil {
+		t.counts.StaleFrames++
+		t.counts.StalePieces += uint64(len(index))
+		return Stale
+	}
+	if region >= uint32(t.o.Regions) {
+		return Invalid
+	}
+	for _, i := range index {
+		if i >= uint32(len(s.pages)) {
+			return Invalid
+		}
+	}
+	s.state = Arriving
+	for n, i := range index {
+		dst[n] = s.pages[i]
+		if !s.claimed.set(int(region)*len(s.pages) + int(i)) {
+			dst[n] = NoPage
+			t.counts.DuplicatePieces++
+		}
+	}
+	return Admitted
+}
+
+// BeginRead opens a read into pages that Admit gave for k and that have not landed; EndRead must follow. False: the lease ended since, nothing may be
+// read into its pages, and the frame's nPieces remaining pieces count as stale.
+func (t *Table) BeginRead(k Key, nPieces int) bool {
+	s := t.find(k)
+	if s == nil || s.state != Arriving {
+		t.counts.StaleFrames++
+		t.counts.StalePieces += uint64(nPieces)
+		return false
+	}
+	s.nReads++
+	return true
+}
+
+// EndRead closes a read and tells which pieces are now whole and matched; they renew the lease. It returns the lease's state:
+// Complete or Released are returned by exactly one EndRead, Quarantined means other reads are under way.
+func (t *Table) EndRead(now time.Duration, k Key, region uint32, landed []uint32) State {
+	s := t.find(k)
+	if s == nil || s.nReads == 0 {
+		panic(fmt.Sprintf("lease: EndRead of %v without BeginRead", k))
+	}
+	s.nReads--
+	if s.state == Quarantined {
+		if s.nReads == 0 {
+			t.release(s, Released)
+		}
+		return s.state
+	}
+	for _, i := range landed {
+		bit := int(region)*len(s.pages) + int(i)
+		if !s.claimed.has(bit) || !s.landed.set(bit) {
+			panic(fmt.Sprintf("lease: piece %d.%d of %v landed without admission or twice", region, i, k))
+		}
+		s.nLanded++
+		s.deadline = now + s.duration
+	}
+	if s.nLanded == len(s.pages)*t.o.Regions {
+		t.counts.Completed++
+		t.release(s, Complete)
+	}
+	return s.state
+}
+
+// End ends a live lease. ended is false if k was not live; released says that its pages are the owner's at once.
+func (t *Table) End(now time.Duration, k Key) (ended, released bool) {
+	s := t.find(k)
+	if s == nil || !s.state.live() {
+		return false, false
+	}
+	t.counts.Ended++
+	if s.nReads == 0 {
+		t.release(s, Released)
+		return true, true
+	}
+	t.counts.Quarantines++
+	s.state = Quarantined
+	s.deadline = now + t.o.Quarantine
+	return true, false
+}
+
+// release gives the pages back to their owner.
+func (t *Table) release(s *slot, to State) {
+	for _, p := range s.pages {
+		t.owner[p] = 0
+	}
+	s.state = to
+	s.pages, s.claimed, s.landed = nil, nil, nil
+}
+
+// Free makes the slot of a Complete or Released lease grantable again.
+func (t *Table) Free(k Key) {
+	s := t.find(k)
+	if s == nil || (s.state != Complete && s.state != Released) {
+		panic(fmt.Sprintf("lease: Free of %v, which is not over", k))
+	}
+	s.state = Free
+	t.free = append(t.free, k.Slot)
+}
+
+// Expiry is a lease that Expire ended.
+type Expiry struct {
+	Key      Key
+	Released bool // else quarantined
+}
+
+// Expire ends the live leases whose deadline has come, and names the quarantined ones, each once, whose reads did not end within
+// Options.Quarantine: their connections must be closed.
+func (t *Table) Expire(now time.Duration) (expired []Expiry, overdue []Key) {
+	for i := range t.slots {
+		s := &t.slots[i]
+		k := Key{t.o.Epoch, uint32(i), s.gen}
+		switch {
+		case s.state.live() && s.deadline <= now:
+			_, released := t.End(now, k)
+			t.counts.Expired++
+			expired = append(expired, Expiry{k, released})
+		case s.state == Quarantined && !s.overdue && s.deadline <= now:
+			s.overdue = true
+			overdue = append(overdue, k)
+		}
+	}
+	return expired, overdue
+}
+
+// NextDeadline returns when Expire will next have work if nothing else happens.
+func (t *Table) NextDeadline() (at time.Duration, ok bool) {
+	for i := range t.slots {
+		s := &t.slots[i]
+		if !s.state.live() && (s.state != Quarantined || s.overdue) {
+			continue
+		}
+		if !ok || s.deadline < at {
+			at, ok = s.deadline, true
+		}
+	}
+	return at, ok
+}
+
+// State returns where k is; Free if it is over and freed, or was never granted.
+func (t *Table) State(k Key) State {
+	if s := t.find(k); s != nil {
+		return s.state
+	}
+	return Free
+}
+
+// Counts returns the totals.
+func (t *Table) Counts() Counts {
+	c := t.counts
+	for i := range t.slots {
+		c.ByState[t.slots[i].state]++
+	}
+	return c
+}

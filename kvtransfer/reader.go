@@ -1,0 +1,465 @@
+package kvtransfer
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/kvtransfer/lease"
+)
+
+// ReaderOptions configure a Reader. Zero bounds take the defaults that stand beside them.
+type ReaderOptions struct {
+	Node      string      // this node's name in messages
+	Layout    Layout      // must equal each writer's
+	Memory    Memory      // where pages land
+	OnEvent   func(Event) // called from one goroutine, in order, with no lock held; it must not block for long nor call Close
+	Network   Network     // nil: TCP
+	Listen    string      // address to listen on
+	Advertise []string    // addresses that writers dial; none: the listener's own
+	TLS       *tls.Config // nil: plain; it should demand client certificates
+
+	MaxLeases         int           // 1024: more than decode nodes run requests; Grant says ErrBusy beyond
+	MaxSessions       int           // 256 writers at a time: a prefill node each
+	MaxHandshakes     int           // 64 connections that have not said hello yet; more are closed unread
+	HandshakeTimeout  time.Duration // 5 s for TLS and hello: a round trip or two
+	PeerTimeout       time.Duration // 10 s of silence, or of not reading, on a control connection: five pings
+	FrameTimeout      time.Duration // 30 s for the pages behind one header: 0.5 MiB at 140 kbit/s
+	QuarantineTimeout time.Duration // 1 s that an ended lease waits for a read before its session is closed
+	SocketBuffer      int           // 4 MiB receive buffer (measured 4–15 % faster than the kernel's own sizing); <0 leaves it to the kernel
+}
+
+func (o *ReaderOptions) setDefaults() {
+	if o.Network == nil {
+		o.Network = TCP{}
+	}
+	setDefault(&o.MaxLeases, 1024)
+	setDefault(&o.MaxSessions, 256)
+	setDefault(&o.MaxHandshakes, 64)
+	setDefault(&o.HandshakeTimeout, 5*time.Second)
+	setDefault(&o.PeerTimeout, 10*time.Second)
+	setDefault(&o.FrameTimeout, 30*time.Second)
+	setDefault(&o.QuarantineTimeout, time.Second)
+	setDefault(&o.SocketBuffer, 4<<20)
+}
+
+func setDefault[T int | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// maxDataConns bounds the data connections of one session, whatever the writer wants.
+const maxDataConns = 16
+
+// LeaseID names a lease of one Reader, never twice.
+type LeaseID uint64
+
+func idOf(k lease.Key) LeaseID { return LeaseID(uint64(k.Gen)<<32 | uint64(k.Slot)) }
+
+// GrantRequest asks for a lease.
+type GrantRequest struct {
+	// Pages are where the pieces land: position i of every region goes to Pages[i]. The owner keeps them untouched until
+	// Arrived or Released. Expected are len(Pages) × Layout.Regions pieces of Layout.PageBytes.
+	Pages []int32
+	// Duration is how long the writer may be silent: without landing pages and without telling progress.
+	Duration time.Duration
+}
+
+// Grant is a lease and the bytes that let a writer use it.
+type Grant struct {
+	Lease LeaseID
+	Wire  []byte // for Writer.Open; whoever has it may write the pages
+}
+
+// EventKind is what happened to a lease.
+type EventKind uint8
+
+const (
+	Arrived  EventKind = 1 + iota // every piece landed and matched; the pages are the owner's
+	Failed                        // it will never arrive; Err says why; the pages are still the network's
+	Released                      // after Failed: nothing can land any more; the pages are the owner's
+)
+
+func (k EventKind) String() string { return [...]string{"", "arrived", "failed", "released"}[k] }
+
+// Event tells a lease's end: Arrived alone, or Failed and later Released, each exactly once.
+type Event struct {
+	Kind  EventKind
+	Lease LeaseID
+	Err   error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
+}
+
+// Reader receives pages into registered memory.
+type Reader struct {
+	o     ReaderOptions
+	mem   *regions
+	epoch uint64
+	start time.Time // of the lease clock
+	ln    net.Listener
+	wake  chan struct{} // the expiry loop has an earlier deadline
+	done  chan struct{} // closed by Close
+	conns sync.WaitGroup
+	loops sync.WaitGroup
+
+	mu       sync.Mutex
+	table    *lease.Table
+	leases   map[lease.Key]*leaseInfo // granted and not yet told to the owner as over
+	sessions map[uint64]*readerSession
+	open     map[net.Conn]struct{} // every connection, so that Close can close it
+	nHello   int                   // of these, without a hello
+	events   []Event               // to be told; at most two per lease slot
+	told     *sync.Cond            // events or drained changed
+	drained  bool                  // no event comes any more
+	closed   bool
+	stats    ReaderStats
+}
+
+// leaseInfo is what the table does not know about a lease.
+type leaseInfo struct {
+	session  *readerSession // bound writer, or nil
+	ackAbort bool           // the session waits for msgAborted
+}
+
+// NewReader listens and registers memory.
+func NewReader(o ReaderOptions) (*Reader, error) {
+	o.setDefaults()
+	mem, err := register(o.Layout, o.Memory)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPeerTimeout(o.PeerTimeout); err != nil {
+		return nil, err
+	}
+	if o.OnEvent == nil || len(o.Node) > maxName {
+		return nil, fmt.Errorf("%w: OnEvent is needed, and a node name of at most %d bytes", ErrArguments, maxName)
+	}
+	ln, err := o.Network.Listen(o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("kvtransfer: listening on %q: %w", o.Listen, err)
+	}
+	if len(o.Advertise) == 0 {
+		o.Advertise = []string{ln.Addr().String()}
+	}
+	if len(o.Advertise) > maxGrantAddrs {
+		ln.Close()
+		return nil, fmt.Errorf("%w: %d addresses to advertise, want at most %d", ErrArguments, len(o.Advertise), maxGrantAddrs)
+	}
+	r := &Reader{
+		o: o, mem: mem, epoch: random64(), start: time.Now(), ln: ln,
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+		leases: make(map[lease.Key]*leaseInfo), sessions: make(map[uint64]*readerSession), open: make(map[net.Conn]struct{}),
+	}
+	r.told = sync.NewCond(&r.mu)
+	r.table = lease.New(lease.Options{
+		Epoch: r.epoch, Regions: o.Layout.Regions, Pages: mem.nPages, MaxLeases: o.MaxLeases, Quarantine: o.QuarantineTimeout,
+	})
+	r.loops.Go(r.acceptLoop)
+	r.loops.Go(r.expireLoop)
+	r.loops.Go(r.tellLoop)
+	return r, nil
+}
+
+// checkPeerTimeout refuses a bound that a healthy peer would break.
+func checkPeerTimeout(d time.Duration) error {
+	if d < 2*PingInterval {
+		return fmt.Errorf("%w: PeerTimeout %v, want at least two pings, %v", ErrArguments, d, 2*PingInterval)
+	}
+	return nil
+}
+
+// random64 returns a number that no other process draws; never 0.
+func random64() uint64 {
+	var b [8]byte
+	for {
+		rand.Read(b[:])
+		if v := le.Uint64(b[:]); v != 0 {
+			return v
+		}
+	}
+}
+
+func (r *Reader) now() time.Duration { return time.Since(r.start) }
+
+// Addr returns the listener's address.
+func (r *Reader) Addr() net.Addr { return r.ln.Addr() }
+
+// Grant leases pages to whoever opens the returned bytes.
+func (r *Reader) Grant(req GrantRequest) (Grant, error) {
+	if len(req.Pages) > MaxGrantPages {
+		return Grant{}, fmt.Errorf("%w: %d pages in a grant, want at most %d", ErrArguments, len(req.Pages), MaxGrantPages)
+	}
+	pages := append([]int32(nil), req.Pages...)
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return Grant{}, fmt.Errorf("%w: reader %q", ErrClosed, r.o.Node)
+	}
+	key, err := r.table.Grant(r.now(), pages, req.Duration)
+	if err == nil {
+		r.leases[key] = &leaseInfo{}
+	}
+	r.mu.Unlock()
+	switch {
+	case errors.Is(err, lease.ErrFull):
+		return Grant{}, fmt.Errorf("%w: %w", ErrBusy, err)
+	case err != nil:
+		return Grant{}, fmt.Errorf("%w: %w", ErrArguments, err)
+	}
+	signal(r.wake)
+	g := grant{
+		key: key, layout: r.o.Layout, duration: req.Duration, tls: r.o.TLS != nil,
+		node: r.o.Node, addrs: r.o.Advertise, pages: pages,
+	}
+	return Grant{Lease: idOf(key), Wire: g.encode()}, nil
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Cancel ends a lease: Failed with ErrCancelled and Released follow, and the writer is told. False: it was over already, its own
+// events have come or are about to.
+func (r *Reader) Cancel(id LeaseID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	k := lease.Key{Epoch: r.epoch, Slot: uint32(id), Gen: uint32(id >> 32)}
+	return r.endLocked(k, goneCancelled, ErrCancelled)
+}
+
+// Close ends every lease with ErrClosed, closes every connection, and returns when the last event has been told.
+func (r *Reader) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		r.loops.Wait()
+		return nil
+	}
+	r.closed = true
+	close(r.done)
+	for k := range r.leases {
+		r.endLocked(k, goneClosed, ErrClosed)
+	}
+	for _, s := range r.sessions {
+		r.closeSessionLocked(s, ErrClosed)
+	}
+	open := make([]net.Conn, 0, len(r.open))
+	for c := range r.open {
+		open = append(open, c)
+	}
+	r.mu.Unlock()
+	closeAll(open) // not under r.mu, see closeSessionLocked
+	err := r.ln.Close()
+	r.conns.Wait()
+	r.mu.Lock()
+	r.drained = true
+	r.told.Broadcast()
+	r.mu.Unlock()
+	r.loops.Wait()
+	return err
+}
+
+// Stats returns the counters.
+func (r *Reader) Stats() ReaderStats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s, c := r.stats, r.table.Counts()
+	s.StaleFrames, s.StalePieces, s.DuplicatePieces = c.StaleFrames, c.StalePieces, c.DuplicatePieces
+	s.LeasesGranted, s.LeasesArrived, s.LeasesFailed = c.Granted, c.Completed, c.Ended
+	s.LeasesExpired, s.LeasesQuarantined = c.Expired, c.Quarantines
+	s.Granted, s.Arriving, s.Quarantined = c.ByState[lease.Granted], c.ByState[lease.Arriving], c.ByState[lease.Quarantined]
+	s.Connections, s.Sessions = len(r.open), len(r.sessions)
+	return s
+}
+
+// Check verifies the conservation laws of leases, sessions and connections.
+func (r *Reader) Check() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.table.Check(); err != nil {
+		return err
+	}
+	nConns := r.nHello
+	for id, s := range r.sessions {
+		if s.closed || s.id != id {
+			return fmt.Errorf("kvtransfer: session %016x is listed but closed", id)
+		}
+		nConns += len(s.conns)
+	}
+	if nConns > len(r.open) {
+		return fmt.Errorf("kvtransfer: sessions hold %d connections but %d are open", nConns, len(r.open))
+	}
+	for k, l := range r.leases {
+		st := r.table.State(k)
+		if st == lease.Free {
+			return fmt.Errorf("kvtransfer: lease %v is known but freed", k)
+		}
+		if (st == lease.Granted || st == lease.Arriving) && l.session != nil && l.session.closed {
+			return fmt.Errorf("kvtransfer: lease %v is %v though its session is closed", k, st)
+		}
+	}
+	return nil
+}
+
+// endLocked ends a live lease for a reason, and says whether it was live.
+func (r *Reader) endLocked(k lease.Key, code goneCode, why error) bool {
+	ended, released := r.table.End(r.now(), k)
+	if ended {
+		r.endedLocked(k, code, why, released)
+	}
+	return ended
+}
+
+// endedLocked follows up a lease that the table has ended: the owner and the writer learn it.
+func (r *Reader) endedLocked(k lease.Key, code goneCode, why error, released bool) {
+	r.tellLocked(Event{Kind: Failed, Lease: idOf(k), Err: why})
+	l := r.leases[k]
+	if l.session != nil && !errors.Is(why, ErrAborted) {
+		r.postLocked(l.session, control{kind: msgGone, code: code, key: k})
+	}
+	if released {
+		r.releasedLocked(k)
+	} else {
+		signal(r.wake)
+	}
+}
+
+// releasedLocked follows up a lease whose pages the table has released.
+func (r *Reader) releasedLocked(k lease.Key) {
+	l := r.leases[k]
+	if l.ackAbort {
+		r.postLocked(l.session, control{kind: msgAborted, key: k})
+	}
+	r.tellLocked(Event{Kind: Released, Lease: idOf(k)})
+}
+
+func (r *Reader) tellLocked(e Event) {
+	r.events = append(r.events, e)
+	r.told.Broadcast()
+}
+
+// tellLoop gives events to the owner; a lease's slot can be granted again when its last event has been told.
+func (r *Reader) tellLoop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		for len(r.events) == 0 {
+			if r.drained {
+				return
+			}
+			r.told.Wait()
+		}
+		events := r.events
+		r.events = nil
+		r.mu.Unlock()
+		for _, e := range events {
+			r.o.OnEvent(e)
+		}
+		r.mu.Lock()
+		for _, e := range events {
+			if e.Kind != Failed {
+				k := lease.Key{Epoch: r.epoch, Slot: uint32(e.Lease), Gen: uint32(e.Lease >> 32)}
+				r.table.Free(k)
+				delete(r.leases, k)
+			}
+		}
+	}
+}
+
+// expireLoop ends silent leases, and closes sessions whose reads hold an ended lease's pages for too long.
+func (r *Reader) expireLoop() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		r.mu.Lock()
+		expired, overdue := r.table.Expire(r.now())
+		for _, e := range expired {
+			r.endedLocked(e.Key, goneExpired, ErrExpired, e.Released)
+		}
+		for _, k := range overdue {
+			if l := r.leases[k]; l != nil && l.session != nil {
+				r.closeSessionLocked(l.session, fmt.Errorf("%w: read of ended lease %v did not end", ErrTimeout, k))
+			}
+		}
+		at, ok := r.table.NextDeadline()
+		r.mu.Unlock()
+		wait := time.Hour
+		if ok {
+			wait = max(at-r.now(), 0)
+		}
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-r.wake:
+		case <-r.done:
+			return
+		}
+	}
+}
+
+// acceptLoop takes connections until the listener is closed.
+func (r *Reader) acceptLoop() {
+	for {
+		conn, err := r.ln.Accept()
+		if err != nil {
+			select {
+			case <-r.done:
+				return
+			case <-time.After(10 * time.Millisecond): // out of descriptors, or the listener broke: neither is worth spinning on
+				continue
+			}
+		}
+		r.mu.Lock()
+		if r.closed || r.nHello >= r.o.MaxHandshakes {
+			r.stats.Refused++
+			r.mu.Unlock()
+			conn.Close()
+			continue
+		}
+		r.open[conn] = struct{}{}
+		r.nHello++
+		r.conns.Go(func() { r.serve(conn) })
+		r.mu.Unlock()
+	}
+}
+
+// tune prepares a connection's socket; it does nothing to other connections.
+func tune(c net.Conn, bufferBytes int, write bool) {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	// An option the kernel refuses costs speed, not correctness, so the errors do not matter.
+	_ = t.SetNoDelay(true)
+	if bufferBytes < 0 {
+		return
+	}
+	if write {
+		_ = t.SetWriteBuffer(bufferBytes)
+	} else {
+		_ = t.SetReadBuffer(bufferBytes)
+	}
+}
+
+// secure puts TLS around a connection if c asks for it.
+func secure(ctx context.Context, conn net.Conn, c *tls.Config, server bool) (net.Conn, error) {
+	if c == nil {
+		return conn, nil
+	}
+	t := tls.Client(conn, c)
+	if server {
+		t = tls.Server(conn, c)
+	}
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, fmt.Errorf("kvtransfer: TLS with %v: %w", conn.RemoteAddr(), err)
+	}
+	return t, nil
+}

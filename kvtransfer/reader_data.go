@@ -1,0 +1,220 @@
+package kvtransfer
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"net"
+	"time"
+
+	"github.com/tandem-serving/tandem/kvtransfer/lease"
+)
+
+// windowBytes is how much one read may take: what was read is checksummed right after, and this much is still in the core's L2.
+const windowBytes = 256 << 10
+
+// windowPages is how many pages one read may scatter to.
+const windowPages = 8
+
+// pageReader reads once into d.window, between d.begin and d.end; when d.begin refuses it sets d.fenced and reads nothing.
+type pageReader interface {
+	read(d *dataReader) error
+}
+
+// dataReader receives one data connection's frames. It belongs to that connection's goroutine.
+type dataReader struct {
+	r    *Reader
+	s    *readerSession
+	conn net.Conn
+	in   pageReader
+
+	f       frame
+	target  [maxBatch]int32 // page each piece goes to; lease.NoPage: scratch
+	page    int             // of the frame, being read
+	off     int             // bytes of it that have come
+	crc     uint32          // of those
+	window  [][]byte        // where the next bytes go
+	claimed bool            // the window has a page of the lease, so that begin and end must ask the table
+	landed  []uint32        // indexes that became whole in this read and matched
+	bad     error           // a piece that did not match
+	fenced  bool            // the lease ended before the read
+	refused lease.Key       // the last lease this connection was told is gone, so that it is told once
+	scratch []byte          // one page, for what must not land
+}
+
+func newDataReader(r *Reader, s *readerSession, conn net.Conn) *dataReader {
+	d := &dataReader{
+		r: r, s: s, conn: conn,
+		window: make([][]byte, 0, windowPages), landed: make([]uint32, 0, windowPages),
+		scratch: make([]byte, r.o.Layout.PageBytes),
+	}
+	d.in = newPageReader(conn)
+	return d
+}
+
+// run reads frames until the connection ends.
+func (d *dataReader) run() error {
+	header := make([]byte, frameSize)
+	for {
+		// A quiet data connection is fine: the control connection tells whether the writer is alive.
+		d.conn.SetReadDeadline(time.Time{})
+		if _, err := io.ReadFull(d.conn, header); err != nil {
+			return err
+		}
+		if err := d.f.decode(header); err != nil {
+			return err
+		}
+		if err := d.admit(); err != nil {
+			return err
+		}
+		d.conn.SetReadDeadline(time.Now().Add(d.r.o.FrameTimeout))
+		if err := d.pages(); err != nil {
+			return err
+		}
+	}
+}
+
+// admit asks where the frame's pieces may land.
+func (d *dataReader) admit() error {
+	r := d.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if d.s.closed { // a lease bound to it now would have nobody to fail it
+		return net.ErrClosed
+	}
+	switch r.table.Admit(d.f.key, d.s.id, d.f.region, d.f.index[:d.f.count], d.target[:d.f.count]) {
+	case lease.Invalid:
+		return fmt.Errorf("%w: frame for region %d, pieces %v of lease %v", ErrProtocol, d.f.region, d.f.index[:d.f.count], d.f.key)
+	case lease.Stale:
+		d.drainLocked(0)
+	case lease.Admitted:
+		r.leases[d.f.key].session = d.s
+	}
+	return nil
+}
+
+// drainLocked sends what is left of the frame to scratch, and tells the writer that its lease is over.
+func (d *dataReader) drainLocked(from int) {
+	for i := from; i < d.f.count; i++ {
+		d.target[i] = lease.NoPage
+	}
+	if d.refused != d.f.key {
+		d.refused = d.f.key
+		d.r.postLocked(d.s, control{kind: msgGone, code: goneUnknown, key: d.f.key})
+	}
+}
+
+// pages reads the pages behind the header.
+func (d *dataReader) pages() error {
+	d.page, d.off, d.crc = 0, 0, 0
+	for d.page < d.f.count {
+		d.aim()
+		d.fenced = false
+		if err := d.in.read(d); err != nil {
+			return err
+		}
+		if d.fenced {
+			d.r.mu.Lock()
+			d.drainLocked(d.page)
+			d.r.mu.Unlock()
+		}
+	}
+	return nil
+}
+
+// aim points the window at the next bytes' places.
+func (d *dataReader) aim() {
+	d.window, d.claimed = d.window[:0], false
+	off, size := d.off, d.r.o.Layout.PageBytes
+	for i := d.page; i < d.f.count && len(d.window) < windowPages && (i == d.page || (i-d.page+1)*size <= windowBytes); i++ {
+		to := d.scratch
+		if d.target[i] != lease.NoPage {
+			to = d.r.mem.page(int(d.f.region), d.target[i])
+			d.claimed = true
+		}
+		d.window = append(d.window, to[off:])
+		off = 0
+	}
+}
+
+// begin asks whether the window's pages may still be written.
+func (d *dataReader) begin() bool {
+	if !d.claimed {
+		return true
+	}
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	d.fenced = !d.r.table.BeginRead(d.f.key, d.f.count-d.page)
+	return !d.fenced
+}
+
+// took accounts for n bytes that came into the window. It runs before end, while the pages are still fenced.
+func (d *dataReader) took(n int) {
+	for _, w := range d.window {
+		if n == 0 {
+			return
+		}
+		w = w[:min(n, len(w))]
+		n -= len(w)
+		d.off += len(w)
+		lands := d.target[d.page] != lease.NoPage
+		if lands {
+			d.crc = crc32.Update(d.crc, castagnoli, w)
+		}
+		if d.off < d.r.o.Layout.PageBytes {
+			return
+		}
+		if lands {
+			if d.crc == d.f.crc[d.page] {
+				d.landed = append(d.landed, d.f.index[d.page])
+			} else {
+				d.bad = fmt.Errorf("%w: piece %d of region %d has %08x, its header says %08x",
+					ErrChecksum, d.f.index[d.page], d.f.region, d.crc, d.f.crc[d.page])
+			}
+		}
+		d.page, d.off, d.crc = d.page+1, 0, 0
+	}
+}
+
+// end reports what landed.
+func (d *dataReader) end() {
+	if !d.claimed {
+		return
+	}
+	r, k := d.r, d.f.key
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stats.Pieces += uint64(len(d.landed))
+	r.stats.PayloadBytes += uint64(len(d.landed)) * uint64(r.o.Layout.PageBytes)
+	st := r.table.EndRead(r.now(), k, d.f.region, d.landed)
+	d.landed = d.landed[:0]
+	switch st {
+	case lease.Complete:
+		r.tellLocked(Event{Kind: Arrived, Lease: idOf(k)})
+		r.postLocked(d.s, control{kind: msgDone, key: k})
+	case lease.Released:
+		r.releasedLocked(k)
+	}
+	if d.bad != nil {
+		r.stats.ChecksumFailures++
+		r.endLocked(k, goneChecksum, d.bad)
+		d.bad = nil
+	}
+}
+
+// streamReader reads from connections that have only Read, one page at a time; the read may wait inside the page.
+type streamReader struct{ conn net.Conn }
+
+func (c streamReader) read(d *dataReader) error {
+	if !d.begin() {
+		return nil
+	}
+	n, err := c.conn.Read(d.window[0])
+	d.took(n)
+	d.end()
+	if n > 0 && errors.Is(err, io.EOF) {
+		return nil // the next read says it again
+	}
+	return err
+}

@@ -1,0 +1,61 @@
+package kvtransfer
+
+import (
+	"io"
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// readvReader scatters what a TCP socket holds over the window in one system call, and never waits inside a page.
+type readvReader struct {
+	raw syscall.RawConn
+	d   *dataReader
+	err error
+	try func(fd uintptr) bool // c.once, bound once
+}
+
+func newPageReader(conn net.Conn) pageReader {
+	t, ok := conn.(*net.TCPConn)
+	if !ok {
+		return streamReader{conn}
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return streamReader{conn}
+	}
+	c := &readvReader{raw: raw}
+	c.try = c.once
+	return c
+}
+
+func (c *readvReader) read(d *dataReader) error {
+	c.d, c.err = d, nil
+	if err := c.raw.Read(c.try); err != nil {
+		return err
+	}
+	return c.err
+}
+
+// once makes one attempt; false waits until the socket has bytes and comes back, asking for the fence again.
+func (c *readvReader) once(fd uintptr) bool {
+	if !c.d.begin() {
+		return true
+	}
+	n, err := unix.Readv(int(fd), c.d.window)
+	if n > 0 {
+		c.d.took(n)
+	}
+	c.d.end()
+	switch {
+	case err == unix.EAGAIN:
+		return false
+	case err == unix.EINTR:
+	case err != nil:
+		c.err = err
+	case n == 0:
+		c.err = io.ErrUnexpectedEOF
+	}
+	return true
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package kvtransfer
+
+import "net"
+
+func newPageReader(conn net.Conn) pageReader { return streamReader{conn} }

@@ -1,0 +1,40 @@
+package kvtransfer
+
+// ReaderStats is what a Reader has counted since it was made. Bytes are page bytes only.
+type ReaderStats struct {
+	PayloadBytes     uint64 // of pieces that landed and matched
+	Pieces           uint64 // landed and matched
+	StaleFrames      uint64 // frames, or rests of frames, of leases that were over: read into scratch
+	StalePieces      uint64 // pieces in those
+	DuplicatePieces  uint64 // pieces of a live lease that came again: read into scratch
+	ChecksumFailures uint64 // pieces that landed and did not match
+	Refused          uint64 // connections refused: strangers, other layouts, too many
+	Connections      int    // open now, of all kinds
+	Sessions         int    // open now
+	SessionsLost     uint64 // sessions that ended in an error other than the writer closing when idle
+
+	LeasesGranted     uint64 // ever
+	LeasesArrived     uint64 // of these, arrived
+	LeasesFailed      uint64 // of these, failed
+	LeasesExpired     uint64 // of the failed, by silence
+	LeasesQuarantined uint64 // of the failed, that had a read under way when they ended
+	Granted           int    // now waiting for their first piece
+	Arriving          int    // now in transfer
+	Quarantined       int    // now ended with a read under way
+}
+
+// WriterStats is what a Writer has counted since it was made. Bytes are page bytes only.
+type WriterStats struct {
+	PayloadBytes  uint64 // written to connections
+	Pieces        uint64 // written to connections
+	Pushes        int    // open now
+	PushesOpened  uint64 // ever
+	PushesDone    uint64 // of these, confirmed by the reader
+	PushesFailed  uint64 // of these, ended otherwise
+	Dials         uint64 // sessions dialed
+	Retries       uint64 // dials after a first attempt that failed or a pooled session that had just died
+	Sessions      int    // open now
+	SessionsLost  uint64 // sessions that ended in an error
+	RenewalsSent  uint64
+	AbortsUnacked uint64 // aborts that ended by closing the session
+}

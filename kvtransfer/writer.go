@@ -1,0 +1,241 @@
+package kvtransfer
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// WriterOptions configure a Writer. Zero bounds take the defaults that stand beside them.
+type WriterOptions struct {
+	Node    string      // this node's name in messages
+	Layout  Layout      // must equal each reader's
+	Memory  Memory      // where pages come from
+	Network Network     // nil: TCP
+	TLS     *tls.Config // for readers that want TLS; its ServerName may be empty, then it is the dialed host
+
+	Connections  int           // 2 data connections per reader: one does not fill a fast link, four measured slower
+	MaxPushes    int           // 1024 open at a time; Open says ErrBusy beyond
+	DialAttempts int           // 2 for each Open: a reader that refuses twice is down
+	DialTimeout  time.Duration // 5 s for connecting, TLS and hello at one address
+	PeerTimeout  time.Duration // 10 s of silence, or of not reading, on a control connection: five pings
+	FrameTimeout time.Duration // 30 s for writing one frame: 0.5 MiB at 140 kbit/s
+	AckTimeout   time.Duration // 5 s for the acknowledgement of an abort; then the session is closed, which is as good
+	IdleTimeout  time.Duration // 5 min without a push closes a session
+	SocketBuffer int           // 4 MiB send buffer; <0 leaves it to the kernel
+}
+
+func (o *WriterOptions) setDefaults() {
+	if o.Network == nil {
+		o.Network = TCP{}
+	}
+	setDefault(&o.Connections, 2)
+	setDefault(&o.MaxPushes, 1024)
+	setDefault(&o.DialAttempts, 2)
+	setDefault(&o.DialTimeout, 5*time.Second)
+	setDefault(&o.PeerTimeout, 10*time.Second)
+	setDefault(&o.FrameTimeout, 30*time.Second)
+	setDefault(&o.AckTimeout, 5*time.Second)
+	setDefault(&o.IdleTimeout, 5*time.Minute)
+	setDefault(&o.SocketBuffer, 4<<20)
+}
+
+// Writer pushes pages of registered memory to readers.
+type Writer struct {
+	o     WriterOptions
+	mem   *regions
+	loops sync.WaitGroup
+	ctx   context.Context // ends with Close
+	stop  context.CancelFunc
+
+	mu       sync.Mutex
+	sessions map[uint64]*writerSession // by the reader's epoch
+	nOpen    int                       // pushes
+	closed   bool
+	stats    WriterStats
+}
+
+// NewWriter registers memory. It connects to nobody before the first Open.
+func NewWriter(o WriterOptions) (*Writer, error) {
+	o.setDefaults()
+	mem, err := register(o.Layout, o.Memory)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPeerTimeout(o.PeerTimeout); err != nil {
+		return nil, err
+	}
+	if len(o.Node) > maxName || o.Connections < 1 || o.Connections > maxDataConns {
+		return nil, fmt.Errorf("%w: node name of %d bytes, %d connections: want at most %d, 1..%d",
+			ErrArguments, len(o.Node), o.Connections, maxName, maxDataConns)
+	}
+	w := &Writer{o: o, mem: mem, sessions: make(map[uint64]*writerSession)}
+	w.ctx, w.stop = context.WithCancel(context.Background())
+	return w, nil
+}
+
+// Open starts a push under a grant, connecting to its reader if no session is there. The reader may still refuse the lease;
+// that ends the push later. The owner must call Wait or Abort.
+func (w *Writer) Open(ctx context.Context, wire []byte, o PushOptions) (*Push, error) {
+	g, err := decodeGrant(wire)
+	if err != nil {
+		return nil, err
+	}
+	if g.layout != w.o.Layout {
+		return nil, fmt.Errorf("%w: reader %q has %v, writer %q has %v", ErrLayout, g.node, g.layout, w.o.Node, w.o.Layout)
+	}
+	if g.tls != (w.o.TLS != nil) {
+		return nil, fmt.Errorf("%w: TLS at reader %q is %t, at writer %q %t", ErrArguments, g.node, g.tls, w.o.Node, w.o.TLS != nil)
+	}
+	for attempt := 1; ; attempt++ {
+		s, fresh, err := w.session(ctx, g)
+		if err == nil {
+			p := newPush(s, g, o)
+			if err = s.add(p); err == nil {
+				return p, nil
+			}
+		}
+		// A pooled session that has just died costs no attempt of dialing.
+		tried := fresh && attempt >= w.o.DialAttempts || attempt > w.o.DialAttempts
+		if tried || ctx.Err() != nil || w.ctx.Err() != nil || isFinal(err) {
+			return nil, fmt.Errorf("kvtransfer: opening lease %v of %q at %q: %w", g.key, g.node, g.addrs, err)
+		}
+		w.mu.Lock()
+		w.stats.Retries++
+		w.mu.Unlock()
+	}
+}
+
+// isFinal says that dialing again will not help.
+func isFinal(err error) bool {
+	for _, e := range []error{ErrLayout, ErrVersion, ErrRefused, ErrBusy, ErrArguments} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// session returns the session with the grant's reader, dialing it if needed; fresh says that this call waited for a dial.
+func (w *Writer) session(ctx context.Context, g *grant) (session *writerSession, fresh bool, err error) {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return nil, false, fmt.Errorf("%w: writer %q", ErrClosed, w.o.Node)
+	}
+	s := w.sessions[g.key.Epoch]
+	if s == nil {
+		s = newWriterSession(w, g)
+		w.sessions[s.epoch] = s
+		w.stats.Dials++
+		w.loops.Go(func() { s.dial(g.addrs) })
+	}
+	w.mu.Unlock()
+	select {
+	case <-s.ready:
+		return s, false, nil
+	default:
+	}
+	select {
+	case <-s.ready:
+		return s, true, nil
+	case <-s.gone:
+		return nil, true, s.why()
+	case <-ctx.Done():
+		return nil, true, ctx.Err()
+	}
+}
+
+// forget takes a dead session out of the pool.
+func (w *Writer) forget(s *writerSession, lost bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.sessions[s.epoch] == s {
+		delete(w.sessions, s.epoch)
+	}
+	if lost {
+		w.stats.SessionsLost++
+	}
+}
+
+// Close fails open pushes with ErrClosed and closes every session; it returns when none of the source pages is read any more.
+func (w *Writer) Close() error {
+	w.stop()
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	for _, s := range w.pool() {
+		s.end(fmt.Errorf("%w: writer %q", ErrClosed, w.o.Node), false)
+	}
+	w.loops.Wait()
+	return nil
+}
+
+// pool returns the sessions there are now.
+func (w *Writer) pool() []*writerSession {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sessions := make([]*writerSession, 0, len(w.sessions))
+	for _, s := range w.sessions {
+		sessions = append(sessions, s)
+	}
+	return sessions
+}
+
+// Check verifies the conservation laws of pushes and sessions.
+func (w *Writer) Check() error {
+	for _, s := range w.pool() {
+		if err := s.check(); err != nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.stats; w.nOpen < 0 || s.PushesOpened != uint64(w.nOpen)+s.PushesDone+s.PushesFailed {
+		return fmt.Errorf("kvtransfer: %d pushes opened, but %d open, %d done, %d failed", s.PushesOpened, w.nOpen, s.PushesDone, s.PushesFailed)
+	}
+	return nil
+}
+
+// Stats returns the counters.
+func (w *Writer) Stats() WriterStats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.stats
+	s.Pushes, s.Sessions = w.nOpen, len(w.sessions)
+	return s
+}
+
+// reserve takes one of MaxPushes.
+func (w *Writer) reserve() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.nOpen >= w.o.MaxPushes {
+		return fmt.Errorf("%w: %d pushes", ErrBusy, w.nOpen)
+	}
+	w.nOpen++
+	w.stats.PushesOpened++
+	return nil
+}
+
+// finished gives it back.
+func (w *Writer) finished(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.nOpen--
+	if err == nil {
+		w.stats.PushesDone++
+	} else {
+		w.stats.PushesFailed++
+	}
+}
+
+// count changes the statistics.
+func (w *Writer) count(f func(*WriterStats)) {
+	w.mu.Lock()
+	f(&w.stats)
+	w.mu.Unlock()
+}

@@ -1,0 +1,419 @@
+package kvtransfer
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/kvtransfer/lease"
+)
+
+// writerSession is a writer's connections to one reader process. Lock order: writerSession.mu, then Writer.mu.
+type writerSession struct {
+	w     *Writer
+	id    uint64 // of the connections being made; a new one for each address tried
+	epoch uint64 // the reader's
+	node  string // the reader's name
+	tls   bool
+	out   chan control  // to the control connection
+	ready chan struct{} // closed when dialed
+	gone  chan struct{} // closed when dead
+
+	mu     sync.Mutex
+	work   *sync.Cond // turn or err changed
+	err    error      // why it is dead
+	conns  []net.Conn // control first
+	pushes map[lease.Key]*Push
+	turn   []*Push   // with pieces to send; each sender takes a batch from the first and puts it last
+	idle   time.Time // since when pushes is empty
+}
+
+func newWriterSession(w *Writer, g *grant) *writerSession {
+	s := &writerSession{
+		w: w, epoch: g.key.Epoch, node: g.node, tls: g.tls,
+		out: make(chan control, outboxMessages), ready: make(chan struct{}), gone: make(chan struct{}),
+		pushes: make(map[lease.Key]*Push), idle: time.Now(),
+	}
+	s.work = sync.NewCond(&s.mu)
+	return s
+}
+
+// why returns what ended a dead session.
+func (s *writerSession) why() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// dial connects to the first address that answers, and runs the session.
+func (s *writerSession) dial(addrs []string) {
+	var err error
+	for _, addr := range addrs {
+		var conns []net.Conn
+		if conns, err = s.connectAll(addr); err == nil {
+			s.run(conns)
+			return
+		}
+	}
+	s.fail(err)
+}
+
+// connectAll makes the session's connections to one address; on failure none stays.
+func (s *writerSession) connectAll(addr string) ([]net.Conn, error) {
+	ctx, cancel := context.WithTimeout(s.w.ctx, s.w.o.DialTimeout)
+	defer cancel()
+	s.id = random64()
+	var conns []net.Conn
+	for i := range 1 + s.w.o.Connections {
+		kind := dataConn
+		if i == 0 {
+			kind = controlConn
+		}
+		c, err := s.connect(ctx, addr, kind)
+		if err != nil {
+			closeAll(conns)
+			return nil, err
+		}
+		conns = append(conns, c)
+	}
+	return conns, nil
+}
+
+// connect makes one connection and says hello on it.
+func (s *writerSession) connect(ctx context.Context, addr string, kind connKind) (net.Conn, error) {
+	raw, err := s.w.o.Network.Dial(ctx, addr)
+	if err != nil {
+		return nil, fmt.Errorf("%w: dialing %q: %w", ErrConnection, addr, err)
+	}
+	conn, err := s.greet(ctx, raw, addr, kind)
+	if err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+func (s *writerSession) greet(ctx context.Context, raw net.Conn, addr string, kind connKind) (net.Conn, error) {
+	o := &s.w.o
+	unhook := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
+	defer unhook()
+	tune(raw, o.SocketBuffer, true)
+	config := o.TLS
+	if config != nil && config.ServerName == "" && !config.InsecureSkipVerify {
+		config = config.Clone()
+		config.ServerName = addr
+		if host, _, err := net.SplitHostPort(addr); err == nil {
+			config.ServerName = host
+		}
+	}
+	conn, err := secure(ctx, raw, config, false)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConnection, err)
+	}
+	h := hello{version: Version, kind: kind, session: s.id, epoch: s.epoch, layout: o.Layout, node: o.Node}
+	if _, err := conn.Write(h.encode()); err != nil {
+		return nil, fmt.Errorf("%w: greeting %q: %w", ErrConnection, addr, err)
+	}
+	var a welcome
+	buf := make([]byte, welcomeSize)
+	if _, err := io.ReadFull(conn, buf); err != nil {
+		return nil, fmt.Errorf("%w: greeting %q: %w", ErrConnection, addr, err)
+	}
+	if err := a.decode(buf); err != nil {
+		return nil, fmt.Errorf("%q: %w", addr, err)
+	}
+	switch a.status {
+	case welcomeOK:
+	case refusedVersion:
+		return nil, fmt.Errorf("%w: %q speaks %d, %q speaks %d", ErrVersion, a.node, a.version, o.Node, Version)
+	case refusedLayout:
+		return nil, fmt.Errorf("%w: reader %q has %v, writer %q has %v", ErrLayout, a.node, a.layout, o.Node, o.Layout)
+	default:
+		return nil, fmt.Errorf("%w: %q: %v", ErrRefused, addr, a.status)
+	}
+	if !unhook() {
+		return nil, fmt.Errorf("%w: greeting %q: %w", ErrTimeout, addr, ctx.Err())
+	}
+	return conn, nil
+}
+
+// run starts the session's loops.
+func (s *writerSession) run(conns []net.Conn) {
+	s.mu.Lock()
+	if s.err != nil { // closed meanwhile
+		s.mu.Unlock()
+		closeAll(conns)
+		return
+	}
+	s.conns = conns
+	s.idle = time.Now()
+	s.mu.Unlock()
+	s.w.loops.Go(func() {
+		if err := pumpControl(conns[0], s.out, s.gone, PingInterval, s.w.o.PeerTimeout); err != nil {
+			s.lost(err)
+		}
+	})
+	s.w.loops.Go(func() { s.lost(s.receive(conns[0])) })
+	for _, c := range conns[1:] {
+		s.w.loops.Go(func() {
+			if err := s.send(c); err != nil {
+				s.lost(err)
+			}
+		})
+	}
+	close(s.ready)
+}
+
+// closeAll closes connections at once: TLS would first try to say goodbye to a peer that may be gone.
+func closeAll(conns []net.Conn) {
+	for _, c := range conns {
+		if t, ok := c.(*tls.Conn); ok {
+			c = t.NetConn()
+		}
+		c.Close()
+	}
+}
+
+func (s *writerSession) lost(err error) {
+	s.fail(fmt.Errorf("%w: reader %q: %w", ErrConnection, s.node, err))
+}
+
+// fail ends the session and its pushes.
+func (s *writerSession) fail(err error) { s.end(err, true) }
+
+func (s *writerSession) end(err error, lost bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return
+	}
+	s.err = err
+	close(s.gone)
+	closeAll(s.conns)
+	for _, p := range s.pushes {
+		s.endLocked(p, err)
+		s.dropLocked(p)
+	}
+	s.work.Broadcast()
+	s.w.forget(s, lost)
+}
+
+// add lets a push use the session and announces it to the reader.
+func (s *writerSession) add(p *Push) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	if s.pushes[p.key] != nil {
+		return fmt.Errorf("%w: lease %v is being pushed", ErrArguments, p.key)
+	}
+	if err := s.w.reserve(); err != nil {
+		return err
+	}
+	s.pushes[p.key] = p
+	s.renewLocked(p)
+	p.renewal = time.AfterFunc(p.duration/3, p.autoRenew)
+	return nil
+}
+
+// endLocked ends a push; it is done once no sender reads its pages.
+func (s *writerSession) endLocked(p *Push, err error) {
+	if p.ended {
+		return
+	}
+	p.ended, p.err, p.queue = true, err, nil
+	p.renewal.Stop()
+	s.settleLocked(p)
+}
+
+// settleLocked closes p.done when p has ended and no sender reads its pages.
+func (s *writerSession) settleLocked(p *Push) {
+	if p.ended && p.nSending == 0 && !p.settled {
+		p.settled = true
+		s.w.finished(p.err)
+		close(p.done)
+	}
+}
+
+// dropLocked forgets a push: its reader has nothing more to say about it.
+func (s *writerSession) dropLocked(p *Push) {
+	if s.pushes[p.key] != p {
+		return
+	}
+	delete(s.pushes, p.key)
+	s.idle = time.Now()
+	close(p.over)
+}
+
+// postLocked queues a control message; false: the reader does not read them.
+func (s *writerSession) postLocked(m control) bool {
+	select {
+	case s.out <- m:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *writerSession) renewLocked(p *Push) {
+	now := p.progress + p.nSent
+	if s.postLocked(control{kind: msgRenew, key: p.key, value: now + 1}) {
+		p.told = now
+		s.w.count(func(c *WriterStats) { c.RenewalsSent++ })
+	}
+}
+
+// receive obeys the reader until the connection ends.
+func (s *writerSession) receive(conn net.Conn) error {
+	buf := make([]byte, controlSize)
+	for {
+		conn.SetReadDeadline(time.Now().Add(s.w.o.PeerTimeout))
+		m, err := readControl(conn, buf)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		p := s.pushes[m.key]
+		switch m.kind {
+		case msgDone, msgGone, msgAborted:
+			if p == nil {
+				break // it has ended, and the messages crossed
+			}
+			switch m.kind {
+			case msgDone:
+				s.endLocked(p, nil)
+			case msgGone:
+				s.endLocked(p, fmt.Errorf("%w: lease %v at %q", goneErrors[m.code], p.key, s.node))
+			}
+			p.answered = true
+			s.dropLocked(p)
+		case msgPong:
+			if len(s.pushes) == 0 && time.Since(s.idle) >= s.w.o.IdleTimeout {
+				s.mu.Unlock()
+				s.end(fmt.Errorf("%w: idle session with %q", ErrClosed, s.node), false)
+				return nil
+			}
+		default:
+			err = fmt.Errorf("%w: a reader sent a message of type %d", ErrProtocol, m.kind)
+		}
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// send writes batches to one data connection until the session ends.
+func (s *writerSession) send(conn net.Conn) error {
+	header := make([]byte, frameSize)
+	bufs := make(net.Buffers, 0, 1+maxBatch)
+	for {
+		b, ok := s.next()
+		if !ok {
+			return nil
+		}
+		bufs = append(bufs[:0], header)
+		f := frame{key: b.p.key, region: uint32(b.region), count: len(b.pages)}
+		for i, page := range b.pages {
+			data := s.w.mem.page(b.region, page)
+			f.index[i] = uint32(b.first + i)
+			f.crc[i] = crc32.Checksum(data, castagnoli)
+			bufs = append(bufs, data)
+		}
+		f.encode(header)
+		conn.SetWriteDeadline(time.Now().Add(s.w.o.FrameTimeout))
+		out := bufs // WriteTo consumes its receiver
+		_, err := out.WriteTo(conn)
+		s.sent(b, err)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// batch is what one frame carries.
+type batch struct {
+	p      *Push
+	region int
+	first  int     // index of pages[0] in the grant
+	pages  []int32 // of the source
+}
+
+// next takes a batch from the push whose turn it is, waiting for one; false: the session is dead.
+func (s *writerSession) next() (batch, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		if s.err != nil {
+			return batch{}, false
+		}
+		if len(s.turn) == 0 {
+			s.work.Wait()
+			continue
+		}
+		p := s.turn[0]
+		s.turn = append(s.turn[:0], s.turn[1:]...)
+		if len(p.queue) == 0 { // ended while it waited
+			p.waiting = false
+			continue
+		}
+		b := p.takeLocked()
+		if p.waiting = len(p.queue) > 0; p.waiting {
+			s.turn = append(s.turn, p)
+		}
+		return b, true
+	}
+}
+
+// sent accounts for a batch that no longer reads its pages.
+func (s *writerSession) sent(b batch, err error) {
+	n := uint64(len(b.pages))
+	if err == nil {
+		s.w.count(func(c *WriterStats) {
+			c.Pieces += n
+			c.PayloadBytes += n * uint64(s.w.o.Layout.PageBytes)
+		})
+		if b.p.onSent != nil {
+			b.p.onSent(b.region, b.first, len(b.pages))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil { // else they stay in flight, for the moment until the session is dead
+		b.p.nSent += n
+		b.p.nFlying -= n
+	}
+	b.p.nSending--
+	s.settleLocked(b.p)
+}
+
+// check verifies the session's conservation laws.
+func (s *writerSession) check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil && len(s.pushes) > 0 {
+		return fmt.Errorf("kvtransfer: dead session with %q keeps %d pushes", s.node, len(s.pushes))
+	}
+	nWaiting := 0
+	for _, p := range s.pushes {
+		if err := p.checkLocked(); err != nil {
+			return err
+		}
+		if !p.ended && (len(p.queue) > 0) != p.waiting {
+			return fmt.Errorf("kvtransfer: push %v has %d batches, waiting for its turn is %t", p.key, len(p.queue), p.waiting)
+		}
+		if p.waiting {
+			nWaiting++
+		}
+	}
+	if nWaiting > len(s.turn) {
+		return fmt.Errorf("kvtransfer: %d pushes wait for their turn, %d are listed", nWaiting, len(s.turn))
+	}
+	return nil
+}

@@ -1,0 +1,264 @@
+package prefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
+)
+
+// job is one Prefill from its queueing to its answer.
+type job struct {
+	key      key
+	request  string
+	root     kvcache.Hash
+	tokens   []int32
+	priority int
+	grant    chan *nodepb.Grant // capacity 1
+
+	// Guarded by Node.mu.
+	admitted bool
+	ahead    int // its share of Node.ahead
+	stop     context.CancelCauseFunc
+	timer    *time.Timer // JobTimeout
+}
+
+func newJob(k key, p *nodepb.Prefill) *job {
+	return &job{
+		key: k, request: p.RequestId, root: kvcache.Hash(p.PrefixRoot), tokens: p.Tokens,
+		priority: int(p.Priority), grant: make(chan *nodepb.Grant, 1),
+	}
+}
+
+// granted hands over decode's answer; a second one is ignored.
+func (j *job) granted(g *nodepb.Grant) {
+	select {
+	case j.grant <- g:
+	default:
+	}
+}
+
+// run carries an admitted job to its answer.
+func (n *Node) run(ctx context.Context, j *job) {
+	defer n.wg.Done()
+	defer j.stop(nil)
+	done, err := n.serve(ctx, j)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx) // what ended it, rather than what that broke
+	}
+	n.mu.Lock()
+	n.forget(j, err)
+	n.mu.Unlock()
+	n.answer(j, err, done)
+}
+
+// unwanted says that nobody waits for a job's answer. A decode node that gives up
+// may be heard first by its lease.
+func unwanted(err error) bool {
+	return errors.Is(err, errCancelled) || errors.Is(err, errGone) || errors.Is(err, kvtransfer.ErrCancelled)
+}
+
+// answer says the job's last word.
+func (n *Node) answer(j *job, err error, done *nodepb.PrefillDone) {
+	if err == nil {
+		n.send(j.key, rpc.FramePrefillDone, done)
+		return
+	}
+	if unwanted(err) {
+		return
+	}
+	n.log.Warn("prefill failed", "request", j.request, "tokens", len(j.tokens), "err", err)
+	n.send(j.key, rpc.FrameEnd, &nodepb.End{Code: codeOf(err), Message: err.Error()})
+}
+
+func codeOf(err error) nodepb.Code {
+	switch {
+	case errors.Is(err, errDrained), errors.Is(err, engine.ErrClosed):
+		return nodepb.Code_CODE_DRAINING
+	case errors.Is(err, errNoGrant), errors.Is(err, errRefused), errors.Is(err, scheduler.ErrQueueFull), errors.Is(err, engine.ErrStuck), errors.Is(err, kvtransfer.ErrBusy):
+		return nodepb.Code_CODE_OVERLOADED
+	case errors.Is(err, errTimeout):
+		return nodepb.Code_CODE_DEADLINE
+	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong):
+		return nodepb.Code_CODE_INVALID
+	}
+	return nodepb.Code_CODE_INTERNAL
+}
+
+// serve asks for the grant, computes and pushes.
+func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
+	// At once, without asking the engine what it has cached: the answer would
+	// wait for the running step, and the grant is to travel during it.
+	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})
+	g, err := n.awaitGrant(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil { // the grant and the end came together: nobody is dialled for it
+		return nil, context.Cause(ctx)
+	}
+	push, err := n.o.Writer.Open(ctx, g.Grant, kvtransfer.PushOptions{})
+	if err != nil {
+		return nil, err
+	}
+	bt := n.o.BlockTokens
+	if want := (len(j.tokens) - int(g.From) + bt - 1) / bt; push.Pages() != want {
+		err := fmt.Errorf("%w: %d pages for tokens [%d,%d), want %d", errRefused, push.Pages(), g.From, g.UpTo, want)
+		return nil, errors.Join(err, push.Abort(err))
+	}
+	f := newFeed(n.o.Layers, n.o.BlockTokens, int(g.From), len(j.tokens))
+	ej := &engine.Job{
+		Root: j.root, Tokens: j.tokens, Priority: j.priority,
+		Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
+	}
+	id, cached, err := n.o.Engine.AddJob(ej)
+	if err != nil {
+		return nil, errors.Join(err, push.Abort(err))
+	}
+	// The source blocks stay pinned until the push reads them no more.
+	defer n.o.Engine.ReleaseJob(id, ej)
+	err = f.pump(ctx, push, n.o.Engine.Progress)
+	if err == nil {
+		err = push.Wait(ctx)
+	}
+	if err != nil {
+		if aerr := push.Abort(err); aerr != nil {
+			n.log.Debug("abort of a push", "request", j.request, "err", aerr)
+		}
+		return nil, err
+	}
+	return &nodepb.PrefillDone{ComputedTokens: uint32(len(j.tokens) - cached), CachedTokens: uint32(cached)}, nil
+}
+
+// awaitGrant waits a bounded time and checks what comes.
+func (n *Node) awaitGrant(ctx context.Context, j *job) (*nodepb.Grant, error) {
+	timer := time.NewTimer(n.o.GrantTimeout)
+	defer timer.Stop()
+	select {
+	case g := <-j.grant:
+		switch {
+		case g.Refused != 0:
+			return nil, fmt.Errorf("%w: %s: %s", errRefused, g.Refused, g.Reason)
+		case int(g.UpTo) != len(j.tokens) || g.From >= g.UpTo || int(g.From)%n.o.BlockTokens != 0:
+			return nil, fmt.Errorf("%w: it covers tokens [%d,%d) of %d", errRefused, g.From, g.UpTo, len(j.tokens))
+		}
+		return g, nil
+	case <-timer.C:
+		return nil, fmt.Errorf("%w: %v", errNoGrant, n.o.GrantTimeout)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// feed takes finished layers from the step goroutine, which must not wait, to
+// the job's own goroutine, which may. It holds at most one piece per layer and
+// block of the prompt.
+type feed struct {
+	blockTokens int
+	from        int // first token wanted
+	total       int
+
+	mu     sync.Mutex
+	sent   []int // [layers] blocks handed on, counted from from
+	pieces []piece
+	ended  bool
+	err    error
+	wake   chan struct{} // capacity 1
+}
+
+// piece is some consecutive blocks of one layer.
+type piece struct {
+	layer int
+	first int     // index in the grant's pages
+	src   []int32 // this node's blocks
+}
+
+func newFeed(layers, blockTokens, from, total int) *feed {
+	return &feed{blockTokens: blockTokens, from: from, total: total, sent: make([]int, layers), wake: make(chan struct{}, 1)}
+}
+
+// layer is the engine's Job.Layer: it files the blocks of this layer that have
+// become complete. The last block may be a partial one and goes when the
+// prompt ends.
+func (f *feed) layer(layer, upTo int, blocks []kvcache.BlockID) {
+	end := (upTo - f.from) / f.blockTokens
+	if upTo == f.total {
+		end = (upTo - f.from + f.blockTokens - 1) / f.blockTokens
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	first := f.sent[layer]
+	if end > first {
+		src := make([]int32, end-first)
+		for i := range src {
+			src[i] = int32(blocks[f.from/f.blockTokens+first+i])
+		}
+		f.pieces = append(f.pieces, piece{layer: layer, first: first, src: src})
+		f.sent[layer] = end
+	}
+	f.poke()
+}
+
+// done is the engine's Job.Done.
+func (f *feed) done(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended, f.err = true, err
+	f.poke()
+}
+
+func (f *feed) poke() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take returns what is ready, and whether that was all.
+func (f *feed) take() (ps []piece, ended bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ps, f.pieces = f.pieces, nil
+	return ps, f.ended, f.err
+}
+
+// progressInterval is how often a push learns that the engine works, also when
+// it works for others first; well below any sensible lease.
+const progressInterval = 500 * time.Millisecond
+
+// pump pushes pieces as they become ready until the engine is done.
+func (f *feed) pump(ctx context.Context, push *kvtransfer.Push, progress func() uint64) error {
+	tick := time.NewTicker(progressInterval)
+	defer tick.Stop()
+	for {
+		ps, ended, err := f.take()
+		if err != nil {
+			return err
+		}
+		for _, p := range ps {
+			if err := push.Send(p.layer, p.src, p.first); err != nil {
+				return err
+			}
+		}
+		push.Renew(progress())
+		if ended {
+			return nil
+		}
+		select {
+		case <-f.wake:
+		case <-tick.C:
+		case <-push.Done():
+			return push.Err()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,302 @@
+// Package prefill computes prompts' KV for decode nodes and pushes it into the
+// blocks they grant, layer by layer while the next layer computes.
+//
+// Jobs wait in one queue here, in front of the engine. Only when the engine is
+// about to have room for a job does the node ask decode for a grant, so that
+// no decode node sets blocks aside for a prompt that still waits in line.
+//
+// Invariant: a job holds source blocks from its first layer until its push has
+// ended one way or the other, and each Prefill is answered by exactly one
+// PrefillDone or End, unless decode cancelled it or is gone.
+//
+// The package samples nothing, knows no text and no gateways, and retries
+// nothing: decode asks the next node.
+package prefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
+)
+
+// Identity is what must agree with the decode nodes that ask.
+type Identity struct {
+	Fingerprint uint64
+	Class       string // numerics class
+	Layout      uint64 // hash of the KV layout
+}
+
+// Options configure a node. Zero durations and counts take the defaults.
+type Options struct {
+	Engine   *engine.Engine
+	Identity Identity
+	Writer   *kvtransfer.Writer
+	Logger   *slog.Logger
+
+	BlockTokens int
+	Layers      int
+	// RunAheadTokens bounds the tokens of jobs that have asked for their grant
+	// and are not computed yet. About two steps' worth keeps the engine busy
+	// while a grant travels; more would hold decode's blocks for nothing.
+	// Default 4096.
+	RunAheadTokens int
+	// MaxQueued bounds the jobs that wait; more are sent elsewhere. Default 1024.
+	MaxQueued int
+	// GrantTimeout is how long an asked-for grant may take. Default 10 s.
+	GrantTimeout time.Duration
+	// QueuedInterval is how often waiting jobs tell decode their position.
+	// Default 1 s.
+	QueuedInterval time.Duration
+	// JobTimeout ends a job whatever it waits for, its turn included. Default
+	// 30 min.
+	JobTimeout time.Duration
+}
+
+func (o *Options) setDefaults() {
+	if o.RunAheadTokens == 0 {
+		o.RunAheadTokens = 4096
+	}
+	if o.MaxQueued == 0 {
+		o.MaxQueued = 1024
+	}
+	if o.GrantTimeout == 0 {
+		o.GrantTimeout = 10 * time.Second
+	}
+	if o.QueuedInterval == 0 {
+		o.QueuedInterval = time.Second
+	}
+	if o.JobTimeout == 0 {
+		o.JobTimeout = 30 * time.Minute
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Errors that end jobs; decode logs their text.
+var (
+	errCancelled = errors.New("prefill: cancelled by decode")
+	errGone      = errors.New("prefill: decode's connection is gone")
+	errRefused   = errors.New("prefill: decode refused the grant")
+	errNoGrant   = errors.New("prefill: no grant in time")
+	errDrained   = errors.New("prefill: the node is shutting down")
+	errTimeout   = errors.New("prefill: the job took too long")
+	errBroken    = errors.New("prefill: state is inconsistent")
+)
+
+// Node is a prefill node's jobs. It implements rpc.Handler.
+type Node struct {
+	o   Options
+	log *slog.Logger
+
+	mu       sync.Mutex
+	jobs     map[key]*job
+	queue    []*job // waiting for their turn to ask for a grant
+	ahead    int    // tokens of admitted jobs that are not computed yet
+	draining bool
+	idle     chan struct{} // closed when draining and nothing is left
+	count    Counters
+	wg       sync.WaitGroup
+}
+
+// Counters only grow; metrics read them.
+type Counters struct {
+	Accepted, Refused, Done, Cancelled, Failed uint64
+}
+
+// key names a stream on a connection.
+type key struct {
+	conn   *rpc.Conn
+	stream uint64
+}
+
+// New makes a node.
+func New(o Options) *Node {
+	o.setDefaults()
+	return &Node{o: o, log: o.Logger, jobs: make(map[key]*job)}
+}
+
+// Frame handles one frame of a decode node.
+func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
+	k := key{c, stream}
+	switch t {
+	case rpc.FramePrefill:
+		n.accept(k, payload)
+	case rpc.FrameGrant:
+		g := new(nodepb.Grant)
+		if err := proto.Unmarshal(payload, g); err != nil {
+			n.cancel(k, fmt.Errorf("%w: Grant does not parse: %w", errRefused, err))
+			return
+		}
+		if j := n.job(k); j != nil {
+			j.granted(g)
+		}
+	case rpc.FrameCancel:
+		n.cancel(k, errCancelled)
+	case rpc.FrameDrain:
+		n.StartDrain()
+	default:
+		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
+	}
+}
+
+// Closed ends what a decode node that is gone had asked for.
+func (n *Node) Closed(c *rpc.Conn, err error) {
+	n.mu.Lock()
+	var gone []key
+	for k := range n.jobs {
+		if k.conn == c {
+			gone = append(gone, k)
+		}
+	}
+	n.mu.Unlock()
+	for _, k := range gone {
+		n.cancel(k, fmt.Errorf("%w: %w", errGone, err))
+	}
+}
+
+func (n *Node) job(k key) *job {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.jobs[k]
+}
+
+// accept queues a Prefill or refuses it.
+func (n *Node) accept(k key, payload []byte) {
+	p := new(nodepb.Prefill)
+	if err := proto.Unmarshal(payload, p); err != nil {
+		n.refuse(k, nodepb.Code_CODE_INVALID, fmt.Sprintf("Prefill does not parse: %v", err))
+		return
+	}
+	if code, msg := n.validate(p); code != 0 {
+		n.refuse(k, code, msg)
+		return
+	}
+	n.mu.Lock()
+	code, msg := n.room(k)
+	if code == 0 {
+		n.count.Accepted++
+		j := newJob(k, p)
+		j.timer = time.AfterFunc(n.o.JobTimeout, func() { n.cancel(k, errTimeout) })
+		n.enqueue(j)
+		n.admit()
+	}
+	n.mu.Unlock()
+	if code != 0 {
+		n.refuse(k, code, msg)
+	}
+}
+
+// room says why there is none; n.mu is held.
+func (n *Node) room(k key) (nodepb.Code, string) {
+	switch {
+	case n.draining:
+		return nodepb.Code_CODE_DRAINING, errDrained.Error()
+	case len(n.queue) >= n.o.MaxQueued:
+		return nodepb.Code_CODE_OVERLOADED, fmt.Sprintf("%d prefills wait already (the bound)", n.o.MaxQueued)
+	case n.jobs[k] != nil:
+		return nodepb.Code_CODE_INVALID, fmt.Sprintf("stream %d is in use", k.stream)
+	}
+	return 0, ""
+}
+
+// validate refuses what would put wrong bytes into decode's blocks.
+func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
+	switch id := n.o.Identity; {
+	case len(p.Tokens) == 0:
+		return nodepb.Code_CODE_INVALID, "no tokens to compute"
+	case int(p.Have) >= len(p.Tokens) || int(p.Have)%n.o.BlockTokens != 0:
+		return nodepb.Code_CODE_INVALID, fmt.Sprintf("decode has %d of %d tokens: want fewer, in whole blocks of %d", p.Have, len(p.Tokens), n.o.BlockTokens)
+	case p.Fingerprint != id.Fingerprint:
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("model fingerprint %016x asked, %016x here", p.Fingerprint, id.Fingerprint)
+	case p.NumericsClass != id.Class:
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("numerics class %q asked, %q here", p.NumericsClass, id.Class)
+	case p.Layout != id.Layout:
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("KV layout %016x asked, %016x here", p.Layout, id.Layout)
+	}
+	if err := n.o.Engine.CheckJob(p.Tokens); err != nil { // before anybody waits and grants
+		return codeOf(err), err.Error()
+	}
+	return 0, ""
+}
+
+func (n *Node) refuse(k key, code nodepb.Code, msg string) {
+	n.mu.Lock()
+	n.count.Refused++
+	n.mu.Unlock()
+	n.send(k, rpc.FrameEnd, &nodepb.End{Code: code, Message: msg})
+}
+
+// send queues a message; a peer that cannot take it is closed, which ends what
+// it has running.
+func (n *Node) send(k key, t rpc.Type, m proto.Message) {
+	if err := k.conn.Send(t, k.stream, m); err != nil && !errors.Is(err, rpc.ErrClosed) {
+		k.conn.Close(err)
+	}
+}
+
+// Counters returns a snapshot.
+func (n *Node) Counters() Counters {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.count
+}
+
+// Queued is how many jobs the node has, waiting ones first.
+func (n *Node) Queued() (waiting, all int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.queue), len(n.jobs)
+}
+
+// StartDrain stops the node from taking jobs; what it has goes on.
+func (n *Node) StartDrain() {
+	n.mu.Lock()
+	n.draining = true
+	n.mu.Unlock()
+}
+
+// Drain stops taking jobs and waits until none is left or ctx ends; those that
+// remain are then ended.
+func (n *Node) Drain(ctx context.Context) {
+	n.mu.Lock()
+	n.draining = true
+	var idle chan struct{}
+	if len(n.jobs) > 0 {
+		if n.idle == nil {
+			n.idle = make(chan struct{})
+		}
+		idle = n.idle
+	}
+	n.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			n.cancelAll(errDrained)
+		}
+	}
+	n.wg.Wait()
+}
+
+func (n *Node) cancelAll(why error) {
+	n.mu.Lock()
+	keys := make([]key, 0, len(n.jobs))
+	for k := range n.jobs {
+		keys = append(keys, k)
+	}
+	n.mu.Unlock()
+	for _, k := range keys {
+		n.cancel(k, why)
+	}
+}

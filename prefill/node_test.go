@@ -1,0 +1,368 @@
+package prefill
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
+)
+
+func TestPush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		a := b.dec.ask(tokens(77, 1), nil) // three chunks, a partial last block
+		a.grant(3, 0)
+		a.arrived(77)
+		again := b.dec.ask(tokens(77, 1), nil) // nine blocks are cached
+		again.grant(20, 0)
+		again.arrived(5)
+		rest := b.dec.ask(tokens(77, 1), func(p *nodepb.Prefill) { p.Have = 24 })
+		rest.grant(40, 32) // decode has found more since
+		rest.arrived(5)
+		whole := b.dec.ask(tokens(77, 1)[:72], nil)
+		whole.grant(50, 0)
+		whole.arrived(0)
+		other := b.dec.ask(tokens(77, 1), func(p *nodepb.Prefill) { p.PrefixRoot = 1 })
+		other.grant(3, 0)
+		other.arrived(77)
+		if c := b.n.Counters(); c.Done != 5 || c.Failed+c.Cancelled+c.Refused != 0 {
+			t.Errorf("%+v", c)
+		}
+		if got, want := b.writer.Stats().Pieces, uint64(layers*(10+10+6+9+10)); got != want {
+			t.Errorf("%d pages sent, want %d", got, want)
+		}
+	})
+}
+
+func TestRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.MaxQueued = 1 })
+		defer b.close()
+		for name, c := range map[string]struct {
+			change func(*nodepb.Prefill)
+			code   nodepb.Code
+		}{
+			"no tokens":    {func(p *nodepb.Prefill) { p.Tokens = nil }, nodepb.Code_CODE_INVALID},
+			"has it all":   {func(p *nodepb.Prefill) { p.Have = 16 }, nodepb.Code_CODE_INVALID},
+			"half a block": {func(p *nodepb.Prefill) { p.Have = 4 }, nodepb.Code_CODE_INVALID},
+			"other model":  {func(p *nodepb.Prefill) { p.Fingerprint = 6 }, nodepb.Code_CODE_MISMATCH},
+			"other class":  {func(p *nodepb.Prefill) { p.NumericsClass = "c" }, nodepb.Code_CODE_MISMATCH},
+			"other layout": {func(p *nodepb.Prefill) { p.Layout = 10 }, nodepb.Code_CODE_MISMATCH},
+			"vocabulary":   {func(p *nodepb.Prefill) { p.Tokens[15] = vocab }, nodepb.Code_CODE_INVALID},
+			"negative":     {func(p *nodepb.Prefill) { p.Tokens[0] = -1 }, nodepb.Code_CODE_INVALID},
+			"too long":     {func(p *nodepb.Prefill) { p.Tokens = make([]int32, 201) }, nodepb.Code_CODE_INVALID},
+		} {
+			a := b.dec.ask(tokens(16, 1), c.change)
+			<-a.over
+			if a.ended(c.code); !a.asked.IsZero() {
+				t.Errorf("%s: it asked for a grant", name)
+			}
+		}
+		first := b.dec.ask(tokens(90, 1), nil)
+		waits := b.dec.ask(tokens(90, 2), nil)
+		b.dec.ask(tokens(90, 3), nil).ended(nodepb.Code_CODE_OVERLOADED)
+		b.n.StartDrain()
+		b.dec.ask(tokens(16, 4), nil).ended(nodepb.Code_CODE_DRAINING)
+		first.grant(0, 0)
+		waits.grant(20, 0) // what it has goes on
+		first.arrived(90)
+		waits.arrived(90)
+		if c := b.n.Counters(); c.Refused != 11 || c.Accepted != 2 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+func TestGrantsThatDoNotFit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		next := int32(0)
+		wire := func(nPages int) []byte {
+			var pages []int32
+			for range nPages {
+				pages = append(pages, next)
+				next++
+			}
+			g, err := b.reader.Grant(kvtransfer.GrantRequest{Pages: pages, Duration: time.Second})
+			b.must(err)
+			return g.Wire
+		}
+		for name, c := range map[string]struct {
+			grant *nodepb.Grant
+			code  nodepb.Code
+		}{
+			"refused":        {&nodepb.Grant{Refused: nodepb.Code_CODE_OVERLOADED, Reason: "full"}, nodepb.Code_CODE_OVERLOADED},
+			"other tokens":   {&nodepb.Grant{Grant: wire(4), UpTo: 31}, nodepb.Code_CODE_OVERLOADED},
+			"nothing":        {&nodepb.Grant{Grant: wire(1), From: 32, UpTo: 30}, nodepb.Code_CODE_OVERLOADED},
+			"half a block":   {&nodepb.Grant{Grant: wire(4), From: 3, UpTo: 30}, nodepb.Code_CODE_OVERLOADED},
+			"too few pages":  {&nodepb.Grant{Grant: wire(3), UpTo: 30}, nodepb.Code_CODE_OVERLOADED},
+			"too many pages": {&nodepb.Grant{Grant: wire(6), UpTo: 30}, nodepb.Code_CODE_OVERLOADED},
+			"garbage":        {&nodepb.Grant{Grant: []byte("garbage"), UpTo: 30}, nodepb.Code_CODE_INTERNAL},
+		} {
+			a := b.dec.ask(tokens(30, 1), nil)
+			<-a.wants
+			a.send(rpc.FrameGrant, c.grant)
+			a.send(rpc.FrameGrant, c.grant) // a second one is nothing
+			a.ended(c.code)
+			if b.eng.Stats().Steps != 0 {
+				t.Fatalf("%s: it computes", name)
+			}
+		}
+		// Nobody's grant, and none at all.
+		a := b.dec.ask(tokens(30, 1), nil)
+		<-a.wants
+		other := &ask{d: b.dec, id: 1 << 40}
+		other.send(rpc.FrameGrant, &nodepb.Grant{})
+		other.send(rpc.FrameCancel, &nodepb.Cancel{})
+		began := time.Now()
+		a.ended(nodepb.Code_CODE_OVERLOADED)
+		if took := time.Since(began); took < 9*time.Second || took > 11*time.Second {
+			t.Errorf("gave up after %v", took)
+		}
+		if c := b.n.Counters(); c.Failed != 8 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// A cancel or a lost connection at each moment of a job's life: in the queue,
+// waiting for the grant, opening the push, waiting for the engine, between two
+// chunks, while the last pages travel.
+func TestEndsAtEachMoment(t *testing.T) {
+	for _, how := range []string{"cancel", "connection", "lease"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t, nil)
+				defer b.close()
+				done := uint64(0)
+				const moments = 24
+				for i := range moments {
+					d := b.decode("short-lived")
+					busy := b.dec.ask(tokens(60, 100+i), nil) // 2 chunks of 2 ms
+					a := d.ask(tokens(90, i), nil)            // its turn comes when that is computed
+					var grants sync.WaitGroup
+					grants.Go(func() { busy.grant(0, 0) })
+					grants.Go(func() {
+						select {
+						case <-a.wants:
+							time.Sleep(layerTime)
+							a.grant(20, 0)
+						case <-time.After(time.Second):
+						}
+					})
+					time.Sleep(time.Duration(i) * layerTime * 2 / 3)
+					switch {
+					case how == "connection":
+						d.conn.Close(nil)
+					case how == "lease" && i > 9: // it is granted by then
+						a.revoke()
+					default:
+						a.send(rpc.FrameCancel, &nodepb.Cancel{})
+						a.send(rpc.FrameCancel, &nodepb.Cancel{})
+					}
+					grants.Wait()
+					a.revoke() // a grant that crossed it
+					busy.arrived(60)
+					b.idle()
+					d.pool.Close()
+					if a.end != nil {
+						t.Errorf("moment %d: %v, though nobody waits", i, a.end)
+					}
+					if a.done != nil {
+						done++
+					}
+				}
+				c := b.n.Counters()
+				if c.Failed != 0 || c.Cancelled < moments/2 || (how != "connection" && c.Done != moments+done) {
+					t.Errorf("%+v; %d of %d done before", c, done, moments)
+				}
+				last := b.dec.ask(tokens(90, 1), nil)
+				last.grant(0, 0)
+				<-last.over
+				if last.done == nil {
+					t.Error(last.end)
+				}
+			})
+		})
+	}
+}
+
+// Grants are asked for while the jobs ahead are at most RunAheadTokens; a
+// larger job goes alone; lower priorities first, then by arrival.
+func TestTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		var as []*ask
+		for i, c := range []struct {
+			n        int
+			priority int32
+		}{{50, 0}, {50, 0}, {40, 1}, {150, 0}, {30, 0}} {
+			as = append(as, b.dec.ask(tokens(c.n, i), func(p *nodepb.Prefill) { p.Priority = c.priority }))
+		}
+		time.Sleep(1500 * time.Millisecond)
+		asked := func() (out []bool) {
+			b.dec.mu.Lock()
+			defer b.dec.mu.Unlock()
+			for _, a := range as {
+				out = append(out, !a.asked.IsZero())
+			}
+			return out
+		}
+		if got := asked(); !slices.Equal(got, []bool{true, true, false, false, false}) {
+			t.Errorf("asked %v", got)
+		}
+		b.dec.mu.Lock()
+		if !slices.Equal(as[3].queued, []uint32{1}) || !slices.Equal(as[4].queued, []uint32{2}) || !slices.Equal(as[2].queued, []uint32{3}) || as[0].queued != nil {
+			t.Errorf("positions %v, %v, %v", as[2].queued, as[3].queued, as[4].queued)
+		}
+		b.dec.mu.Unlock()
+		if w, all := b.n.Queued(); w != 3 || all != 5 {
+			t.Errorf("%d of %d wait", w, all)
+		}
+		as[0].grant(0, 0)
+		as[0].arrived(50)
+		if got := asked(); got[3] {
+			t.Error("150 tokens asked behind 50 of 100")
+		}
+		as[1].grant(0, 0)
+		as[1].arrived(50)
+		if got := asked(); !slices.Equal(got, []bool{true, true, false, true, false}) {
+			t.Errorf("asked %v", got)
+		}
+		as[3].grant(0, 0)
+		as[3].arrived(150)
+		as[4].grant(0, 0)
+		as[2].grant(30, 0)
+		as[4].arrived(30)
+		as[2].arrived(40)
+		if as[2].asked.Before(as[4].asked) {
+			t.Error("priority 1 asked before priority 0")
+		}
+	})
+}
+
+// A grant travels while another job computes: nobody waits for the step's end
+// to ask for it.
+func TestGrantIsAskedDuringAStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		first := b.dec.ask(tokens(30, 1), nil)
+		first.grant(0, 0)
+		time.Sleep(layerTime / 2) // into its one step
+		began := time.Now()
+		second := b.dec.ask(tokens(30, 2), nil)
+		<-second.wants
+		if took := time.Since(began); took > 0 {
+			t.Errorf("asked after %v", took)
+		}
+		second.grant(10, 0)
+		first.arrived(30)
+		second.arrived(30)
+	})
+}
+
+func TestFailedStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		a := b.dec.ask(tokens(90, 1), nil)
+		a.grant(0, 0)
+		time.Sleep(layerTime)
+		b.model.fail <- errors.New("the device is on fire")
+		a.ended(nodepb.Code_CODE_INTERNAL)
+		a.lost()
+		again := b.dec.ask(tokens(90, 1), nil)
+		again.grant(0, 0)
+		again.arrived(90 - stepTokens) // the first chunk was good
+	})
+}
+
+func TestDrain(t *testing.T) {
+	for _, patient := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBed(t, nil)
+			defer b.close()
+			computes, waits, queued := b.dec.ask(tokens(60, 1), nil), b.dec.ask(tokens(40, 2), nil), b.dec.ask(tokens(60, 3), nil)
+			computes.grant(0, 0)
+			<-waits.wants
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if !patient {
+				ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+				defer cancel()
+			}
+			drained := make(chan struct{})
+			go func() {
+				b.n.Drain(ctx)
+				close(drained)
+			}()
+			time.Sleep(time.Millisecond)
+			b.dec.ask(tokens(9, 4), nil).ended(nodepb.Code_CODE_DRAINING)
+			computes.arrived(60)
+			if patient {
+				waits.grant(20, 0)
+				waits.arrived(40)
+				queued.grant(30, 0)
+				queued.arrived(60)
+			} else {
+				waits.ended(nodepb.Code_CODE_DRAINING)
+				queued.ended(nodepb.Code_CODE_DRAINING)
+			}
+			<-drained
+		})
+	}
+}
+
+// JobTimeout ends a job whatever it waits for, its turn included.
+func TestJobTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.JobTimeout, o.GrantTimeout = 3*time.Second, time.Minute })
+		defer b.close()
+		first := b.dec.ask(tokens(90, 1), nil)
+		time.Sleep(100 * time.Millisecond)
+		queued := b.dec.ask(tokens(90, 2), func(p *nodepb.Prefill) { p.Priority = 1 })
+		time.Sleep(2 * time.Second)
+		second := b.dec.ask(tokens(90, 3), nil)
+		first.ended(nodepb.Code_CODE_DEADLINE)
+		queued.ended(nodepb.Code_CODE_DEADLINE)
+		second.ended(nodepb.Code_CODE_DEADLINE)
+		if !queued.asked.IsZero() || second.asked.IsZero() {
+			t.Error("the wrong one had its turn")
+		}
+	})
+}
+
+// A push whose job waits behind others' work stays alive as long as the engine
+// works at all.
+func TestSlowEngineKeepsItsLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, func(_ *Options, c *scheduler.Config) { c.MaxSeqs = 1 })
+		defer b.close()
+		b.model.layer.Store(int64(time.Second))
+		long, behind := b.dec.ask(tokens(90, 1), nil), b.dec.ask(tokens(8, 2), nil)
+		long.grant(0, 0)
+		time.Sleep(time.Millisecond)          // its first step runs
+		behind.grantFor(20, 0, 3*time.Second) // and 5 s until its first layer is done
+		behind.arrived(8)
+		long.arrived(90)
+
+		b.model.layer.Store(int64(time.Minute)) // standstill
+		stuck := b.dec.ask(tokens(40, 3), nil)
+		stuck.grantFor(40, 0, time.Second)
+		stuck.ended(nodepb.Code_CODE_INTERNAL)
+		stuck.lost()
+		time.Sleep(4 * time.Minute)
+	})
+}

@@ -1,0 +1,138 @@
+package prefill
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// enqueue files a job behind those of its priority; n.mu is held.
+func (n *Node) enqueue(j *job) {
+	n.jobs[j.key] = j
+	at, _ := slices.BinarySearchFunc(n.queue, j, func(q, j *job) int {
+		if q.priority <= j.priority { // lower runs first, equals in order of arrival
+			return -1
+		}
+		return 1
+	})
+	n.queue = slices.Insert(n.queue, at, j)
+}
+
+// admit starts jobs while the engine is about to have room; n.mu is held. A
+// job larger than the whole bound starts when nothing else is ahead.
+func (n *Node) admit() {
+	for len(n.queue) > 0 {
+		j := n.queue[0]
+		if n.ahead > 0 && n.ahead+len(j.tokens) > n.o.RunAheadTokens {
+			return
+		}
+		n.queue = slices.Delete(n.queue, 0, 1)
+		j.ahead = len(j.tokens)
+		n.ahead += j.ahead
+		j.admitted = true
+		ctx, cancel := context.WithCancelCause(context.Background())
+		j.stop = cancel
+		n.wg.Add(1)
+		go n.run(ctx, j)
+	}
+}
+
+// computed says that a job no longer waits for the engine, so that the next can
+// ask for its grant.
+func (n *Node) computed(j *job) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ahead -= j.ahead
+	j.ahead = 0
+	n.admit()
+}
+
+// cancel ends a job from outside: a waiting one leaves the queue, an admitted
+// one is stopped and answers for itself.
+func (n *Node) cancel(k key, why error) {
+	n.mu.Lock()
+	j := n.jobs[k]
+	if j == nil {
+		n.mu.Unlock()
+		return
+	}
+	if j.admitted {
+		j.stop(why)
+		n.mu.Unlock()
+		return
+	}
+	if i := slices.Index(n.queue, j); i >= 0 {
+		n.queue = slices.Delete(n.queue, i, i+1)
+	}
+	n.forget(j, why)
+	n.mu.Unlock()
+	n.answer(j, why, nil)
+}
+
+// forget takes a job off the books; n.mu is held.
+func (n *Node) forget(j *job, err error) {
+	switch {
+	case err == nil:
+		n.count.Done++
+	case unwanted(err):
+		n.count.Cancelled++
+	default:
+		n.count.Failed++
+	}
+	delete(n.jobs, j.key)
+	j.timer.Stop()
+	n.ahead -= j.ahead
+	j.ahead = 0
+	n.admit()
+	if n.idle != nil && len(n.jobs) == 0 {
+		close(n.idle)
+		n.idle = nil
+	}
+}
+
+// Positions tells waiting jobs' decode nodes where they stand, until ctx ends,
+// so that slowness is not taken for silence.
+func (n *Node) Positions(ctx context.Context) {
+	tick := time.NewTicker(n.o.QueuedInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		n.mu.Lock()
+		waiting := slices.Clone(n.queue)
+		n.mu.Unlock()
+		for i, j := range waiting {
+			// One that does not get through is followed by the next.
+			if err := j.key.conn.Send(rpc.FrameQueued, j.key.stream, &nodepb.Queued{Position: uint32(i + 1)}); err != nil {
+				n.log.Debug("position not sent", "request", j.request, "err", err)
+			}
+		}
+	}
+}
+
+// Check verifies the node's conservation laws: each job it took is here or has
+// ended, those that wait are not admitted, and the tokens ahead of the engine are
+// the jobs' own.
+func (n *Node) Check() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ahead, admitted := 0, 0
+	for _, j := range n.jobs {
+		ahead += j.ahead
+		if j.admitted {
+			admitted++
+		}
+	}
+	if c := n.count; ahead != n.ahead || admitted+len(n.queue) != len(n.jobs) || c.Accepted != uint64(len(n.jobs))+c.Done+c.Cancelled+c.Failed {
+		return fmt.Errorf("%w: %d tokens ahead, jobs say %d; %d jobs, %d admitted, %d queued; %+v",
+			errBroken, n.ahead, ahead, len(n.jobs), admitted, len(n.queue), c)
+	}
+	return nil
+}
