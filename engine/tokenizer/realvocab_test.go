@@ -1,10 +1,7 @@
 package tokenizer
 
 import (
-	"bytes"
-	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -12,7 +9,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/pkoukk/tiktoken-go-loader/assets"
+	"github.com/tiktoken-go/tokenizer/codec"
 )
 
 // realTokenizers are the families of published models, each over a vocabulary
@@ -73,20 +70,28 @@ func realTokenizer(t testing.TB, name string) *Tokenizer {
 	return tok
 }
 
-// ranks reads a vocabulary of the loader: its tokens in the order of their ids.
+// published are the vocabularies of that package, with how many tokens each has
+// before its special ones.
+var published = map[string]struct {
+	open   func() *codec.Codec
+	tokens uint
+}{
+	"r50k_base":   {codec.NewR50kBase, 50256},
+	"cl100k_base": {codec.NewCl100kBase, 100256},
+	"o200k_base":  {codec.NewO200kBase, 199998},
+}
+
+// ranks are the tokens of a published vocabulary in the order of their ids.
 func ranks(t testing.TB, name string) []string {
-	file, err := assets.Assets.ReadFile(name + ".tiktoken")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var tokens []string
-	for line := range bytes.Lines(file) {
-		text, rank, ok := strings.Cut(strings.TrimSpace(string(line)), " ")
-		raw, err := base64.StdEncoding.DecodeString(text)
-		if !ok || err != nil || rank != fmt.Sprint(len(tokens)) {
-			t.Fatalf("%s: line %d is %q (%v)", name, len(tokens)+1, line, err)
+	p := published[name]
+	c := p.open()
+	tokens := make([]string, p.tokens)
+	for id := range tokens {
+		text, err := c.Decode([]uint{uint(id)})
+		if err != nil || text == "" {
+			t.Fatalf("%s: token %d is %q (%v)", name, id, text, err)
 		}
-		tokens = append(tokens, string(raw))
+		tokens[id] = text
 	}
 	return tokens
 }
