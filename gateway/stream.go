@@ -14,12 +14,14 @@ import (
 // connection, and the client sees that the answer is not whole.
 var errCut = errors.New("gateway: answer cut")
 
-// stream is a streamed response's body. The server calls WriteTo on the
-// connection's own goroutine, each Write becoming one chunk and one flush, and
-// Close in any case.
+// stream is a streamed response's body. The server reads it on the connection's
+// own goroutine, each Read becoming one chunk and one flush, and closes it in any
+// case.
 type stream struct {
 	j    *job
 	path string
+	sent int   // bytes of j.buf
+	end  error // of the body, once j.buf is sent; nil: it goes on
 }
 
 // buffers are kept between streams, unless a slow client made one large.
@@ -51,60 +53,60 @@ func (j *job) begin() *openai.Error {
 	return nil
 }
 
-// SupportsBodyWriteTo implements fasthttp.BodyWriterTo.
-func (s *stream) SupportsBodyWriteTo() bool { return true }
-
-// Read implements io.Reader, which the server asks of a body but does not use.
-func (s *stream) Read([]byte) (int, error) { return 0, errCut }
-
-// WriteTo implements io.WriterTo. Any error makes the server abort the
+// Read implements io.Reader. Any error but io.EOF makes the server abort the
 // connection.
-func (s *stream) WriteTo(w io.Writer) (sent int64, err error) {
+func (s *stream) Read(p []byte) (n int, err error) {
 	j := s.j
 	defer func() {
 		if r := recover(); r != nil {
 			j.g.log.Error("panic while streaming", "request", j.req.RequestID, "panic", r, "stack", string(debug.Stack()))
-			err = errCut
+			n, err = 0, errCut
 		}
 	}()
-	for {
-		if j.live == 0 {
-			if j.req.IncludeUsage {
-				j.buf = j.answer.AppendUsage(j.buf, j.usage())
-			}
-			j.buf = append(j.buf, openai.Done...)
+	for s.sent == len(j.buf) && s.end == nil && j.live > 0 {
+		s.fill()
+	}
+	if j.live == 0 && s.end == nil { // the last piece and what ends the body leave together
+		if j.req.IncludeUsage {
+			j.buf = j.answer.AppendUsage(j.buf, j.usage())
 		}
-		if len(j.buf) > 0 {
-			n, err := w.Write(j.buf)
-			sent += int64(n)
-			j.buf = j.buf[:0]
-			if err != nil {
-				j.gone, j.cause = true, "client_gone"
-				if errors.Is(err, os.ErrDeadlineExceeded) {
-					j.cause = "slow_client"
-				}
-				return sent, err
-			}
-		}
-		if j.live == 0 {
-			return sent, nil
-		}
-		if fault := j.advance(); fault != nil {
-			if !j.gone {
-				j.buf = fault.AppendEvent(j.buf)
-				n, _ := w.Write(j.buf) // errCut follows in any case
-				sent += int64(n)
-			}
-			return sent, errCut
+		j.buf, s.end = append(j.buf, openai.Done...), io.EOF
+	}
+	if s.sent == len(j.buf) {
+		return 0, s.end
+	}
+	n = copy(p, j.buf[s.sent:])
+	s.sent += n
+	return n, nil
+}
+
+// fill waits for what is to be sent next; what was begin's is there already.
+func (s *stream) fill() {
+	j := s.j
+	if len(j.buf) > 0 {
+		j.buf, s.sent = j.buf[:0], 0
+	}
+	if fault := j.advance(); fault != nil {
+		if s.end = errCut; !j.gone {
+			j.buf = fault.AppendEvent(j.buf)
 		}
 	}
 }
 
-// Close implements io.Closer.
-func (s *stream) Close() error {
-	if !s.j.closed {
-		s.j.close()
-		s.j.g.count(s.path, 200)
+// CloseWithError implements fasthttp.ReadCloserWithError; err is why the body
+// could not be written to its end, or nil.
+func (s *stream) CloseWithError(err error) error {
+	j := s.j
+	if j.closed {
+		return nil
 	}
+	if err != nil && s.end == nil { // the writing failed, not the request
+		j.gone, j.cause = true, "client_gone"
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			j.cause = "slow_client"
+		}
+	}
+	j.close()
+	j.g.count(s.path, 200)
 	return nil
 }
