@@ -284,8 +284,17 @@ func gatewayOptions(g *config.Gateway, p *config.Process, log *slog.Logger) gate
 	return gateway.Options{
 		Host: g.Host, Port: port, APIKeys: g.APIKeys, Version: version, Log: log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
+		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), MaxAttempts: g.MaxAttempts,
 		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody),
 	}
+}
+
+// never is what Options take for a bound that is 0, off, in a flag.
+func never(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
 }
 
 // newBus connects to NATS: the server in this process, --nats-url, or, once

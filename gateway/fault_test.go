@@ -138,8 +138,9 @@ func feed(gate chan struct{}, n int) {
 	}
 }
 
-// A node that dies while it answers: the client sees an error event and a body
-// without its last chunk; where nothing was sent yet, a status.
+// A node that dies while it answers, and nobody who goes on: the client sees an
+// error event and a body without its last chunk; where nothing was sent yet, a
+// status.
 func TestBrokenStreamIsVisible(t *testing.T) {
 	for name, o := range map[string]upstreamtest.Options{
 		"connection lost": {CutAfter: 5},
@@ -152,7 +153,13 @@ func TestBrokenStreamIsVisible(t *testing.T) {
 	} {
 		gate := make(chan struct{})
 		o.Gate = gate
-		b := newBed(t, Options{}, one(o))
+		o.Refuse = func(r *nodepb.Generate) (nodepb.Code, string) {
+			if len(r.Output) > 0 {
+				return nodepb.Code_CODE_OVERLOADED, "full"
+			}
+			return 0, ""
+		}
+		b := newBed(t, Options{ResumeTimeout: 100 * time.Millisecond}, one(o))
 		// Once as bytes, once as a client library sees it.
 		c := b.breaks(gate)
 		raw, err := io.ReadAll(c.r)
@@ -233,7 +240,7 @@ func TestRetries(t *testing.T) {
 			}
 		})
 	}
-	for code, status := range map[nodepb.Code]int{nodepb.Code_CODE_INVALID: 400, nodepb.Code_CODE_NOT_FOUND: 404, nodepb.Code_CODE_INTERNAL: 500, nodepb.Code_CODE_DEADLINE: 504} {
+	for code, status := range map[nodepb.Code]int{nodepb.Code_CODE_INVALID: 400, nodepb.Code_CODE_NOT_FOUND: 404, nodepb.Code_CODE_DEADLINE: 504} {
 		b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": refuse(code), "d2": refuse(code)})
 		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != status || !strings.Contains(r.parse(t).Error.Message, "told so") {
 			t.Errorf("%s: %d %q", code, r.StatusCode, r.body)

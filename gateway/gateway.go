@@ -3,7 +3,8 @@
 // A request is parsed, its chat rendered and tokenized, its prompt hashed and
 // routed; each choice then becomes attempts on decode nodes, whose tokens turn
 // into text and leave as a response or as server-sent events. The gateway holds
-// every token of a request, so an attempt can start over on another node.
+// every token of a request, so that when a node dies the next attempt goes on
+// elsewhere, after the last token taken.
 //
 // Invariant: an accepted request ends with a finish reason, with an error
 // status, or, when its stream has begun, with an error event and a connection
@@ -71,9 +72,18 @@ const (
 	DefaultMaxInFlight = 8192
 	// DefaultMaxConns bounds client connections, most of them idle.
 	DefaultMaxConns = 65536
-	// DefaultMaxAttempts is how many nodes a choice is tried on before its first
+	// DefaultMaxAttempts is how many nodes a choice is tried on without getting a
 	// token: with one node dead and one overloaded there is a third.
 	DefaultMaxAttempts = 3
+	// DefaultResumeTimeout is how long a stream that has begun waits for a node to
+	// go on: a restart with a model of moderate size, and less than clients wait.
+	DefaultResumeTimeout = 10 * time.Second
+	// DefaultResumesPerSecond and the burst of ten seconds' worth: the streams of
+	// a large node are taken over at once, without its neighbours drowning.
+	DefaultResumesPerSecond = 200
+	// DefaultStallTimeout: a decode node that has work and makes no step for so
+	// long has hung. It must outlast the longest step of a slow machine.
+	DefaultStallTimeout = 30 * time.Second
 	// DefaultRetriesPerSecond and the burst of ten seconds' worth are the budget
 	// of all requests' retries together, so that retrying cannot become the load.
 	DefaultRetriesPerSecond = 50
@@ -123,6 +133,9 @@ type Options struct {
 	MaxConns          int
 	MaxAttempts       int
 	RetriesPerSecond  float64
+	ResumeTimeout     time.Duration
+	ResumesPerSecond  float64
+	StallTimeout      time.Duration // negative: never
 
 	Log *slog.Logger // nil: discarded
 }
@@ -144,6 +157,9 @@ func (o *Options) setDefaults() {
 	or(&o.MaxConns, DefaultMaxConns)
 	or(&o.MaxAttempts, DefaultMaxAttempts)
 	or(&o.RetriesPerSecond, DefaultRetriesPerSecond)
+	or(&o.ResumeTimeout, DefaultResumeTimeout)
+	or(&o.ResumesPerSecond, DefaultResumesPerSecond)
+	or(&o.StallTimeout, DefaultStallTimeout)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -158,14 +174,15 @@ func or[T comparable](v *T, d T) {
 
 // Gateway is one gateway. Make it with New, run it with Run, once.
 type Gateway struct {
-	o      Options
-	log    *slog.Logger
-	l      *listener
-	server *fasthttp.Server
-	fleet  *upstream.Fleet
-	keys   keys
-	meters meters
-	budget *rate.Limiter // of retries
+	o       Options
+	log     *slog.Logger
+	l       *listener
+	server  *fasthttp.Server
+	fleet   *upstream.Fleet
+	keys    keys
+	meters  meters
+	budget  *rate.Limiter // of retries before the first token
+	resumes *rate.Limiter // paces those after it
 
 	document []byte // /openapi.json
 
@@ -209,7 +226,8 @@ func New(o Options) (*Gateway, error) {
 		log:            o.Log,
 		l:              newListener(l, o.SlowClientTimeout),
 		keys:           newKeys(o.APIKeys),
-		budget:         rate.NewLimiter(rate.Limit(o.RetriesPerSecond), int(max(1, retryBurstSecs*o.RetriesPerSecond))),
+		budget:         perSecond(o.RetriesPerSecond),
+		resumes:        perSecond(o.ResumesPerSecond),
 		membersChanged: make(chan struct{}, 1),
 		cut:            make(chan struct{}),
 		blocks:         upstream.NewBlocks(),
@@ -218,13 +236,17 @@ func New(o Options) (*Gateway, error) {
 		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
 	}
 	g.meters = newMeters(o.Metrics)
-	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, Stale: g.meters.stale, Log: o.Log})
+	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Log: o.Log})
 	g.meters.set.Gauge(metrics.GatewayUsableDecodeNodes).Func(func() float64 { return float64(g.usable()) })
 	g.meters.set.Gauge(metrics.GatewayInFlight).Func(func() float64 { return float64(g.inFlight.Load()) })
 	g.fleet.SetMembers(o.Members)
 	g.document = openai.Document(o.Version, len(o.APIKeys) > 0, operations())
 	g.server = g.newServer()
 	return g, nil
+}
+
+func perSecond(n float64) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(n), int(max(1, retryBurstSecs*n)))
 }
 
 // Addr is the address on which clients are served.

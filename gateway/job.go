@@ -52,7 +52,8 @@ type choice struct {
 	finish   openai.Finish
 	done     bool
 	attempt  uint32 // the current one; grows by one with each
-	failures int    // attempts that failed before the first token
+	from     int    // tokens of output when it began
+	failures int    // attempts in a row that nodes took and that brought no token
 	accepted bool
 	paused   bool // cancelled because the client is slow; goes on when it has read
 	roleSent bool
@@ -61,9 +62,13 @@ type choice struct {
 	home     *upstream.Node   // that holds its prompt's KV; nil: not known
 	node     *upstream.Node   // that has it in hand; nil: none
 	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
-	tried    []*upstream.Node // failed before the first token
+	tried    []*upstream.Node // that failed since the last token
+	refused  []*upstream.Node // those of them that said no
 	lastErr  error            // of the last of them
 	since    time.Time        // start of the current attempt
+	lost     time.Time        // since when no node has taken it; zero: one has
+	again    time.Time        // when a stream that found no node looks again; zero: it does not wait
+	pause    time.Duration    // before that, doubling
 	lastTok  time.Time
 	firstTok time.Time
 }
@@ -106,16 +111,14 @@ func (j *job) follow(first *choice) *openai.Error {
 // attempt starts the next attempt of a choice. It goes on to other nodes while
 // nodes cannot be reached.
 func (j *job) attempt(c *choice) *openai.Error {
+	c.again = time.Time{}
 	for {
 		node, decision, fleet := j.pick(c)
-		if node == nil {
-			return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.name)
-		}
-		if refuses(c.lastErr) && slices.Contains(c.tried, node) {
-			return faultOf(c.lastErr) // a node that said no is asked once
+		if node == nil || slices.Contains(c.refused, node) || c.started() && slices.Contains(c.tried, node) {
+			return j.nowhere(c, node)
 		}
 		c.attempt++
-		c.accepted, c.paused, c.since = false, false, time.Now()
+		c.accepted, c.paused, c.since, c.from = false, false, time.Now(), len(c.output)
 		j.g.meters.attempts.Inc()
 		s, err := node.Generate(context.Background(), j.message(c, decision, fleet), j.in, int32(c.index))
 		if err == nil {
@@ -236,6 +239,14 @@ func (j *job) bounds() *openai.Error {
 	j.timerAt = j.deadline
 	for i := range j.choices {
 		c := &j.choices[i]
+		if !c.again.IsZero() {
+			if c.again.After(t) {
+				j.timerAt = earlier(j.timerAt, c.again)
+			} else if fault := j.attempt(c); fault != nil {
+				return fault
+			}
+			continue
+		}
 		if c.done || c.accepted || c.stream == nil {
 			continue
 		}
@@ -275,7 +286,7 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 	}
 	switch e.Kind {
 	case upstream.Accepted:
-		c.accepted = true
+		c.taken()
 		c.prompt.cached = max(c.prompt.cached, min(int(e.Cached), len(c.prompt.tokens)))
 	case upstream.Token:
 		return j.token(c, e, at)
@@ -291,7 +302,7 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 
 // token takes the next token of a choice, or its end.
 func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
-	c.accepted = true
+	c.taken()
 	piece, hit := "", false
 	if e.Token >= 0 {
 		j.measure(c, at)

@@ -6,7 +6,7 @@ import "github.com/tandem-serving/tandem/internal/metrics"
 type meters struct {
 	set *metrics.Set
 
-	tokens, stale, attempts, paused *metrics.Value
+	tokens, stale, attempts, resumes, paused *metrics.Value
 
 	ttft, interToken, perToken, e2e        *metrics.Histogram
 	promptTokens, outputTokens, n, maxToks *metrics.Histogram
@@ -18,6 +18,7 @@ func newMeters(s *metrics.Set) meters {
 		tokens:       s.Counter(metrics.GenerationTokens),
 		stale:        s.Counter(metrics.GatewayStaleTokens),
 		attempts:     s.Counter(metrics.GatewayAttempts),
+		resumes:      s.Counter(metrics.GatewayResumes),
 		paused:       s.Counter(metrics.GatewayStreamsPaused),
 		ttft:         s.Histogram(metrics.TimeToFirstToken),
 		interToken:   s.Histogram(metrics.InterTokenLatency),

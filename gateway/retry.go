@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/metrics"
@@ -12,20 +13,40 @@ import (
 
 var errNotAccepted = errors.New("gateway: attempt not accepted")
 
-// retry ends a choice's current attempt, which failed, and starts the next one
-// where that is allowed: before the first token, on another node, within the
-// budgets.
+// Between two looks for a node, while there is none for a stream that has begun.
+const (
+	firstPause   = 50 * time.Millisecond
+	longestPause = time.Second
+)
+
+// started says that a choice has tokens that its client may have seen.
+func (c *choice) started() bool { return len(c.output) > 0 }
+
+// taken notes that a node has the current attempt.
+func (c *choice) taken() { c.accepted, c.lost, c.pause = true, time.Time{}, 0 }
+
+// retry ends a choice's current attempt, which failed, and starts the next one.
+// A choice without a token yet is tried on a few nodes. One that has begun is
+// resumed: prompt and output so far go to another node, at exactly the next
+// position, and where no node takes them it waits for one, a bounded time.
 func (j *job) retry(c *choice, err error) *openai.Error {
 	node := c.node
 	c.leave()
 	c.stream = nil
-	if len(c.output) > 0 {
-		j.failure(node, err)
-		j.cause = "upstream"
-		return faultOf(err)
-	}
 	if fault := j.failed(c, node, err); fault != nil {
 		return fault
+	}
+	if !c.started() {
+		return j.attempt(c)
+	}
+	j.g.meters.resumes.Inc()
+	r := j.g.resumes.Reserve()
+	if wait := r.Delay(); wait > j.g.o.ResumeTimeout {
+		r.Cancel()
+		return j.lose(c)
+	} else if wait > 0 { // many at once: the nodes that are left take them one after the other
+		j.sleep(c, wait)
+		return nil
 	}
 	return j.attempt(c)
 }
@@ -33,16 +54,80 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 // failed books a failed attempt; it returns an error when there may be no other.
 func (j *job) failed(c *choice, node *upstream.Node, err error) *openai.Error {
 	j.failure(node, err)
-	c.tried, c.lastErr = append(c.tried, node), err
-	c.failures++
-	var code *upstream.CodeError
-	if errors.As(err, &code) && !elsewhere(code.Code) {
-		return faultOf(err)
+	moved := len(c.output) > c.from // since the attempt began
+	if moved {
+		c.tried, c.refused, c.failures = c.tried[:0], c.refused[:0], 0
 	}
-	if c.failures >= j.g.o.MaxAttempts || !j.g.budget.Allow() {
+	if c.lost.IsZero() {
+		c.lost = time.Now()
+	}
+	c.tried, c.lastErr = append(c.tried, node), err
+	if refuses(err) && !moved {
+		c.refused = append(c.refused, node)
+	}
+	if !moved && !(c.started() && untouched(err)) {
+		c.failures++
+	}
+	var code *upstream.CodeError
+	switch {
+	case errors.As(err, &code) && !elsewhere(code.Code), c.failures >= j.g.o.MaxAttempts:
+		return j.lose(c)
+	case !c.started() && !j.g.budget.Allow():
 		return faultOf(err)
 	}
 	return nil
+}
+
+// nowhere is what becomes of a choice that no node is left for: a stream that
+// has begun waits for one, within ResumeTimeout. node is one that would be asked
+// again, or nil.
+func (j *job) nowhere(c *choice, node *upstream.Node) *openai.Error {
+	switch {
+	case !c.started() && node != nil:
+		return faultOf(c.lastErr)
+	case !c.started():
+		return j.noNode()
+	case c.lost.IsZero(): // it was paused for its client
+		c.lost = time.Now()
+	}
+	if time.Since(c.lost) >= j.g.o.ResumeTimeout {
+		return j.lose(c)
+	}
+	c.tried, c.refused = c.tried[:0], c.refused[:0] // whoever said no, or was away, may have recovered
+	c.pause = min(max(firstPause, 2*c.pause), longestPause)
+	j.sleep(c, c.pause)
+	return nil
+}
+
+// sleep has the choice look for a node again later.
+func (j *job) sleep(c *choice, d time.Duration) {
+	c.again = time.Now().Add(d)
+	j.wake(c.again)
+}
+
+// lose gives a choice up.
+func (j *job) lose(c *choice) *openai.Error {
+	if c.started() {
+		j.cause = "upstream"
+	}
+	if c.lastErr == nil {
+		return j.noNode()
+	}
+	return faultOf(c.lastErr)
+}
+
+func (j *job) noNode() *openai.Error {
+	return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.name)
+}
+
+// untouched says that the node has not worked on the attempt: it could not be
+// reached or said no at once.
+func untouched(err error) bool {
+	var code *upstream.CodeError
+	if errors.As(err, &code) {
+		return code.Code != nodepb.Code_CODE_INTERNAL && code.Code != nodepb.Code_CODE_CANCELLED
+	}
+	return errors.Is(err, upstream.ErrNode)
 }
 
 // failure counts and logs a failed attempt.
@@ -54,10 +139,10 @@ func (j *job) failure(node *upstream.Node, err error) {
 // elsewhere says whether another node may do what one refused with the code.
 func elsewhere(c nodepb.Code) bool {
 	switch c {
-	case nodepb.Code_CODE_OVERLOADED, nodepb.Code_CODE_DRAINING, nodepb.Code_CODE_MISMATCH:
-		return true
+	case nodepb.Code_CODE_INVALID, nodepb.Code_CODE_NOT_FOUND, nodepb.Code_CODE_DEADLINE:
+		return false
 	}
-	return false
+	return true
 }
 
 // refuses says whether the error is a node's own no, not a broken connection.

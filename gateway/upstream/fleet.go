@@ -64,6 +64,7 @@ type Member struct {
 type Options struct {
 	RPC           rpc.Options
 	ProbeInterval time.Duration  // 0: DefaultProbeInterval
+	StallTimeout  time.Duration  // 0: a node that makes no step is never given up
 	Stale         *metrics.Value // counts refused tokens; nil: not counted
 	Log           *slog.Logger   // nil: discarded
 }
@@ -95,6 +96,8 @@ type Node struct {
 	member  atomic.Pointer[Member]
 	link    atomic.Pointer[link] // nil: not connected
 	breaker *gobreaker.CircuitBreaker[*link]
+	stalled atomic.Bool        // it has work and makes no steps
+	pulse   pulse              // owned by the keeper
 	stop    context.CancelFunc // ends the keeper; nil for prefill nodes
 }
 
@@ -227,13 +230,11 @@ func (n *Node) keep(ctx context.Context) {
 		case <-pause.C:
 		}
 		if l, err := n.connect(ctx); err == nil {
-			select {
-			case <-ctx.Done():
+			if !n.watch(ctx, l) {
 				return
-			case <-l.conn.Done():
-				n.f.o.Log.Warn("decode node's connection lost", "node", n.Name, "error", l.conn.Err())
-				n.link.CompareAndSwap(l, nil)
 			}
+			n.f.o.Log.Warn("decode node's connection lost", "node", n.Name, "error", l.conn.Err())
+			n.link.CompareAndSwap(l, nil)
 			pause.Reset(0) // the pool's back-off paces what follows
 			continue
 		}

@@ -17,6 +17,7 @@ var (
 	ErrLost     = errors.New("upstream: connection to the node lost")
 	ErrPosition = errors.New("upstream: the node sent a token out of order")
 	ErrNode     = errors.New("upstream: node not usable")
+	ErrStalled  = errors.New("upstream: the node has work and makes no steps")
 )
 
 // CodeError is how a node ended an attempt.
@@ -42,6 +43,7 @@ type link struct {
 	bundles map[uint64]chan *nodepb.Bundle
 	stats   nodepb.Stats // the last heartbeat
 	heard   bool         // stats is of this connection
+	beats   uint64       // heartbeats heard
 }
 
 func newLink(c *rpc.Conn, stale *metrics.Value) *link {
@@ -203,6 +205,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		proto.Reset(&l.stats)
 		proto.Merge(&l.stats, m)
 		l.heard = true
+		l.beats++
 	case *nodepb.Bundle:
 		if ch := l.bundles[stream]; ch != nil {
 			delete(l.bundles, stream)

@@ -11,16 +11,16 @@ import (
 // View is the fleet's state for a request of the model with the fingerprint
 // (0: any). Decode nodes in avoid are used only when no other is left.
 //
-// Of the nodes that are ready and not draining, those with an open connection
-// are usable; failing that, those whose breaker is not open; failing that, all:
-// a breaker never leaves a request without candidates.
+// Of the nodes that are ready and not draining, those that get on and have an
+// open connection are usable; failing that, those whose breaker is not open;
+// failing that, all: a breaker never leaves a request without candidates.
 func (s *Snapshot) View(fingerprint uint64, avoid []*Node) route.View {
 	v := route.View{Decode: make([]route.State, len(s.Decode)), Prefill: make([]route.State, len(s.Prefill))}
 	for i, n := range s.Prefill {
 		v.Prefill[i] = route.State{Usable: n.serves(fingerprint), Load: int(n.InFlight.Load())}
 	}
 	for _, allowed := range [...]func(*Node) bool{
-		func(n *Node) bool { return n.connected() && !slices.Contains(avoid, n) },
+		func(n *Node) bool { return n.connected() && !n.stalled.Load() && !slices.Contains(avoid, n) },
 		func(n *Node) bool { return n.breaker.State() != gobreaker.StateOpen && !slices.Contains(avoid, n) },
 		func(n *Node) bool { return !slices.Contains(avoid, n) },
 		func(*Node) bool { return true },

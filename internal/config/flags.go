@@ -90,6 +90,9 @@ type Gateway struct {
 	Insecure              bool
 	MinRemotePrefill      int
 	RequestTimeout        Seconds
+	ResumeTimeout         Seconds
+	StallTimeout          Seconds
+	MaxAttempts           int
 	MaxBody               Bytes
 }
 
@@ -105,6 +108,11 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.IntVar(&g.MinRemotePrefill, "min-remote-prefill-tokens", minRemotePrefill, "prompts with fewer tokens to compute are prefilled on the decode node")
 	g.RequestTimeout = Seconds(30 * time.Minute)
 	s.Var(&g.RequestTimeout, "request-timeout", "longest life of a request")
+	g.ResumeTimeout = Seconds(10 * time.Second)
+	s.Var(&g.ResumeTimeout, "resume-timeout", "how long a stream whose decode node died waits for another")
+	g.StallTimeout = Seconds(30 * time.Second)
+	s.Var(&g.StallTimeout, "stall-timeout", "a decode node that has work and makes no step for so long loses it to others; 0: never")
+	s.IntVar(&g.MaxAttempts, "max-attempts", 3, "nodes that take a request in a row without a token from any")
 	g.MaxBody = 32 << 20
 	s.Var(&g.MaxBody, "max-request-body", "largest request body")
 }

@@ -54,6 +54,7 @@ const (
 	GatewayInFlight
 	GatewayAttempts
 	GatewayAttemptFailures
+	GatewayResumes
 	GatewayStaleTokens
 	GatewayStreamsPaused
 	GatewayStreamsAborted
@@ -159,6 +160,7 @@ var Rows = [count]Row{
 	GatewayAttempts: {"tandem:gateway_attempts_total", KindCounter, Gateway, nil, nil, "Attempts started on decode nodes."},
 	GatewayAttemptFailures: {"tandem:gateway_attempt_failures_total", KindCounter, Gateway,
 		[]Label{{"code", AttemptFailures}}, nil, "Attempts that ended in an error, by its kind."},
+	GatewayResumes:        {"tandem:gateway_resumes_total", KindCounter, Gateway, nil, nil, "Started streams whose node was lost and that looked for another."},
 	GatewayStaleTokens:    {"tandem:gateway_stale_tokens_total", KindCounter, Gateway, nil, nil, "Tokens refused because their attempt or stream was over."},
 	GatewayStreamsPaused:  {"tandem:gateway_streams_paused_total", KindCounter, Gateway, nil, nil, "Times a slow client's full buffer paused its generation."},
 	GatewayStreamsAborted: {"tandem:gateway_streams_aborted_total", KindCounter, Gateway, []Label{{"cause", StreamAborts}}, nil, "Requests cut before their end."},

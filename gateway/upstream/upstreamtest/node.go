@@ -39,6 +39,8 @@ type Options struct {
 	Mute func(r *nodepb.Generate) bool
 	// CutAfter breaks the connection after so many tokens of a stream; 0: never.
 	CutAfter int
+	// CutCode has CutAfter end the stream with this code instead.
+	CutCode nodepb.Code
 	// Garble may change a frame's token before it is sent; nil: unchanged.
 	Garble func(t rpc.Token) rpc.Token
 	Cached uint32 // of Accepted
@@ -262,6 +264,10 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 			return
 		}
 		if n.o.CutAfter > 0 && made+1 == n.o.CutAfter {
+			if n.o.CutCode != 0 {
+				_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: n.o.CutCode, Message: "cut", Attempt: r.Attempt})
+				return
+			}
 			c.Close(errors.New("upstreamtest: cut"))
 			return
 		}

@@ -1,0 +1,55 @@
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// pulse judges by a node's heartbeats whether it gets on: a process whose engine
+// hangs still answers pings. It reads no clock.
+type pulse struct {
+	beats, steps uint64    // of the last heartbeat looked at
+	moved        time.Time // when steps last grew, or there was nothing to do
+}
+
+// beat takes what is known at now; it returns how long the node has had work and
+// made no step. beats is 0 before a connection's first heartbeat.
+func (p *pulse) beat(now time.Time, beats, steps uint64, busy bool) time.Duration {
+	news := beats != p.beats
+	if beats == 0 || p.moved.IsZero() || news && (steps != p.steps || !busy) {
+		p.moved = now
+	}
+	if p.beats = beats; beats > 0 {
+		p.steps = steps
+	}
+	return now.Sub(p.moved)
+}
+
+// watch looks after an open connection until it ends; false: ctx has. A node
+// that is stalled loses it, and with it all attempts, which go on elsewhere;
+// it gets none until it has made a step.
+func (n *Node) watch(ctx context.Context, l *link) bool {
+	look := time.NewTicker(n.f.o.ProbeInterval)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-l.conn.Done():
+			return true
+		case now := <-look.C:
+			l.mu.Lock()
+			beats, steps, busy := l.beats, l.stats.Steps, l.stats.Running+l.stats.Waiting > 0
+			l.mu.Unlock()
+			before := n.pulse.steps
+			still := n.pulse.beat(now, beats, steps, busy)
+			if beats > 0 && (steps != before || !busy) {
+				n.stalled.Store(false)
+			}
+			if limit := n.f.o.StallTimeout; limit > 0 && still >= limit && n.stalled.CompareAndSwap(false, true) {
+				l.conn.Close(fmt.Errorf("%w: %s, for %v", ErrStalled, n.Name, still.Round(time.Millisecond)))
+			}
+		}
+	}
+}
