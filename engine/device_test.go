@@ -89,7 +89,7 @@ func (d *device) Step(s *backend.Step, onMark func(int)) error {
 			if o.Row < q.Row || o.Row >= q.Row+q.Tokens {
 				continue
 			}
-			for p := range q.Start + q.Tokens {
+			for p := range q.Start + o.Row - q.Row + 1 {
 				h = sum(h, d.kv[q.Blocks[p/testBlock]*testBlock+p%testBlock])
 			}
 		}

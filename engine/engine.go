@@ -82,6 +82,7 @@ type Engine struct {
 	batch   scheduler.Batch // the one that runs
 	step    backend.Step
 	results []scheduler.Result
+	sampled []int32 // tokens of the results
 	logits  []float32
 	events  []kvcache.Event
 	count   Stats
@@ -249,7 +250,7 @@ func (e *Engine) stepOnce() bool {
 		e.announceCached(id)
 	}
 	done := e.sched.Update(b, e.results)
-	e.results = e.results[:0]
+	e.results, e.sampled = e.results[:0], e.sampled[:0]
 	if len(b.Seqs) == 0 && len(done) == 0 {
 		if len(b.Preempted) > 0 {
 			return true // who gave way was kept out of this step only
@@ -333,18 +334,12 @@ func (e *Engine) fill(b scheduler.Batch) {
 		})
 		r := e.live[q.ID]
 		if r != nil {
-			e.countPrompt(r, q.Start, len(q.Tokens))
+			e.countPrompt(r, q.Start, len(q.Tokens)-q.Drafts)
 		}
-		if q.Sample {
-			out := backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(q.Start + len(q.Tokens))}
-			if r != nil {
-				out.Params = r.req.Sampling
-			}
-			s.Outputs = append(s.Outputs, out)
-		}
+		e.outputs(q, r, row)
 	}
 	if cap(s.Sampled) < len(s.Outputs) {
-		s.Sampled = make([]int32, max(len(s.Outputs), e.o.Scheduler.MaxSeqs))
+		s.Sampled = make([]int32, max(len(s.Outputs), e.o.Scheduler.MaxOutputs, e.o.Scheduler.MaxSeqs))
 	}
 	s.Sampled = s.Sampled[:len(s.Outputs)]
 }
@@ -355,57 +350,6 @@ func (e *Engine) countPrompt(r *run, start, n int) {
 	if p := min(start+n, r.prompt) - start; p > 0 {
 		e.count.PromptComputed += uint64(p)
 	}
-}
-
-// emit turns the sampled tokens into results and hands them out.
-func (e *Engine) emit(b scheduler.Batch) {
-	vocab := e.o.Model.VocabSize()
-	if e.wantsLogits(b) {
-		e.logits = e.o.Backend.Download(e.logits, e.o.Model.Logits())
-	}
-	out := 0
-	for i := range b.Seqs {
-		q := &b.Seqs[i]
-		if !q.Sample {
-			continue
-		}
-		row := out
-		token, pos := e.step.Sampled[row], q.Start+len(q.Tokens)
-		out++
-		res := scheduler.Result{Token: token, Finished: true}
-		if r := e.live[q.ID]; r != nil {
-			if e.o.Probe != nil {
-				e.o.Probe(r.req, pos, e.logits[row*vocab:(row+1)*vocab])
-			}
-			t := Token{ID: token, Position: pos}
-			if r.req.LogProbs {
-				t.LogProbs = new(LogProbs)
-				t.LogProbs.LogProb, t.LogProbs.Rank, t.LogProbs.Top = sample.LogProbs(e.logits[row*vocab:(row+1)*vocab], token, r.req.TopLogProbs, nil)
-			}
-			if c := r.req.Sampling.Controls; c != nil {
-				c.Add(token)
-			}
-			r.output++
-			e.count.Generated++
-			t.Finish = r.req.finishAfter(token, r.output, pos+1, e.o.Scheduler.MaxModelLen)
-			res.Finished = t.Finish != 0
-			r.req.Emit(t)
-		}
-		e.results = append(e.results, res)
-	}
-}
-
-// wantsLogits says whether anybody looks at the logits of this batch.
-func (e *Engine) wantsLogits(b scheduler.Batch) bool {
-	if len(e.step.Outputs) == 0 {
-		return false
-	}
-	for i := range b.Seqs {
-		if r := e.live[b.Seqs[i].ID]; b.Seqs[i].Sample && r != nil && r.req.LogProbs {
-			return true
-		}
-	}
-	return e.o.Probe != nil
 }
 
 // layerDone tells the running batch's jobs that one more layer of their tokens
@@ -492,7 +436,7 @@ func (e *Engine) fail(id scheduler.RequestID, err error) {
 func (e *Engine) failBatch(b scheduler.Batch, err error) {
 	e.log.Error("step failed", "err", err)
 	e.count.FailedSteps++
-	e.results = e.results[:0]
+	e.results, e.sampled = e.results[:0], e.sampled[:0]
 	gone := e.sched.Discard(b)
 	e.publish()
 	for _, id := range gone {

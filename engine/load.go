@@ -168,7 +168,7 @@ func (l *Loaded) load(o LoadOptions) error {
 		return err
 	}
 	limits := backend.Limits{
-		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs, Seqs: o.MaxSeqs,
+		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs, Seqs: o.MaxSeqs,
 		Blocks: (l.Scheduler.MaxModelLen + o.BlockTokens - 1) / o.BlockTokens,
 	}
 	device, err := cpu.New(cpu.Options{
@@ -226,7 +226,7 @@ func (l *Loaded) plan(o LoadOptions) error {
 	l.KV.Blocks = l.Plan.Blocks
 	l.Scheduler = scheduler.Config{
 		Pool:             kvcache.Config{Blocks: l.KV.Blocks, BlockTokens: o.BlockTokens},
-		MaxBatchedTokens: o.MaxBatchedTokens, MaxSeqs: o.MaxSeqs, MaxQueued: o.MaxQueued, MaxModelLen: maxLen,
+		MaxBatchedTokens: o.MaxBatchedTokens, MaxSeqs: o.MaxSeqs, MaxOutputs: o.MaxSeqs + extraOutputs, MaxQueued: o.MaxQueued, MaxModelLen: maxLen,
 	}
 	return nil
 }
@@ -246,6 +246,11 @@ func defaultKV(limit, weights int64) int64 {
 // cpuBatchedTokens is the default step on a CPU: matrix kernels have reached
 // their speed by then, and a step that decode shares with a chunk stays short.
 const cpuBatchedTokens = 512
+
+// extraOutputs is how many rows of logits a step has beyond one for each running
+// request: for prompts that are scored and for guesses. Each costs a vocabulary
+// of fp32; where fewer requests run, theirs are free too.
+const extraOutputs = 64
 
 // maxBlocks bounds the block table's own memory when a tiny model meets a large
 // budget: a million blocks are 16 million tokens.

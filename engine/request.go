@@ -40,23 +40,32 @@ type LogProbs struct {
 
 // Request is one choice of a client's request, on its way through this engine.
 type Request struct {
-	Root        kvcache.Hash
-	Prompt      []int32
-	Output      []int32  // tokens of earlier attempts; they are not emitted again
-	Sampling    Sampling // its Controls are made by Add
-	Rules       Rules
-	LogProbs    bool    // each token comes with its log-probability
-	TopLogProbs int     // and with that many best tokens
-	MaxTokens   int     // of the output, that of earlier attempts included; at least 1
-	Stop        []int32 // token ids that end the output
-	Priority    int
-	Hold        bool // KV is expected from another node: see Reserve
+	Root          kvcache.Hash
+	Prompt        []int32
+	Output        []int32  // tokens of earlier attempts; they are not emitted again
+	Sampling      Sampling // its Controls are made by Add
+	Rules         Rules
+	LogProbs      bool    // each token comes with its log-probability
+	TopLogProbs   int     // and with that many best tokens
+	LogProbTokens []int32 // or, where there are some, with these
+	MaxTokens     int     // of the output, that of earlier attempts included; at least 1
+	Stop          []int32 // token ids that end the output
+	Priority      int
+	Hold          bool // KV is expected from another node: see Reserve
 
 	// Added, if set, hears what Add returns as cached, on the step goroutine and
 	// so before the first token. It must not block.
 	Added func(cached int)
 	// Emit receives each token on the step goroutine and must not block.
 	Emit func(Token)
+
+	// EmitPrompt, where set, receives the log-probabilities of the prompt's tokens
+	// from the second on, each with TopPromptLogProbs best tokens: in order, each
+	// once, before the first token, a chunk at a time; first is the position of the
+	// slice's first, and the slice is the receiver's. Every one of these tokens is
+	// then computed here, whatever the cache has: Hold is not possible.
+	EmitPrompt        func(first int, probs []LogProbs)
+	TopPromptLogProbs int
 }
 
 // finishAfter decides whether the token just drawn is the last.
@@ -102,10 +111,14 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 	}
 	r.Sampling.Controls = sample.NewControls(r.Rules, r.Prompt, r.Output)
 	id = scheduler.RequestID(e.next.Add(1))
+	score := 0
+	if r.EmitPrompt != nil {
+		score = max(0, len(r.Prompt)-1)
+	}
 	derr := e.do(func() {
 		cached, err = e.sched.Add(scheduler.Request{
 			ID: id, Root: r.Root, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
-			MaxNew: r.MaxTokens - len(r.Output),
+			MaxNew: r.MaxTokens - len(r.Output), Score: score,
 		}, e.now())
 		if err == nil {
 			e.live[id] = &run{req: r, prompt: len(tokens), output: len(r.Output)}

@@ -1,6 +1,7 @@
 package sample
 
 import (
+	"maps"
 	"math"
 	"slices"
 )
@@ -92,6 +93,19 @@ func (c *Controls) Add(token int32) {
 	}
 }
 
+// After is c as it will be when these tokens have followed; c stays as it is.
+func (c *Controls) After(tokens []int32) *Controls {
+	if len(tokens) == 0 {
+		return c
+	}
+	n := *c
+	n.output, n.seen, n.counts = slices.Clip(c.output), slices.Clone(c.seen), maps.Clone(c.counts)
+	for _, t := range tokens {
+		n.Add(t)
+	}
+	return &n
+}
+
 // apply changes logits [vocab] in place. Tokens beyond the vocabulary are
 // passed over. Each logit is changed by its own token's rules alone, so the
 // order in which tokens are visited decides nothing.
@@ -144,62 +158,4 @@ func mask(logits []float32, t int32) {
 	if inside(logits, t) {
 		logits[t] = lowest
 	}
-}
-
-// Top is a token with its log-probability.
-type Top struct {
-	Token   int32
-	LogProb float32
-}
-
-// LogProbs is what a client sees of a drawn token: its log-probability and rank
-// (1 is the best) under the model's own distribution, before temperature, masks
-// and penalties, and the n best tokens, best first.
-func LogProbs(logits []float32, token int32, n int, dst []Top) (logProb float32, rank int, top []Top) {
-	best := float64(lowest)
-	for _, v := range logits {
-		best = math.Max(best, finite(v))
-	}
-	sum := 0.0
-	for _, v := range logits {
-		sum += math.Exp(finite(v) - best)
-	}
-	norm := best + math.Log(sum)
-	if !inside(logits, token) || math.IsInf(best, -1) {
-		return lowest, len(logits), dst
-	}
-	own := finite(logits[token])
-	rank = 1
-	for i, v := range logits {
-		if f := finite(v); f > own || f == own && int32(i) < token {
-			rank++
-		}
-	}
-	start := len(dst)
-	for i, v := range logits {
-		if n <= 0 {
-			break
-		}
-		lp := float32(finite(v) - norm)
-		if len(dst)-start == n {
-			if lp <= dst[len(dst)-1].LogProb {
-				continue
-			}
-			dst = dst[:len(dst)-1]
-		}
-		at := len(dst)
-		for at > start && dst[at-1].LogProb < lp {
-			at--
-		}
-		dst = slices.Insert(dst, at, Top{int32(i), lp})
-	}
-	return float32(own - norm), rank, dst
-}
-
-// finite reads NaN as -Inf, as Pick does.
-func finite(v float32) float64 {
-	if v != v {
-		return math.Inf(-1)
-	}
-	return float64(v)
 }

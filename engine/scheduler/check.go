@@ -68,15 +68,17 @@ func (s *Scheduler) Check() error {
 type owned struct{ refs, pinsIn []int }
 
 func (s *Scheduler) checkRequest(r *request, owners *owned) error {
-	end := r.computed + r.scheduled
+	end := r.computed + r.scheduled + r.guesses
 	switch {
-	case r.computed < 0 || end > len(r.tokens) || len(r.tokens) > s.cfg.MaxModelLen:
+	case r.computed < 0 || end > len(r.tokens)+r.guesses || r.scored > r.score || len(r.tokens) > s.cfg.MaxModelLen:
 		return fmt.Errorf("%w: request %d has %d computed, %d scheduled of %d tokens",
 			ErrBroken, r.id, r.computed, r.scheduled, len(r.tokens))
 	case len(r.table) != s.blocksFor(end):
 		return fmt.Errorf("%w: request %d has %d blocks for %d tokens", ErrBroken, r.id, len(r.table), end)
 	case r.hashed != r.computed/s.blockTokens:
 		return fmt.Errorf("%w: request %d has %d hashed blocks of %d computed tokens", ErrBroken, r.id, r.hashed, r.computed)
+	case r.guesses+r.extra > 0 && r.scheduled == 0:
+		return fmt.Errorf("%w: request %d has %d guesses and %d more rows with nothing scheduled", ErrBroken, r.id, r.guesses, r.extra)
 	case r.scheduled > 0 && !(s.stepping && r.inStep), r.inStep && !s.stepping:
 		return fmt.Errorf("%w: request %d has %d tokens scheduled, in step %v", ErrBroken, r.id, r.scheduled, r.inStep)
 	case r.reservation != nil && r.state != stateHeld:

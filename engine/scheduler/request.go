@@ -43,7 +43,12 @@ type request struct {
 	computed int               // tokens whose KV is in table
 	hashed   int               // leading blocks of table that are in the prefix cache
 
+	score  int // leading tokens behind which the logits are wanted
+	scored int // of these, behind which they have been computed
+
 	scheduled int  // tokens the step computes
+	guesses   int  // tokens that stand behind them, beyond len(tokens) in the same array
+	extra     int  // rows of logits beyond the first that the step makes for it
 	inStep    bool // in the batch (or its Completed) between Schedule and Update
 	samples   bool // its Seq samples
 
@@ -63,6 +68,7 @@ func (s *Scheduler) newRequest(q Request) *request {
 		table:       make([]kvcache.BlockID, 0, s.blocksFor(room)),
 		computeOnly: q.ComputeOnly,
 		noCacheRead: q.NoCacheRead,
+		score:       q.Score,
 	}
 }
 
@@ -132,7 +138,8 @@ func (s *Scheduler) blocksFor(nTokens int) int {
 
 // lookup returns the cached blocks that would continue r's table. A hit covers
 // at most n-1 of n tokens: the last one has to be computed to be sampled from,
-// and it may not be written into a block that others read.
+// and it may not be written into a block that others read. Nor does it cover
+// what is still to be scored.
 func (s *Scheduler) lookup(r *request) []kvcache.BlockID {
 	if r.noCacheRead || len(r.table) != r.hashed || r.computed != r.hashed*s.blockTokens {
 		return nil
@@ -140,6 +147,9 @@ func (s *Scheduler) lookup(r *request) []kvcache.BlockID {
 	limit := len(r.tokens)
 	if !r.computeOnly && s.broken != faultSharedWritten {
 		limit--
+	}
+	if r.scored < r.score && s.broken != faultScoreHits {
+		limit = r.scored
 	}
 	s.match = s.pool.AppendMatch(s.match[:0], r.root, r.tokens[:limit])
 	return s.match[min(r.hashed, len(s.match)):]

@@ -7,7 +7,9 @@
 // then longer gaps in chunks, then waiting requests are admitted, all in rank
 // order. Prefix hits, chunks, preemption and KV from another node
 // only move `computed`. When memory runs out the lowest rank gives its blocks
-// back and later recomputes what the cache has not kept. Rank is arrival time,
+// back and later recomputes what the cache has not kept. Guessed tokens
+// (Config.Draft) fill what the step has left; the device samples behind each, and
+// those that it would have sampled itself stay. Rank is arrival time,
 // moved by a fixed head start per priority level: a total order in which every
 // request is some day the first, so nothing starves.
 //
@@ -74,6 +76,7 @@ var (
 	ErrNeverFits          = errors.New("scheduler: more than may arrive at once")
 	ErrNothingMissing     = errors.New("scheduler: nothing is missing")
 	ErrRange              = errors.New("scheduler: reservation is out of range")
+	ErrScore              = errors.New("scheduler: request cannot be scored")
 )
 
 // RequestID names a request among those that are here.
@@ -89,6 +92,11 @@ type Request struct {
 	NoCacheRead bool         // compute everything; what it computes is still cached
 	Priority    int          // lower goes first; clamped to ±65536
 	MaxNew      int          // tokens it may still sample; only a hint that sizes buffers, 0 is fine
+
+	// Score leading tokens, fewer than all, have the logits after each of them
+	// looked at: these are computed, in order and each row once, whatever the
+	// cache holds. Hold and ComputeOnly exclude it.
+	Score int
 }
 
 // Config sizes a scheduler. Zero means the default of the same name.
@@ -96,12 +104,22 @@ type Config struct {
 	Pool              kvcache.Config
 	MaxBatchedTokens  int           // tokens per step, at least MaxSeqs so that decoding never waits for chunks
 	MaxSeqs           int           // running requests
+	MaxOutputs        int           // rows of logits per step; 0 means MaxSeqs, one for each running request
 	MaxQueued         int           // held and waiting requests; preempted ones may come on top
 	MaxModelLen       int           // tokens per request, output included; 0 means what the pool holds
 	ArrivingFraction  float64       // part of the pool that may have incoming pins, (0, 1]
 	Watermark         float64       // part of the pool kept for running requests, [0, 1); less than a block is none
 	PriorityHeadStart time.Duration // how much earlier one priority level makes a request look
+
+	// Draft, where set, guesses what follows tokens: it appends at most n guesses
+	// to them. It has to be a function of tokens alone. At most MaxDrafts are
+	// asked for, and fewer where the step has no room.
+	Draft     func(tokens []int32, n int) []int32
+	MaxDrafts int
 }
+
+// DraftLimit bounds MaxDrafts: what is guessed so far ahead is wrong.
+const DraftLimit = 16
 
 // Scheduler is the state machine. One goroutine owns it.
 type Scheduler struct {
@@ -122,6 +140,7 @@ type Scheduler struct {
 	// The step between Schedule and Update; the slices are reused.
 	stepping bool
 	budget   int        // tokens left while a batch is made
+	spare    int        // rows of logits left beside one for each request
 	placed   []*request // in batch order, victims of preemption included
 	inStep   []*request // those of the batch, then those of Completed
 	batch    Batch
@@ -139,6 +158,9 @@ type counters struct {
 	reclaimed                 uint64
 	admitted                  uint64
 	queueTime                 time.Duration
+	drafts                    uint64             // Seqs that had guesses
+	drafted                   uint64             // tokens
+	accepted                  [DraftLimit]uint64 // tokens, by their place among the guesses
 }
 
 // fault leaves out one rule, so that tests can show that they would notice.
@@ -149,6 +171,8 @@ const (
 	faultLostFrees                             // Lost removes incoming pins before the lease has ended
 	faultSharedWritten                         // a hit covers the last token too, which is then recomputed in place
 	faultAbortFrees                            // Abort frees blocks that the running step writes
+	faultScoreHits                             // a hit covers tokens that are still to be scored
+	faultDraftsKept                            // KV of a refused guess counts as that of the token in its place
 )
 
 // New returns a scheduler with an empty pool.
@@ -159,6 +183,7 @@ func New(cfg Config) (*Scheduler, error) {
 	}
 	setDefault(&cfg.MaxBatchedTokens, DefaultMaxBatchedTokens)
 	setDefault(&cfg.MaxSeqs, DefaultMaxSeqs)
+	setDefault(&cfg.MaxOutputs, cfg.MaxSeqs)
 	setDefault(&cfg.MaxQueued, DefaultMaxQueued)
 	setDefault(&cfg.MaxModelLen, cfg.Pool.Blocks*pool.BlockTokens())
 	setDefault(&cfg.ArrivingFraction, DefaultArrivingFraction)
@@ -171,6 +196,10 @@ func New(cfg Config) (*Scheduler, error) {
 	if cfg.MaxBatchedTokens < cfg.MaxSeqs {
 		return nil, fmt.Errorf("%w: MaxBatchedTokens %d is less than MaxSeqs %d: a full batch could not decode in one step",
 			ErrConfig, cfg.MaxBatchedTokens, cfg.MaxSeqs)
+	}
+	if cfg.MaxOutputs < cfg.MaxSeqs || cfg.MaxDrafts < 0 || cfg.MaxDrafts > DraftLimit {
+		return nil, fmt.Errorf("%w: MaxOutputs %d (at least MaxSeqs, %d), MaxDrafts %d (0 to %d)",
+			ErrConfig, cfg.MaxOutputs, cfg.MaxSeqs, cfg.MaxDrafts, DraftLimit)
 	}
 	if room := cfg.Pool.Blocks * pool.BlockTokens(); cfg.MaxModelLen > room {
 		return nil, fmt.Errorf("%w: MaxModelLen %d does not fit the pool, which holds %d tokens (%d blocks of %d): lower it or add KV memory",
@@ -213,6 +242,8 @@ func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
 		return 0, fmt.Errorf("%w: request %d", ErrEmpty, q.ID)
 	case n > longest:
 		return 0, fmt.Errorf("%w: request %d has %d tokens, at most %d can be served", ErrTooLong, q.ID, n, longest)
+	case q.Score < 0 || q.Score >= n || q.Score > 0 && (q.Hold || q.ComputeOnly):
+		return 0, fmt.Errorf("%w: request %d, %d of %d tokens, hold %v, compute only %v", ErrScore, q.ID, q.Score, n, q.Hold, q.ComputeOnly)
 	case s.byID[q.ID] != nil:
 		return 0, fmt.Errorf("%w: request %d", ErrDuplicate, q.ID)
 	case len(s.waiting)+len(s.held) >= s.cfg.MaxQueued:
@@ -266,7 +297,7 @@ func (s *Scheduler) Abort(id RequestID) error {
 		if s.broken != faultAbortFrees {
 			return nil
 		}
-		r.scheduled = 0
+		r.scheduled, r.guesses, r.extra = 0, 0, 0
 	}
 	s.release(r)
 	return nil
@@ -319,14 +350,17 @@ func (s *Scheduler) AppendHashed(dst []kvcache.Event) []kvcache.Event {
 // Stats are gauges of now and counters since New.
 type Stats struct {
 	Running, Waiting, Held int
-	Reservations           int           // live, and lost but not yet released
-	Blocks                 kvcache.Usage // by state
-	PrefixQueries          uint64        // tokens that were looked up, once per request
-	PrefixHits             uint64        // of these, tokens that were cached
-	Preemptions            uint64        // requests that lost computed or arrived KV
-	Reclaimed              uint64        // held requests that lost hold of their cached prefix
-	Admitted               uint64        // requests that started to run, once each
-	QueueTime              time.Duration // sum over Admitted from Add to the first step
+	Reservations           int                // live, and lost but not yet released
+	Blocks                 kvcache.Usage      // by state
+	PrefixQueries          uint64             // tokens that were looked up, once per request
+	PrefixHits             uint64             // of these, tokens that were cached
+	Preemptions            uint64             // requests that lost computed or arrived KV
+	Reclaimed              uint64             // held requests that lost hold of their cached prefix
+	Admitted               uint64             // requests that started to run, once each
+	QueueTime              time.Duration      // sum over Admitted from Add to the first step
+	Drafts                 uint64             // times that tokens were guessed for a request
+	Drafted                uint64             // tokens that were guessed
+	Accepted               [DraftLimit]uint64 // of these, tokens that stayed, by their place
 }
 
 // Stats returns the current numbers.
@@ -341,5 +375,8 @@ func (s *Scheduler) Stats() Stats {
 		Reclaimed:     s.counters.reclaimed,
 		Admitted:      s.counters.admitted,
 		QueueTime:     s.counters.queueTime,
+		Drafts:        s.counters.drafts,
+		Drafted:       s.counters.drafted,
+		Accepted:      s.counters.accepted,
 	}
 }

@@ -29,6 +29,8 @@ var paths = strings.Fields(`
 	lost late-write late-write-after-abort release-lost release-live refused-arrived-after-lost
 	proceed proceed-reserved
 	preempted-running preempted-in-batch preempted-waiting reclaimed-held reclaimed-held-reserved
+	scored scored-chunk scored-after-preemption scored-prefix-hit refused-score
+	drafted draft-accepted draft-refused draft-in-part draft-short
 	prefix-hit chunk stalled same-block-kept collision
 	finished finished-after-preemption finished-after-resume finished-at-max-model-len
 	compute-only-done compute-only-cached
@@ -42,6 +44,7 @@ type simRequest struct {
 	cells     []cell   // true KV of Tokens
 	prompt    int      // tokens at Add
 	maxNew    int
+	scored    int // tokens behind which the logits have been seen
 	aborted   bool
 	preempted bool
 	resumed   bool
@@ -106,6 +109,12 @@ func newSim(seed uint64, broken fault, n counts) (*sim, error) {
 		PriorityHeadStart: time.Duration(1 + rng.IntN(50)),
 	}
 	cfg.MaxBatchedTokens = cfg.MaxSeqs + rng.IntN(16)
+	if rng.IntN(2) == 0 {
+		cfg.MaxOutputs = cfg.MaxSeqs + rng.IntN(8)
+	}
+	if rng.IntN(2) == 0 {
+		cfg.Draft, cfg.MaxDrafts = guess, rng.IntN(6)
+	}
 	cfg.MaxModelLen = 2 + rng.IntN(blocks*blockTokens-1)
 	if rng.IntN(2) == 0 {
 		cfg.MaxModelLen = blocks * blockTokens
@@ -228,6 +237,15 @@ func (m *sim) after(op string) error {
 	return nil
 }
 
+// guess is wrong more often than not: a function of the tokens alone.
+func guess(tokens []int32, n int) []int32 {
+	h := mix(uint64(len(tokens)), uint64(tokens[len(tokens)-1]))
+	for i := range min(n, int(h%5)) {
+		tokens = append(tokens, int32(mix(h, uint64(i))>>33%vocabulary))
+	}
+	return tokens
+}
+
 func (m *sim) add() error {
 	q := m.newRequest()
 	before := m.s.Stats()
@@ -235,6 +253,12 @@ func (m *sim) add() error {
 	cached, err := m.s.Add(q.Request, m.now)
 	n := len(q.Tokens)
 	switch {
+	case q.Score >= n || q.Score > 0 && (q.Hold || q.ComputeOnly):
+		if !errors.Is(err, ErrScore) && !errors.Is(err, ErrTooLong) {
+			return fmt.Errorf("request %d with %d of %d tokens scored: %v", q.ID, q.Score, n, err)
+		}
+		m.n["refused-score"]++
+		return nil
 	case m.find(q.ID) != nil:
 		if !errors.Is(err, ErrDuplicate) && !errors.Is(err, ErrTooLong) {
 			return fmt.Errorf("request %d twice: %v", q.ID, err)
@@ -266,7 +290,7 @@ func (m *sim) add() error {
 	if !q.ComputeOnly {
 		want = min(want, (n-1)/m.blockTokens*m.blockTokens)
 	}
-	if q.NoCacheRead {
+	if q.NoCacheRead || q.Score > 0 {
 		want = 0
 	}
 	if cached != want {
@@ -315,6 +339,11 @@ func (m *sim) newRequest() *simRequest {
 		if m.rng.IntN(50) > 0 {
 			q.Tokens = q.Tokens[:min(len(q.Tokens), max(1, m.cfg.MaxModelLen-1))]
 		}
+	}
+	if m.rng.IntN(4) == 0 {
+		q.Score = len(q.Tokens) - m.rng.IntN(1+len(q.Tokens)/2)
+		q.Hold = q.Hold && m.rng.IntN(8) == 0
+		q.ComputeOnly = q.ComputeOnly && m.rng.IntN(8) == 0
 	}
 	q.maxNew = 1 + m.rng.IntN(24)
 	q.MaxNew = m.rng.IntN(2) * q.maxNew
@@ -562,6 +591,8 @@ func TestSimulationFindsFaults(t *testing.T) {
 		"lost frees before the lease ends":   faultLostFrees,
 		"shared block written":               faultSharedWritten,
 		"abort frees under the running step": faultAbortFrees,
+		"a hit covers what is to be scored":  faultScoreHits,
+		"a refused guess's KV is kept":       faultDraftsKept,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(within) {

@@ -93,19 +93,28 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 			m.n["preempted-running"]++
 		}
 	}
-	tokens, single := 0, true
+	tokens, single, rows := 0, true, 0
 	for _, seq := range b.Seqs {
 		q := m.find(seq.ID)
 		if q == nil || slices.Contains(m.batch, q) || slices.Contains(b.Preempted, seq.ID) {
 			return fmt.Errorf("has request %d, which is gone, preempted, or there twice", seq.ID)
 		}
 		m.batch = append(m.batch, q)
-		end := seq.Start + len(seq.Tokens)
 		tokens += len(seq.Tokens)
+		if err := m.checkRows(q, seq); err != nil {
+			return err
+		}
+		rows += seq.ScoreTo - seq.ScoreFrom + seq.Drafts
+		if seq.Sample {
+			rows++
+		}
+		table := m.s.blocksFor(seq.Start + len(seq.Tokens))
+		seq.Tokens = seq.Tokens[:len(seq.Tokens)-seq.Drafts]
+		end := seq.Start + len(seq.Tokens)
 		if len(seq.Tokens) == 0 || end > len(q.Tokens) || !slices.Equal(seq.Tokens, q.Tokens[seq.Start:end]) {
 			return fmt.Errorf("has tokens %v of request %d at %d, want a part of %v", seq.Tokens, seq.ID, seq.Start, q.Tokens)
 		}
-		if len(seq.Blocks) != m.s.blocksFor(end) || seq.Sample != (end == len(q.Tokens) && !q.ComputeOnly) {
+		if len(seq.Blocks) != table || seq.Sample != (end == len(q.Tokens) && !q.ComputeOnly) {
 			return fmt.Errorf("has %d blocks and sample %v for request %d up to %d of %d",
 				len(seq.Blocks), seq.Sample, seq.ID, end, len(q.Tokens))
 		}
@@ -125,6 +134,9 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 		return fmt.Errorf("has %d tokens, says %d, of at most %d; %d running of %d",
 			tokens, b.Tokens, m.cfg.MaxBatchedTokens, before.Running, m.cfg.MaxSeqs)
 	}
+	if rows > m.s.cfg.MaxOutputs {
+		return fmt.Errorf("has %d rows of logits, at most %d", rows, m.s.cfg.MaxOutputs)
+	}
 	if m.s.Stats().Running > len(m.batch)+len(b.Completed) {
 		m.n["stalled"]++
 	}
@@ -138,6 +150,43 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// checkRows holds a Seq's guesses and scored positions against what they may be.
+func (m *sim) checkRows(q *simRequest, seq Seq) error {
+	end := seq.Start + len(seq.Tokens) - seq.Drafts
+	if seq.Drafts > 0 {
+		m.n["drafted"]++
+		if seq.Drafts < min(m.cfg.MaxDrafts, len(guess(q.Tokens, m.cfg.MaxDrafts))-len(q.Tokens)) {
+			m.n["draft-short"]++
+		}
+		if all := guess(q.Tokens, seq.Drafts); !seq.Sample || seq.Drafts > m.cfg.MaxDrafts || end+seq.Drafts >= m.cfg.MaxModelLen ||
+			!slices.Equal(seq.Tokens[end-seq.Start:], all[len(q.Tokens):]) {
+			return fmt.Errorf("has guesses %v of request %d, which has %v", seq.Tokens[end-seq.Start:], seq.ID, q.Tokens)
+		}
+	}
+	if seq.ScoreFrom == seq.ScoreTo {
+		if q.scored < q.Score && end > q.scored {
+			return fmt.Errorf("computes request %d up to %d and scores nothing after %d of %d", seq.ID, end, q.scored, q.Score)
+		}
+		return nil
+	}
+	m.n["scored"]++
+	if end < q.Score {
+		m.n["scored-chunk"]++
+	}
+	if q.preempted && q.scored > 0 {
+		m.n["scored-after-preemption"]++
+		if q.r.hashed > 0 {
+			m.n["scored-prefix-hit"]++
+		}
+	}
+	if seq.ScoreFrom != max(q.scored, seq.Start) || seq.Start > q.scored || seq.ScoreTo != min(end, q.Score) {
+		return fmt.Errorf("computes request %d from %d to %d and scores %d to %d; %d of %d are scored",
+			seq.ID, seq.Start, end, seq.ScoreFrom, seq.ScoreTo, q.scored, q.Score)
+	}
+	q.scored = seq.ScoreTo
 	return nil
 }
 
@@ -158,18 +207,40 @@ func (m *sim) run(b Batch) (results []Result, err error) {
 			}
 		}
 		cells := m.compute(q.Root, seq)
-		if m.checks || q.ComputeOnly {
-			if err := verify(what, cells, q.cells); err != nil {
+		if m.checks || q.ComputeOnly || seq.ScoreFrom < seq.ScoreTo {
+			if err := verify(what, cells[:end-seq.Drafts], q.cells); err != nil {
 				return nil, err
 			}
 		}
-		if !seq.Sample {
-			continue
+		if seq.Sample {
+			results = append(results, m.draw(q, seq, cells))
 		}
-		token, stop := sample(cells)
-		results = append(results, Result{Token: token, Finished: stop || len(q.output())+1 == q.maxNew})
 	}
 	return results, nil
+}
+
+// draw samples after the last token, and goes on while a guess was right.
+func (m *sim) draw(q *simRequest, seq Seq, cells []cell) (r Result) {
+	guesses := seq.Tokens[len(seq.Tokens)-seq.Drafts:]
+	for at := len(cells) - seq.Drafts; ; at++ {
+		token, stop := sample(cells[:at])
+		r.Tokens = append(r.Tokens, token)
+		r.Finished = stop || len(q.output())+len(r.Tokens) == q.maxNew
+		if len(guesses) == 0 || r.Finished || token != guesses[0] {
+			break
+		}
+		guesses = guesses[1:]
+	}
+	switch kept := len(r.Tokens) - 1; {
+	case seq.Drafts == 0:
+	case kept == seq.Drafts:
+		m.n["draft-accepted"]++
+	case kept == 0:
+		m.n["draft-refused"]++
+	default:
+		m.n["draft-in-part"]++
+	}
+	return r
 }
 
 // checkDone holds what left against what had to, and outputs against the
@@ -196,12 +267,10 @@ func (m *sim) checkDone(b Batch, results []Result, done []RequestID) error {
 		if !seq.Sample {
 			continue
 		}
-		var last cell
-		if n := len(q.cells); n > 0 {
-			last = q.cells[n-1]
+		for _, token := range result.Tokens {
+			q.cells = append(q.cells, next(q.Root, q.cells[len(q.cells)-1], len(q.Tokens), token))
+			q.Tokens = append(q.Tokens, token)
 		}
-		q.cells = append(q.cells, next(q.Root, last, len(q.Tokens), result.Token))
-		q.Tokens = append(q.Tokens, result.Token)
 		if !result.Finished && len(q.Tokens) < m.cfg.MaxModelLen {
 			continue
 		}

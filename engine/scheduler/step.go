@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -15,6 +16,13 @@ type Seq struct {
 	Tokens []int32           // never empty
 	Blocks []kvcache.BlockID // block table for positions [0, Start+len(Tokens))
 	Sample bool
+
+	// The last Drafts of Tokens are guesses. The device samples before the first
+	// and after each of them, 1+Drafts times.
+	Drafts int
+	// The logits after the tokens at positions ScoreFrom to before ScoreTo are
+	// wanted, beside those that are sampled from.
+	ScoreFrom, ScoreTo int
 }
 
 // Batch is one step. Everything in it is valid until Update, to be read only.
@@ -25,10 +33,11 @@ type Batch struct {
 	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq, listed by Update as done, Blocks until then
 }
 
-// Result is what came of a Seq with Sample.
+// Result is what came of a Seq with Sample: at least one token. Each but the
+// last is one of the Seq's drafts, from the first on.
 type Result struct {
-	Token    int32
-	Finished bool // the request ends with this token
+	Tokens   []int32
+	Finished bool // the request ends with the last of them
 }
 
 // Schedule makes the next step's batch. Update has to follow it, also when the
@@ -39,6 +48,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	}
 	s.stepping = true
 	s.budget = s.cfg.MaxBatchedTokens
+	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
 	s.placed, s.inStep = s.placed[:0], s.inStep[:0]
 	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0]}
 
@@ -63,11 +73,19 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 		end := r.computed + r.scheduled
 		r.inStep = true
 		r.samples = end == len(r.tokens) && !r.computeOnly
+		if r.samples && s.cfg.Draft != nil {
+			s.draft(r)
+		}
+		q := Seq{
+			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.guesses], Blocks: r.table,
+			Sample: r.samples, Drafts: r.guesses,
+		}
+		if from, to := max(r.computed, r.scored), min(end, r.score); from < to {
+			q.ScoreFrom, q.ScoreTo = from, to
+		}
 		s.inStep = append(s.inStep, r)
-		s.batch.Seqs = append(s.batch.Seqs, Seq{
-			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed:end], Blocks: r.table, Sample: r.samples,
-		})
-		s.batch.Tokens += r.scheduled
+		s.batch.Seqs = append(s.batch.Seqs, q)
+		s.batch.Tokens += len(q.Tokens)
 	}
 	for _, id := range s.batch.Completed {
 		r := s.byID[id]
@@ -80,7 +98,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 // grow places as many of r's missing tokens as budget and memory allow, and
 // reports how many. With none it stays as it is and tries again next step.
 func (s *Scheduler) grow(r *request) int {
-	n := min(r.missing(), s.budget)
+	n := s.rows(r, min(r.missing(), s.budget))
 	for need := s.blocksFor(r.computed + n); len(r.table) < need; {
 		id, ok := s.pool.Alloc()
 		if !ok {
@@ -94,10 +112,51 @@ func (s *Scheduler) grow(r *request) int {
 	n = min(n, len(r.table)*s.blockTokens-r.computed)
 	if n > 0 {
 		r.scheduled = n
+		r.extra = max(0, min(r.computed+n, r.score)-max(r.computed, r.scored))
+		if r.computed+n < len(r.tokens) {
+			r.extra = max(0, r.extra-1) // it samples nothing, so that its own row is free
+		}
 		s.budget -= n
+		s.spare -= r.extra
 		s.placed = append(s.placed, r)
 	}
 	return n
+}
+
+// rows shortens a chunk of n of r's tokens to what there are rows of logits for.
+// One row is r's own: so a single token always has its row.
+func (s *Scheduler) rows(r *request, n int) int {
+	if from := max(r.computed, r.scored); r.score-from > s.spare {
+		n = min(n, from+1+s.spare-r.computed)
+	}
+	return n
+}
+
+// draft adds guesses to a request that samples in this step, from what budget,
+// rows and free memory are left: nobody gives way to a guess.
+func (s *Scheduler) draft(r *request) {
+	n := len(r.tokens)
+	most := min(s.cfg.MaxDrafts, s.budget, s.spare, s.cfg.MaxModelLen-n-1)
+	if most < 1 {
+		return
+	}
+	all := s.cfg.Draft(r.tokens, most)
+	r.tokens = all[:n]
+	guesses := min(len(all)-n, most)
+	for len(r.table) < s.blocksFor(n+guesses) && s.pool.Available() > s.watermark {
+		id, ok := s.pool.Alloc()
+		if !ok {
+			break
+		}
+		r.table = append(r.table, id)
+	}
+	r.guesses = max(0, min(guesses, len(r.table)*s.blockTokens-n))
+	s.budget -= r.guesses
+	s.spare -= r.guesses
+	if r.guesses > 0 {
+		s.counters.drafts++
+		s.counters.drafted += uint64(r.guesses)
+	}
 }
 
 // reclaim takes the blocks of the lowest rank that has some: of a running
@@ -143,7 +202,8 @@ func (s *Scheduler) preempt(r *request) {
 	s.batch.Preempted = append(s.batch.Preempted, r.id)
 	if r.state == stateRunning {
 		s.budget += r.scheduled
-		r.scheduled = 0
+		s.spare += r.extra
+		r.scheduled, r.extra = 0, 0
 		s.running = remove(s.running, r)
 		s.waiting = insert(s.waiting, r)
 		r.state = stateWaiting
@@ -211,8 +271,10 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 	s.done = s.done[:0]
 	used := 0 // results so far
 	for _, r := range s.inStep {
+		guesses := r.tokens[len(r.tokens) : len(r.tokens)+r.guesses]
 		r.computed += r.scheduled
-		r.scheduled, r.inStep = 0, false
+		r.scored = max(r.scored, min(r.computed, r.score))
+		r.scheduled, r.guesses, r.extra, r.inStep = 0, 0, 0, false
 		finished := r.computeOnly && r.missing() == 0
 		if r.samples {
 			if used == len(results) {
@@ -221,10 +283,11 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 			result := results[used]
 			used++
 			if r.state != stateGone {
-				r.tokens = append(r.tokens, result.Token)
+				s.extend(r, guesses, result.Tokens)
 				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
 			}
 		}
+		s.trim(r)
 		s.store(r)
 		switch {
 		case r.state == stateGone:
@@ -241,6 +304,29 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 	return s.done
 }
 
+// extend appends what was sampled. The KV of guesses that it confirms stands.
+func (s *Scheduler) extend(r *request, guesses, sampled []int32) {
+	kept := len(sampled) - 1
+	if kept < 0 || kept > len(guesses) || !slices.Equal(sampled[:kept], guesses[:kept]) {
+		panic(fmt.Sprintf("scheduler: Update of request %d with %v after guesses %v", r.id, sampled, guesses))
+	}
+	for i := range kept {
+		s.counters.accepted[i]++
+	}
+	r.tokens = append(r.tokens, sampled...)
+	r.computed += kept
+	if s.broken == faultDraftsKept && kept < len(guesses) {
+		r.computed++
+	}
+}
+
+// trim gives back the blocks of guesses that were refused.
+func (s *Scheduler) trim(r *request) {
+	need := s.blocksFor(r.computed)
+	s.unref(r.table[need:])
+	r.table = r.table[:need]
+}
+
 // Discard ends the step of batch b as failed: what it wrote is not trusted, no
 // block enters the prefix cache, and every request in it leaves. It returns
 // those that had not been aborted before; the slice is valid until the next
@@ -252,7 +338,7 @@ func (s *Scheduler) Discard(b Batch) (gone []RequestID) {
 	s.stepping = false
 	s.done = s.done[:0]
 	for _, r := range s.inStep {
-		r.scheduled, r.inStep = 0, false
+		r.scheduled, r.guesses, r.extra, r.inStep = 0, 0, 0, false
 		if r.state != stateGone {
 			s.leave(r)
 			s.done = append(s.done, r.id)

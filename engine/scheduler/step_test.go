@@ -45,7 +45,7 @@ func step(t testing.TB, s *Scheduler, now time.Duration, finish ...RequestID) (b
 	var results []Result
 	for _, seq := range b.Seqs {
 		if seq.Sample {
-			results = append(results, Result{Finished: slices.Contains(finish, seq.ID)})
+			results = append(results, Result{Tokens: []int32{0}, Finished: slices.Contains(finish, seq.ID)})
 		}
 	}
 	b.Seqs, b.Preempted, b.Completed = slices.Clone(b.Seqs), slices.Clone(b.Preempted), slices.Clone(b.Completed)
@@ -145,7 +145,7 @@ func TestFullHitComputesTheLastBlockPrivately(t *testing.T) {
 	if blocks := b.Seqs[1].Blocks; blocks[0] != first[0] || blocks[1] == first[1] {
 		t.Errorf("second request writes in blocks %v, the first has %v", blocks, first)
 	}
-	s.Update(b, []Result{{}, {}})
+	s.Update(b, []Result{{Tokens: []int32{0}}, {Tokens: []int32{0}}})
 	if got := s.Blocks(2); !slices.Equal(got[:2], first[:2]) {
 		t.Errorf("equal content is kept twice: %v and %v", got, first)
 	}
@@ -401,6 +401,54 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// A prompt that is scored takes the rows of logits that nobody else needs, and
+// one always; a guess takes what is left of everything.
+func TestRowsOfLogits(t *testing.T) {
+	guesses := func(tokens []int32, n int) []int32 { return append(tokens, make([]int32, n)...) }
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 64}, MaxSeqs: 3, MaxOutputs: 6, MaxBatchedTokens: 20, Draft: guesses, MaxDrafts: 4})
+	add(t, s, Request{ID: 1, Tokens: text(1, 9), Score: 8}, 0)
+	rows := func(b Batch) (out []string) {
+		for _, q := range b.Seqs {
+			out = append(out, fmt.Sprintf("%d:%d+%d score %d-%d drafts %d", q.ID, q.Start, len(q.Tokens), q.ScoreFrom, q.ScoreTo, q.Drafts))
+		}
+		return out
+	}
+	for _, want := range [][]string{
+		{"1:0+6 score 0-6 drafts 0"}, // one row of its own, five that the other two places leave
+		{"1:6+6 score 6-8 drafts 3"},
+		{"1:9+5 score 0-0 drafts 4"},
+	} {
+		b := s.Schedule(0)
+		if got := rows(b); !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+		var results []Result
+		if b.Seqs[0].Sample {
+			results = []Result{{Tokens: []int32{7}}} // no guess is right
+		}
+		s.Update(b, results)
+		if err := s.Check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := s.Stats(); st.Drafts != 2 || st.Drafted != 7 || st.Accepted != [DraftLimit]uint64{} {
+		t.Errorf("%+v", st)
+	}
+	add(t, s, Request{ID: 2, Tokens: text(2, 5)}, 0)
+	add(t, s, Request{ID: 3, Tokens: text(3, 5)}, 0)
+	b := s.Schedule(0)
+	if got, want := rows(b), []string{"1:10+4 score 0-0 drafts 3", "2:0+5 score 0-0 drafts 0", "3:0+5 score 0-0 drafts 0"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	s.Update(b, []Result{{Tokens: []int32{0, 0, 5}}, {Tokens: []int32{0}}, {Tokens: []int32{0}}})
+	if st := s.Stats(); st.Accepted != [DraftLimit]uint64{1, 1} {
+		t.Errorf("%v were accepted", st.Accepted)
+	}
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // decoding is a scheduler with n running requests that lack one token each.
 func decoding(t testing.TB, n int) *Scheduler {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: n * 256}, MaxSeqs: n, MaxBatchedTokens: 64 * n, MaxQueued: n})
@@ -418,7 +466,7 @@ func decoding(t testing.TB, n int) *Scheduler {
 func TestDecodeStepDoesNotAllocate(t *testing.T) {
 	const n = 64
 	s := decoding(t, n)
-	results := make([]Result, n)
+	results := slices.Repeat([]Result{{Tokens: []int32{0}}}, n)
 	events := make([]kvcache.Event, 0, 4*n)
 	if allocs := testing.AllocsPerRun(500, func() {
 		b := s.Schedule(0)
@@ -434,7 +482,7 @@ func TestDecodeStepDoesNotAllocate(t *testing.T) {
 
 func BenchmarkDecodeStep256(b *testing.B) {
 	const n, tokens = 256, 4000
-	results := make([]Result, n)
+	results := slices.Repeat([]Result{{Tokens: []int32{0}}}, n)
 	s := decoding(b, n)
 	steps := 0
 	for b.Loop() {
