@@ -236,7 +236,10 @@ func runGateway(v *command.Invocation) error {
 	defer d.End()
 	o := gatewayOptions(&f.g, &f.p, d.Log)
 	o.TLS, o.ServedModelName, o.ChatTemplate = cert, f.name, template
-	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, TLS: d.Certs.Client(), Log: d.Log}
+	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, TLS: d.Certs.Client(), Log: d.Log, Counters: new(rpc.Counters)}
+	o.Metrics = metrics.New(metrics.Gateway, f.name)
+	o.Metrics.Info(metrics.BuildInfo, version, "gateway")
+	meterRPC(o.Metrics, o.RPC.Counters)
 	g, err := gateway.New(o)
 	if err != nil {
 		return err
@@ -378,6 +381,7 @@ type node struct {
 	eng  *engine.Engine
 	set  *metrics.Set
 	role string
+	asks rpc.Counters // of the connections that this node dials
 }
 
 // hooks are what a role hears from the step goroutine.
@@ -404,12 +408,12 @@ func startEngine(d *process.Process, environ []string, m *config.Model, role str
 	if err := gateway.CheckBundle(n.bundle()); err != nil {
 		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Path, err)
 	}
-	eng, err := engine.New(engine.Options{Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Logger: d.Log, OnStep: on.step, OnBlocks: on.blocks})
+	n.set = metrics.New(roles, l.Bundle.ModelName)
+	n.eng, err = engine.New(engine.Options{Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Logger: d.Log, OnStep: on.step, OnBlocks: on.blocks, Watch: watch(n.set)})
 	if err != nil {
 		return nil, err
 	}
-	d.Work(eng.Run)
-	n.eng, n.set = eng, metrics.New(roles, l.Bundle.ModelName)
+	d.Work(n.eng.Run)
 	n.meter()
 	d.Log.Info("model loaded", "model", l.Bundle.ModelName, "weights", memory.Bytes(l.WeightBytes),
 		"seconds", fmt.Sprintf("%.2f", l.LoadTime.Seconds()), "class", l.Class)
@@ -417,44 +421,6 @@ func startEngine(d *process.Process, environ []string, m *config.Model, role str
 		"max_model_len", l.Scheduler.MaxModelLen, "concurrency", fmt.Sprintf("%.2fx", float64(l.Plan.Tokens)/float64(l.Scheduler.MaxModelLen)))
 	d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.counts) })
 	return n, nil
-}
-
-// counts is what the line of rates is made of.
-func (n *node) counts() logs.Counts {
-	s := n.eng.Stats()
-	return logs.Counts{
-		PromptTokens: s.PromptComputed, GeneratedTokens: s.Generated,
-		PrefixQueries: s.Scheduler.PrefixQueries, PrefixHits: s.Scheduler.PrefixHits,
-		Running: s.Scheduler.Running, Waiting: s.Scheduler.Waiting + s.Scheduler.Held, KVUsage: n.usage(),
-	}
-}
-
-// usage is the share of blocks that cannot be handed out.
-func (n *node) usage() float64 {
-	u := n.eng.Stats().Scheduler.Blocks
-	return float64(u.Blocks-u.Free-u.Cached) / float64(u.Blocks)
-}
-
-// meter connects the engine's counters to their metrics.
-func (n *node) meter() {
-	counter := func(id metrics.ID, f func(s engine.Stats) uint64, labels ...string) {
-		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(n.eng.Stats())) })
-	}
-	gauge := func(id metrics.ID, f func(s engine.Stats) int, labels ...string) {
-		n.set.Gauge(id, labels...).Func(func() float64 { return float64(f(n.eng.Stats())) })
-	}
-	counter(metrics.PrefillTokensComputed, func(s engine.Stats) uint64 { return s.PromptComputed })
-	counter(metrics.GenerationTokens, func(s engine.Stats) uint64 { return s.Generated })
-	counter(metrics.PrefixCacheQueries, func(s engine.Stats) uint64 { return s.Scheduler.PrefixQueries })
-	counter(metrics.PrefixCacheHits, func(s engine.Stats) uint64 { return s.Scheduler.PrefixHits })
-	counter(metrics.NumPreemptions, func(s engine.Stats) uint64 { return s.Scheduler.Preemptions })
-	counter(metrics.EngineSteps, func(s engine.Stats) uint64 { return s.Steps })
-	gauge(metrics.NumRequestsRunning, func(s engine.Stats) int { return s.Scheduler.Running })
-	gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting })
-	gauge(metrics.NumRequestsHeld, func(s engine.Stats) int { return s.Scheduler.Held })
-	n.set.Gauge(metrics.KVCacheUsage).Func(n.usage)
-	gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Blocks }, "total")
-	gauge(metrics.KVBlocks, func(s engine.Stats) int { u := s.Scheduler.Blocks; return u.Blocks - u.Free - u.Cached }, "used")
 }
 
 func (n *node) hello() *nodepb.Hello {
@@ -486,6 +452,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 		return errors.Join(err, rl.Close())
 	}
 	failed, counters := make(chan error, 2), new(rpc.Counters)
+	meterRPC(n.set, counters, &n.asks)
 	n.Work(func(ctx context.Context) {
 		failed <- rpc.Serve(ctx, rl, rpc.Options{Hello: n.hello(), TLS: n.Certs.Server(), Log: n.Log, Counters: counters}, h)
 	})
@@ -565,13 +532,13 @@ func runPrefill(v *command.Invocation) error {
 		return err
 	}
 	d.OnEnd(func() { d.Report("kvtransfer", w.Close()) })
-	n.set.Counter(metrics.KVTransferBytes, "out").Func(func() float64 { return float64(w.Stats().PayloadBytes) })
-	n.set.Counter(metrics.KVTransferFailures, "out").Func(func() float64 { return float64(w.Stats().PushesFailed) })
 	p := prefill.New(prefill.Options{
 		Engine: n.eng, Writer: w, Logger: d.Log, BlockTokens: n.KV.BlockTokens, Layers: n.KV.Layers,
 		RunAheadTokens: 2 * n.Scheduler.MaxBatchedTokens, MaxQueued: f.m.MaxQueued,
-		Identity: prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
+		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
+		Transferred: transferred(n.set),
 	})
+	n.meterPrefill(p, w)
 	d.Work(p.Positions)
 	return n.serve(f, p, p, nil)
 }
@@ -622,10 +589,9 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	d.OnEnd(func() { d.Report("kvtransfer", r.Close()) })
-	n.set.Counter(metrics.KVTransferBytes, "in").Func(func() float64 { return float64(r.Stats().PayloadBytes) })
-	n.set.Counter(metrics.KVTransferFailures, "in").Func(func() float64 { return float64(r.Stats().LeasesFailed) })
+	n.meterReader(r, news)
 	role = n.decodeRole(r, func(h rpc.Handler) decode.Dialer {
-		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log}, h)
+		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.asks}, h)
 		d.OnEnd(p.Close)
 		return p
 	})
@@ -642,13 +608,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Bundle:   n.bundle(),
 	})
-	finished := func(reason string, f func(decode.Counters) uint64) {
-		n.set.Counter(metrics.RequestSuccess, reason).Func(func() float64 { return float64(f(role.Counters())) })
-	}
-	finished(metrics.ReasonStop, func(c decode.Counters) uint64 { return c.FinishedStop })
-	finished(metrics.ReasonLength, func(c decode.Counters) uint64 { return c.FinishedLength })
-	finished(metrics.ReasonAbort, func(c decode.Counters) uint64 { return c.FinishedAbort })
-	finished(metrics.ReasonError, func(c decode.Counters) uint64 { return c.FinishedError })
+	n.meterDecode(role)
 	return role
 }
 
@@ -709,7 +669,8 @@ func runServe(v *command.Invocation) error {
 	if m.ChatTemplate != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
 	}
-	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log}
+	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.asks}
+	meterRPC(n.set, &n.asks)
 	o.Members = []upstream.Member{{ID: d.Name, Role: "serve", RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
 	o.Metrics = n.set
 	gw, err := gateway.New(o)

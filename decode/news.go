@@ -2,6 +2,7 @@ package decode
 
 import (
 	"log/slog"
+	"sync"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/internal/cluster"
@@ -14,6 +15,9 @@ type News struct {
 	open func() (*cluster.Publisher, error) // a new stream, whose listeners begin from nothing
 	pub  *cluster.Publisher
 	log  *slog.Logger
+
+	mu   sync.Mutex // of pub's change, and of past
+	past uint64     // messages that former publishers dropped
 
 	stored  []cluster.Stored
 	removed []uint64
@@ -29,6 +33,13 @@ func NewNews(open func() (*cluster.Publisher, error), log *slog.Logger) (*News, 
 	return &News{open: open, pub: pub, log: log}, nil
 }
 
+// Dropped counts messages that were not sent. Any goroutine may call it.
+func (n *News) Dropped() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.past + n.pub.Dropped()
+}
+
 // Tell publishes a step's changes. A message removes before it stores, so
 // events are cut where a removal follows a store of the same step.
 func (n *News) Tell(events []kvcache.Event, gap bool) {
@@ -40,7 +51,10 @@ func (n *News) Tell(events []kvcache.Event, gap bool) {
 			return
 		}
 		n.pub.Close()
+		n.mu.Lock()
+		n.past += n.pub.Dropped()
 		n.pub = pub
+		n.mu.Unlock()
 	}
 	for _, e := range events {
 		if e.Kind == kvcache.Stored {

@@ -118,6 +118,7 @@ type Node struct {
 // Counters only grow; metrics read them.
 type Counters struct {
 	Accepted, Refused                                          uint64
+	Overloaded                                                 uint64 // of the refused, for want of a place in MaxRequests
 	RemotePrefills                                             uint64 // prompts whose KV arrived from another node
 	LocalPrefills                                              uint64 // prompts computed here, by choice or for want of a prefill node
 	PrefillFailures                                            uint64 // attempts at a prefill node that came to nothing
@@ -253,6 +254,7 @@ func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 	case n.draining:
 		return nodepb.Code_CODE_DRAINING, "the decode node is shutting down"
 	case n.owners >= n.o.MaxRequests:
+		n.count.Overloaded++
 		return nodepb.Code_CODE_OVERLOADED, fmt.Sprintf("the decode node already owns %d requests (its bound)", n.o.MaxRequests)
 	}
 	n.attempts[a.key] = a
@@ -300,6 +302,13 @@ func (n *Node) send(c *rpc.Conn, t rpc.Type, stream uint64, m proto.Message) {
 	if err := c.Send(t, stream, m); err != nil && !errors.Is(err, rpc.ErrClosed) {
 		n.log.Warn("frame not sent", "type", t, "err", err)
 	}
+}
+
+// Owned is how many attempts the node owns, and how many it may.
+func (n *Node) Owned() (attempts, limit int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.owners, n.o.MaxRequests
 }
 
 // Counters returns a snapshot.

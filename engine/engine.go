@@ -63,6 +63,8 @@ type Options struct {
 	// slice is valid during the call. gap says that events before these were
 	// lost.
 	OnBlocks func(events []kvcache.Event, gap bool)
+	// Watch hears what the engine measures.
+	Watch Watch
 	// Probe sees the logits [vocab] behind every sampled token, before it is
 	// emitted; for tests and diagnosis, nil in service.
 	Probe func(r *Request, position int, logits []float32)
@@ -85,6 +87,7 @@ type Engine struct {
 	sampled []int32 // tokens of the results
 	logits  []float32
 	events  []kvcache.Event
+	emitted time.Duration // when the last step's tokens were there
 	count   Stats
 	pushing int             // jobs that have ended and whose pushes still pin blocks
 	taken   []func()        // the inbox's other buffer
@@ -105,6 +108,7 @@ type run struct {
 	prompt int               // tokens at Add, output of earlier attempts included
 	output int               // tokens generated, earlier attempts included
 	pinned []kvcache.BlockID // of a job: the block last pinned for each place of its table
+	life   Life
 }
 
 // New checks the options and makes an engine; Run starts it.
@@ -238,8 +242,10 @@ func (e *Engine) drainInbox() {
 
 // stepOnce runs one step and reports whether there may be more to do.
 func (e *Engine) stepOnce() bool {
-	e.batch = e.sched.Schedule(e.now())
+	now := e.now()
+	e.batch = e.sched.Schedule(now)
 	b := e.batch
+	e.turns(b, now)
 	if len(b.Seqs) > 0 {
 		if err := e.runBatch(b); err != nil {
 			e.failBatch(b, err)
@@ -301,10 +307,12 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 	// A push can arrive before its step has ended, and who learns of that may
 	// look at the counters at once.
 	e.publish()
+	began := time.Now()
 	if err := e.o.Model.Step(&e.step, onMark); err != nil {
 		return fmt.Errorf("%w: %d tokens, %d sequences: %w", ErrStep, b.Tokens, len(b.Seqs), err)
 	}
 	e.count.Steps++
+	e.o.Watch.step(b.Tokens, time.Since(began))
 	e.moved.Add(1)
 	if len(b.Seqs) > 1 {
 		e.count.BatchedSteps++
@@ -404,6 +412,8 @@ func (e *Engine) finish(id scheduler.RequestID) {
 	}
 	delete(e.live, id)
 	if r.job != nil {
+		e.countJob(r)
+		e.ended(r, e.now())
 		e.jobDone(r.job, nil)
 	}
 }
@@ -424,6 +434,8 @@ func (e *Engine) fail(id scheduler.RequestID, err error) {
 		return
 	}
 	delete(e.live, id)
+	r.life.Finish = FinishError
+	e.ended(r, e.now())
 	if r.job != nil {
 		e.jobDone(r.job, err)
 		return

@@ -36,6 +36,7 @@ func (e *Engine) emit(b scheduler.Batch) {
 		e.logits = e.o.Backend.Download(e.logits, e.o.Model.Logits())
 	}
 	row := 0
+	e.emitted = e.now()
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
 		r := e.live[q.ID]
@@ -103,6 +104,7 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	r.output++
 	e.count.Generated++
 	t.Finish = req.finishAfter(token, r.output, pos+1, e.o.Scheduler.MaxModelLen)
+	e.measure(r, t.Finish)
 	req.Emit(t)
 	return t.Finish
 }

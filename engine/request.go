@@ -58,6 +58,9 @@ type Request struct {
 	Added func(cached int)
 	// Emit receives each token on the step goroutine and must not block.
 	Emit func(Token)
+	// Ended, if set, hears once what the request went through, however it ended,
+	// on the step goroutine. It must not block.
+	Ended func(Life)
 
 	// EmitPrompt, where set, receives the log-probabilities of the prompt's tokens
 	// from the second on, each with TopPromptLogProbs best tokens: in order, each
@@ -94,6 +97,9 @@ type Job struct {
 	// Done is called once, unless ReleaseJob came first: every layer has been
 	// announced, or err says why not. On the step goroutine.
 	Done func(err error)
+	// Ended, if set, hears once what the job went through, before Done. It must
+	// not block.
+	Ended func(Life)
 
 	// The step goroutine's, until ReleaseJob.
 	held    []kvcache.BlockID // one pin each
@@ -121,7 +127,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 			MaxNew: r.MaxTokens - len(r.Output), Score: score,
 		}, e.now())
 		if err == nil {
-			e.live[id] = &run{req: r, prompt: len(tokens), output: len(r.Output)}
+			e.live[id] = &run{req: r, prompt: len(tokens), output: len(r.Output), life: Life{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: e.now()}}
 			if r.Added != nil {
 				r.Added(cached)
 			}
@@ -145,7 +151,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 			ID: id, Root: j.Root, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority,
 		}, e.now())
 		if err == nil {
-			e.live[id] = &run{job: j, prompt: len(j.Tokens)}
+			e.live[id] = &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: e.now()}}
 		}
 	})
 	if derr != nil {
@@ -220,12 +226,14 @@ func (e *Engine) Abort(id scheduler.RequestID) {
 
 // drop ends what its owner no longer wants, if it is still here.
 func (e *Engine) drop(id scheduler.RequestID) {
-	if e.live[id] == nil {
+	r := e.live[id]
+	if r == nil {
 		return
 	}
 	delete(e.live, id)
 	e.count.Aborted++
 	e.abort(id)
+	e.ended(r, e.now())
 }
 
 func (e *Engine) abort(id scheduler.RequestID) { e.logErr("abort", uint64(id), e.sched.Abort(id)) }

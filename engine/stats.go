@@ -13,6 +13,7 @@ type Stats struct {
 	BatchedSteps   uint64 // with more than one sequence
 	PromptComputed uint64 // prompt tokens put through the device, recomputation included
 	Generated      uint64 // tokens sampled for requests that still ran
+	Prompts        Source // of prompts whose KV is complete, where its tokens' KV came from
 	Aborted        uint64 // requests and jobs ended by their owner
 	Scheduler      scheduler.Stats
 }

@@ -237,11 +237,10 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.meters = newMeters(o.Metrics)
 	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Log: o.Log})
-	g.meters.set.Gauge(metrics.GatewayUsableDecodeNodes).Func(func() float64 { return float64(g.usable()) })
-	g.meters.set.Gauge(metrics.GatewayInFlight).Func(func() float64 { return float64(g.inFlight.Load()) })
 	g.fleet.SetMembers(o.Members)
 	g.document = openai.Document(o.Version, len(o.APIKeys) > 0, operations())
 	g.server = g.newServer()
+	g.meter()
 	return g, nil
 }
 

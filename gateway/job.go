@@ -125,6 +125,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			c.stream, c.node = s, node
 			j.wake(c.since.Add(j.g.o.AcceptTimeout))
 			node.InFlight.Add(1)
+			j.forecast(c, node)
 			if len(decision.Prefill) > 0 {
 				c.prefill = fleet.Prefill[decision.Prefill[0]]
 				c.prefill.InFlight.Add(1)
@@ -287,6 +288,7 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 	switch e.Kind {
 	case upstream.Accepted:
 		c.taken()
+		j.g.meters.actual.Add(float64(e.Cached))
 		c.prompt.cached = max(c.prompt.cached, min(int(e.Cached), len(c.prompt.tokens)))
 	case upstream.Token:
 		return j.token(c, e, at)
@@ -387,6 +389,8 @@ func (j *job) measure(c *choice, at time.Time) {
 		c.prefilled()
 		c.firstTok = at
 		m.ttft.Observe(at.Sub(j.start).Seconds())
+		m.prompt.Add(float64(len(c.prompt.tokens)))
+		m.cached.Add(float64(c.prompt.cached))
 	} else {
 		m.interToken.Observe(at.Sub(c.lastTok).Seconds())
 	}
@@ -497,6 +501,7 @@ func (j *job) close() {
 		c.leave()
 		j.record(c)
 	}
+	j.finished()
 	j.giveBuffer()
 	if j.timer != nil {
 		j.timer.Stop()
@@ -519,6 +524,7 @@ func (j *job) record(c *choice) {
 		m.promptTokens.Observe(float64(len(c.prompt.tokens)))
 		m.outputTokens.Observe(float64(len(c.output)))
 		m.e2e.Observe(end.Sub(j.start).Seconds())
+		m.decode.Observe(c.lastTok.Sub(c.firstTok).Seconds())
 		if n := len(c.output); n > 1 {
 			m.perToken.Observe(c.lastTok.Sub(c.firstTok).Seconds() / float64(n-1))
 		}

@@ -1,20 +1,33 @@
 package gateway
 
-import "github.com/tandem-serving/tandem/internal/metrics"
+import (
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/metrics"
+)
 
 // meters are the series that requests record, looked up once.
 type meters struct {
 	set *metrics.Set
 
 	tokens, stale, attempts, resumes, paused *metrics.Value
+	prompt, cached                           *metrics.Value // tokens
+	predicted, actual                        *metrics.Value // tokens in decode nodes' caches
+	full                                     *metrics.Value // requests refused for want of a place
 
-	ttft, interToken, perToken, e2e        *metrics.Histogram
-	promptTokens, outputTokens, n, maxToks *metrics.Histogram
+	ttft, interToken, perToken, e2e, decode              *metrics.Histogram
+	promptTokens, outputTokens, mostTokens, n, maxTokens *metrics.Histogram
 }
 
 func newMeters(s *metrics.Set) meters {
 	return meters{
 		set:          s,
+		prompt:       s.Counter(metrics.PromptTokens),
+		cached:       s.Counter(metrics.PromptTokensCached),
+		predicted:    s.Counter(metrics.GatewayPredictedCached),
+		actual:       s.Counter(metrics.GatewayActualCached),
+		full:         s.Counter(metrics.AdmissionRejections, "max_num_queued_reqs"),
+		decode:       s.Histogram(metrics.RequestDecodeTime),
+		mostTokens:   s.Histogram(metrics.RequestMaxNumGenerationTokens),
 		tokens:       s.Counter(metrics.GenerationTokens),
 		stale:        s.Counter(metrics.GatewayStaleTokens),
 		attempts:     s.Counter(metrics.GatewayAttempts),
@@ -27,6 +40,52 @@ func newMeters(s *metrics.Set) meters {
 		promptTokens: s.Histogram(metrics.RequestPromptTokens),
 		outputTokens: s.Histogram(metrics.RequestGenerationTokens),
 		n:            s.Histogram(metrics.RequestParamsN),
-		maxToks:      s.Histogram(metrics.RequestParamsMaxTokens),
+		maxTokens:    s.Histogram(metrics.RequestParamsMaxTokens),
+	}
+}
+
+// meter connects what the gateway keeps anyway to the table of metrics.
+func (g *Gateway) meter() {
+	s := g.meters.set
+	gauge := func(id metrics.ID, f func() float64, labels ...string) { s.Gauge(id, labels...).Func(f) }
+	gauge(metrics.GatewayUsableDecodeNodes, func() float64 { return float64(g.usable()) })
+	gauge(metrics.GatewayInFlight, func() float64 { return float64(g.inFlight.Load()) })
+	gauge(metrics.GatewayRetryBudget, func() float64 { return max(0, g.budget.Tokens()) })
+	for _, state := range []string{"closed", "half-open", "open"} {
+		gauge(metrics.GatewayBreakers, func() float64 { return float64(g.fleet.Now().Breakers(state)) }, state)
+	}
+	gauge(metrics.QueueLength, func() float64 { return float64(g.inFlight.Load()) }, metrics.QueueRequests)
+	s.Gauge(metrics.QueueLimit, metrics.QueueRequests).Set(float64(g.o.MaxInFlight))
+	gauge(metrics.QueueLength, func() float64 { return float64(g.server.GetOpenConnectionsCount()) }, metrics.QueueConnections)
+	s.Gauge(metrics.QueueLimit, metrics.QueueConnections).Set(float64(g.o.MaxConns))
+
+	cache := func() (hits, misses uint64, bytes int) {
+		if m := g.model.Load(); m != nil && m.text != nil {
+			return m.text.messages.Stats()
+		}
+		return 0, 0, 0
+	}
+	s.Counter(metrics.TokenizerCacheLookups, "hit").Func(func() float64 { hits, _, _ := cache(); return float64(hits) })
+	s.Counter(metrics.TokenizerCacheLookups, "miss").Func(func() float64 { _, misses, _ := cache(); return float64(misses) })
+	gauge(metrics.TokenizerCacheBytes, func() float64 { _, _, bytes := cache(); return float64(bytes) })
+}
+
+// forecast counts the tokens of a prompt that the fleet's news say a node has; the
+// node's own word, which comes with its Accepted, is held against it. A node uses
+// whole blocks of all but the last token.
+func (j *job) forecast(c *choice, node *upstream.Node) {
+	bt, n := j.model.blockTokens, len(c.prompt.tokens)+len(c.output)
+	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.hashes)
+	j.g.meters.predicted.Add(float64(min(held, (n-1)/bt*bt)))
+}
+
+// finished counts a request's end as a whole.
+func (j *job) finished() {
+	most := 0
+	for i := range j.choices {
+		most = max(most, len(j.choices[i].output))
+	}
+	if j.live == 0 {
+		j.g.meters.mostTokens.Observe(float64(most))
 	}
 }

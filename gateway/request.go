@@ -67,6 +67,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 func (g *Gateway) enter() *openai.Error {
 	if n := g.inFlight.Add(1); n > int64(g.o.MaxInFlight) {
 		g.inFlight.Add(-1)
+		g.meters.full.Inc()
 		return openai.Unavailable(retryAfter, "the gateway is full: it is answering %d requests", n-1)
 	}
 	return nil
@@ -115,7 +116,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	j.in = upstream.NewInbox(g.o.StreamTokens * len(j.choices))
 	g.meters.n.Observe(float64(req.N))
 	if req.MaxTokens > 0 {
-		g.meters.maxToks.Observe(float64(req.MaxTokens))
+		g.meters.maxTokens.Observe(float64(req.MaxTokens))
 	}
 	return j, nil
 }

@@ -28,6 +28,7 @@ type WriterStats struct {
 	PayloadBytes  uint64 // written to connections
 	Pieces        uint64 // written to connections
 	Pushes        int    // open now
+	MaxPushes     int    // their bound
 	PushesOpened  uint64 // ever
 	PushesDone    uint64 // of these, confirmed by the reader
 	PushesFailed  uint64 // of these, ended otherwise

@@ -205,7 +205,7 @@ func (w *Writer) Stats() WriterStats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.stats
-	s.Pushes, s.Sessions = w.nOpen, len(w.sessions)
+	s.Pushes, s.MaxPushes, s.Sessions = w.nOpen, w.o.MaxPushes, len(w.sessions)
 	return s
 }
 

@@ -129,6 +129,9 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	if err == nil {
 		err = push.Wait(ctx)
 	}
+	if err == nil && n.o.Transferred != nil {
+		n.o.Transferred(f.transfer(time.Now()))
+	}
 	if err != nil {
 		if aerr := push.Abort(err); aerr != nil {
 			n.log.Debug("abort of a push", "request", j.request, "err", aerr)
@@ -169,6 +172,8 @@ type feed struct {
 	mu     sync.Mutex
 	sent   []int // [layers] blocks handed on, counted from from
 	pieces []piece
+	first  time.Time // of the pieces
+	last   time.Time // when the engine was done
 	ended  bool
 	err    error
 	wake   chan struct{} // capacity 1
@@ -201,6 +206,9 @@ func (f *feed) layer(layer, upTo int, blocks []kvcache.BlockID) {
 		for i := range src {
 			src[i] = int32(blocks[f.from/f.blockTokens+first+i])
 		}
+		if f.first.IsZero() {
+			f.first = time.Now()
+		}
 		f.pieces = append(f.pieces, piece{layer: layer, first: first, src: src})
 		f.sent[layer] = end
 	}
@@ -211,8 +219,23 @@ func (f *feed) layer(layer, upTo int, blocks []kvcache.BlockID) {
 func (f *feed) done(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.ended, f.err = true, err
+	f.ended, f.err, f.last = true, err, time.Now()
 	f.poke()
+}
+
+// Transfer is a push's time: from its first block to the end of the prompt's
+// computation, which hides it, and from there until all had landed, which the
+// request waits for.
+type Transfer struct {
+	First           time.Time
+	Hidden, Exposed time.Duration
+}
+
+// transfer is the feed's, which had landed at a time.
+func (f *feed) transfer(landed time.Time) Transfer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return Transfer{First: f.first, Hidden: f.last.Sub(f.first), Exposed: landed.Sub(f.last)}
 }
 
 func (f *feed) poke() {

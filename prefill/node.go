@@ -57,6 +57,9 @@ type Options struct {
 	// QueuedInterval is how often waiting jobs tell decode their position.
 	// Default 1 s.
 	QueuedInterval time.Duration
+	// Transferred, if set, hears of each push that was confirmed. It must not
+	// block.
+	Transferred func(Transfer)
 	// JobTimeout ends a job whatever it waits for, its turn included. Default
 	// 30 min.
 	JobTimeout time.Duration
@@ -112,6 +115,7 @@ type Node struct {
 // Counters only grow; metrics read them.
 type Counters struct {
 	Accepted, Refused, Done, Cancelled, Failed uint64
+	Overloaded                                 uint64 // of the refused, for want of a place in MaxQueued
 }
 
 // key names a stream on a connection.
@@ -203,6 +207,7 @@ func (n *Node) room(k key) (nodepb.Code, string) {
 	case n.draining:
 		return nodepb.Code_CODE_DRAINING, errDrained.Error()
 	case len(n.queue) >= n.o.MaxQueued:
+		n.count.Overloaded++
 		return nodepb.Code_CODE_OVERLOADED, fmt.Sprintf("%d prefills wait already (the bound)", n.o.MaxQueued)
 	case n.jobs[k] != nil:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("stream %d is in use", k.stream)
@@ -251,6 +256,9 @@ func (n *Node) Counters() Counters {
 	defer n.mu.Unlock()
 	return n.count
 }
+
+// Limit is how many jobs may wait.
+func (n *Node) Limit() int { return n.o.MaxQueued }
 
 // Queued is how many jobs the node has, waiting ones first.
 func (n *Node) Queued() (waiting, all int) {

@@ -54,7 +54,9 @@ type request struct {
 
 	reservation *reservation // the live one
 	looked      bool         // counted in prefixQueries
+	asked       bool         // counted in externalQueries
 	admitted    bool         // counted in admitted
+	arrived     int          // of computed, tokens whose KV came from another node
 }
 
 // newRequest copies q, with buffers for as many tokens as it says it may get.
@@ -199,7 +201,7 @@ func (s *Scheduler) store(r *request) {
 func (s *Scheduler) release(r *request) {
 	s.unref(r.table)
 	r.table = r.table[:0]
-	r.computed, r.hashed = 0, 0
+	r.computed, r.hashed, r.arrived = 0, 0, 0
 }
 
 // unref releases blocks last to first: the cache evicts in that order, and a

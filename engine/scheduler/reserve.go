@@ -77,6 +77,10 @@ func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 	}
 	r.reservation = res
 	s.reservations = append(s.reservations, res)
+	if !r.asked {
+		r.asked = true
+		s.counters.externalQueries += uint64(upTo - from)
+	}
 	return res.Reservation, nil
 }
 
@@ -118,7 +122,11 @@ func (s *Scheduler) take(r *request, res *reservation) {
 	s.unref(res.Blocks[:drop])
 	if drop < len(res.Blocks) {
 		r.table = append(r.table, res.Blocks[drop:]...)
+		r.arrived = res.UpTo - r.computed
 		r.computed = res.UpTo
+		if r.state != stateGone {
+			s.counters.externalHits += uint64(r.arrived)
+		}
 	}
 }
 

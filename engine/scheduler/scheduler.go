@@ -153,14 +153,16 @@ type Scheduler struct {
 
 // counters only grow.
 type counters struct {
-	prefixQueries, prefixHits uint64 // tokens
-	preemptions               uint64
-	reclaimed                 uint64
-	admitted                  uint64
-	queueTime                 time.Duration
-	drafts                    uint64             // Seqs that had guesses
-	drafted                   uint64             // tokens
-	accepted                  [DraftLimit]uint64 // tokens, by their place among the guesses
+	prefixQueries, prefixHits     uint64 // tokens
+	externalQueries, externalHits uint64 // tokens
+	preemptions                   uint64
+	reclaimed                     uint64
+	queueFull                     uint64
+	admitted                      uint64
+	queueTime                     time.Duration
+	drafts                        uint64             // Seqs that had guesses
+	drafted                       uint64             // tokens
+	accepted                      [DraftLimit]uint64 // tokens, by their place among the guesses
 }
 
 // fault leaves out one rule, so that tests can show that they would notice.
@@ -247,6 +249,7 @@ func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
 	case s.byID[q.ID] != nil:
 		return 0, fmt.Errorf("%w: request %d", ErrDuplicate, q.ID)
 	case len(s.waiting)+len(s.held) >= s.cfg.MaxQueued:
+		s.counters.queueFull++
 		return 0, fmt.Errorf("%w: request %d with %d held and %d waiting, at most %d",
 			ErrQueueFull, q.ID, len(s.held), len(s.waiting), s.cfg.MaxQueued)
 	}
@@ -354,8 +357,14 @@ type Stats struct {
 	Blocks                 kvcache.Usage      // by state
 	PrefixQueries          uint64             // tokens that were looked up, once per request
 	PrefixHits             uint64             // of these, tokens that were cached
+	ExternalQueries        uint64             // tokens that another node was asked for, once per request
+	ExternalHits           uint64             // tokens that arrived and were taken into a request's table
+	Fetching               int                // held requests with a live reservation
+	Fetched                int                // waiting requests with KV that arrived
+	ArrivingLimit          int                // blocks that may be arriving at once
 	Preemptions            uint64             // requests that lost computed or arrived KV
 	Reclaimed              uint64             // held requests that lost hold of their cached prefix
+	QueueFull              uint64             // requests refused because the queue was full
 	Admitted               uint64             // requests that started to run, once each
 	QueueTime              time.Duration      // sum over Admitted from Add to the first step
 	Drafts                 uint64             // times that tokens were guessed for a request
@@ -367,16 +376,42 @@ type Stats struct {
 func (s *Scheduler) Stats() Stats {
 	return Stats{
 		Running: len(s.running), Waiting: len(s.waiting), Held: len(s.held),
-		Reservations:  len(s.reservations),
-		Blocks:        s.pool.Usage(),
-		PrefixQueries: s.counters.prefixQueries,
-		PrefixHits:    s.counters.prefixHits,
-		Preemptions:   s.counters.preemptions,
-		Reclaimed:     s.counters.reclaimed,
-		Admitted:      s.counters.admitted,
-		QueueTime:     s.counters.queueTime,
-		Drafts:        s.counters.drafts,
-		Drafted:       s.counters.drafted,
-		Accepted:      s.counters.accepted,
+		Reservations:    len(s.reservations),
+		Blocks:          s.pool.Usage(),
+		PrefixQueries:   s.counters.prefixQueries,
+		PrefixHits:      s.counters.prefixHits,
+		ExternalQueries: s.counters.externalQueries,
+		ExternalHits:    s.counters.externalHits,
+		Fetching:        s.fetching(),
+		Fetched:         s.fetched(),
+		ArrivingLimit:   s.maxArriving,
+		Preemptions:     s.counters.preemptions,
+		Reclaimed:       s.counters.reclaimed,
+		QueueFull:       s.counters.queueFull,
+		Admitted:        s.counters.admitted,
+		QueueTime:       s.counters.queueTime,
+		Drafts:          s.counters.drafts,
+		Drafted:         s.counters.drafted,
+		Accepted:        s.counters.accepted,
 	}
+}
+
+// fetching counts the held requests whose KV is on its way.
+func (s *Scheduler) fetching() (n int) {
+	for _, res := range s.reservations {
+		if res.live && res.r.state == stateHeld {
+			n++
+		}
+	}
+	return n
+}
+
+// fetched counts the waiting requests whose KV has arrived.
+func (s *Scheduler) fetched() (n int) {
+	for _, r := range s.waiting {
+		if r.arrived > 0 {
+			n++
+		}
+	}
+	return n
 }

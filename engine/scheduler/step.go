@@ -31,6 +31,14 @@ type Batch struct {
 	Tokens    int         // sum over Seqs
 	Preempted []RequestID // lost their KV and wait again; nothing to do but to count them
 	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq, listed by Update as done, Blocks until then
+	Admitted  []Admission // requests that run for the first time, Completed ones among them
+}
+
+// Admission is a request's first turn: what it did not have to compute.
+type Admission struct {
+	ID      RequestID
+	Cached  int // leading tokens found in the prefix cache
+	Arrived int // tokens after those whose KV came from another node
 }
 
 // Result is what came of a Seq with Sample: at least one token. Each but the
@@ -50,7 +58,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	s.budget = s.cfg.MaxBatchedTokens
 	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
 	s.placed, s.inStep = s.placed[:0], s.inStep[:0]
-	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0]}
+	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0], Admitted: s.batch.Admitted[:0]}
 
 	// Preemption removes requests from the end of running only, behind i.
 	for i := 0; i < len(s.running); i++ {
@@ -240,6 +248,7 @@ func (s *Scheduler) admit(now time.Duration, longest int) {
 			r.admitted = true
 			s.counters.admitted++
 			s.counters.queueTime += now - r.queuedAt
+			s.batch.Admitted = append(s.batch.Admitted, Admission{ID: r.id, Cached: r.computed - r.arrived, Arrived: r.arrived})
 		}
 		claimed += s.blocksFor(len(r.tokens)) - len(r.table)
 	}

@@ -56,6 +56,18 @@ func (n *Node) serves(fingerprint uint64) bool {
 	return fingerprint == 0 || own == 0 || own == fingerprint
 }
 
+// Breakers is the number of decode nodes whose breaker is in the state: closed,
+// half-open or open.
+func (s *Snapshot) Breakers(state string) int {
+	count := 0
+	for _, n := range s.Decode {
+		if n.breaker.State().String() == state {
+			count++
+		}
+	}
+	return count
+}
+
 // Usable is the number of decode nodes that a request of the model could be sent
 // to now over an open connection.
 func (s *Snapshot) Usable(fingerprint uint64) int {

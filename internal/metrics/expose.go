@@ -29,21 +29,25 @@ func (s *Set) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (s *Set) Collect(to chan<- prometheus.Metric) {
-	model := prometheus.Labels{"engine": "0", "model_name": *s.model.Load()}
+	facts := prometheus.Labels{"engine": "0", "model_name": *s.model.Load()}
 	for id := range Rows {
 		row, f := &Rows[id], &s.families[id]
-		if len(f.labels) == 0 {
+		info := f.info.Load()
+		if len(f.labels) == 0 && info == nil {
 			continue
 		}
-		var constant prometheus.Labels
-		if f.vllm {
-			constant = model
+		constant := prometheus.Labels{}
+		for _, name := range common(ID(id)) {
+			constant[name] = facts[name]
 		}
 		names := make([]string, len(row.Labels))
 		for i, l := range row.Labels {
 			names[i] = l.Name
 		}
 		desc := prometheus.NewDesc(row.Name, row.Help, names, constant)
+		if info != nil {
+			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, *info...)
+		}
 		for i, values := range f.labels {
 			switch row.Kind {
 			case KindHistogram:

@@ -71,7 +71,13 @@ func exposed(t *testing.T, text []byte) map[string]map[string]float64 {
 // process' own figures.
 func TestTableAndScrapeAgree(t *testing.T) {
 	for _, roles := range []Role{Gateway, Prefill, Decode, Gateway | Prefill | Decode} {
-		got := exposed(t, New(roles, "m").Append(nil))
+		s := New(roles, "m")
+		for id := range Rows {
+			if row := &Rows[id]; row.Kind == KindInfo && s.Has(ID(id)) {
+				s.Info(ID(id), make([]string, len(row.Labels))...)
+			}
+		}
+		got := exposed(t, s.Append(nil))
 		for id := range Rows {
 			row := &Rows[id]
 			series, ok := got[row.Name]
@@ -84,7 +90,9 @@ func TestTableAndScrapeAgree(t *testing.T) {
 			}
 			n := 1
 			for _, l := range row.Labels {
-				n *= len(l.Values)
+				if row.Kind != KindInfo {
+					n *= len(l.valuesOf(roles))
+				}
 			}
 			if row.Kind == KindHistogram {
 				n *= len(row.Buckets) + 3
@@ -121,7 +129,7 @@ func TestTableIsSound(t *testing.T) {
 		}
 		names[r.Name] = true
 		for _, l := range r.Labels {
-			if len(l.Values) == 0 || len(l.Values) > 16 {
+			if (len(l.Values) == 0) != (r.Kind == KindInfo) || len(l.Values) > 16 {
 				t.Errorf("%s: label %s has %d values", r.Name, l.Name, len(l.Values))
 			}
 		}
@@ -195,6 +203,7 @@ func TestMisuseOfTheTablePanics(t *testing.T) {
 		"wrong kind":   func() { s.Gauge(HTTPRequests, "other", "other") },
 		"wrong role":   func() { s.Counter(KVTransferBytes, "in") },
 		"wrong labels": func() { s.Counter(HTTPRequests) },
+		"wrong facts":  func() { s.Info(BuildInfo) },
 	} {
 		func() {
 			defer func() {

@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"sort"
-	"strings"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,10 +20,10 @@ type Set struct {
 
 // family is one row's series, in the order of the product of its label values.
 type family struct {
-	values     []*Value     // counters and gauges
-	histograms []*Histogram // histograms
-	labels     [][]string   // label values of each series, in the table's order
-	vllm       bool         // carries model_name and engine too
+	values     []*Value                 // counters and gauges
+	histograms []*Histogram             // histograms
+	labels     [][]string               // label values of each series, in the table's order
+	info       atomic.Pointer[[]string] // label values of an info; nil: not known yet
 }
 
 // New makes the series of the given roles. model is the served model's name;
@@ -38,8 +37,10 @@ func New(roles Role, model string) *Set {
 			continue
 		}
 		f := &s.families[id]
-		f.vllm = strings.HasPrefix(row.Name, "vllm:")
-		f.labels = product(row.Labels)
+		if row.Kind == KindInfo {
+			continue
+		}
+		f.labels = product(row.Labels, roles)
 		for range f.labels {
 			if row.Kind == KindHistogram {
 				f.histograms = append(f.histograms, newHistogram(row.Buckets))
@@ -48,7 +49,6 @@ func New(roles Role, model string) *Set {
 			}
 		}
 	}
-	s.families[BuildInfo].values[0].Set(1)
 	s.register()
 	return s
 }
@@ -56,13 +56,14 @@ func New(roles Role, model string) *Set {
 // SetModel changes the label model_name.
 func (s *Set) SetModel(name string) { s.model.Store(&name) }
 
-// product is every combination of label values; the last label varies fastest.
-func product(labels []Label) [][]string {
+// product is every combination of label values that the roles have; the last
+// label varies fastest.
+func product(labels []Label, roles Role) [][]string {
 	out := [][]string{nil}
 	for _, l := range labels {
 		var next [][]string
 		for _, prefix := range out {
-			for _, v := range l.Values {
+			for _, v := range l.valuesOf(roles) {
 				next = append(next, append(slices.Clone(prefix), v))
 			}
 		}
@@ -78,6 +79,25 @@ func product(labels []Label) [][]string {
 func (s *Set) Counter(id ID, labels ...string) *Value {
 	return s.families[id].values[s.index(id, KindCounter, labels)]
 }
+
+// valuesOf are the values that the roles have.
+func (l *Label) valuesOf(roles Role) []string {
+	if l.Of == nil {
+		return l.Values
+	}
+	return slices.DeleteFunc(slices.Clone(l.Values), func(v string) bool { return l.Of[v]&roles == 0 })
+}
+
+// Info tells the facts of an info, in the order of its labels.
+func (s *Set) Info(id ID, facts ...string) {
+	if row := &Rows[id]; row.Kind != KindInfo || row.Roles&s.roles == 0 || len(facts) != len(row.Labels) {
+		panic(fmt.Sprintf("metrics: %s told as an info of %d labels in roles %b", row.Name, len(facts), s.roles))
+	}
+	s.families[id].info.Store(&facts)
+}
+
+// Has says whether the process' roles have a metric.
+func (s *Set) Has(id ID) bool { return Rows[id].Roles&s.roles != 0 }
 
 // Gauge returns a gauge.
 func (s *Set) Gauge(id ID, labels ...string) *Value {
@@ -95,15 +115,13 @@ func (s *Set) index(id ID, kind Kind, labels []string) int {
 		panic(fmt.Sprintf("metrics: %s asked for as kind %d with %d labels in roles %b", row.Name, kind, len(labels), s.roles))
 	}
 	i := 0
-	for n, l := range row.Labels {
-		at := len(l.Values) - 1
-		for j, v := range l.Values {
-			if v == labels[n] {
-				at = j
-				break
-			}
+	for n := range row.Labels {
+		values := row.Labels[n].valuesOf(s.roles)
+		at := slices.Index(values, labels[n])
+		if at < 0 {
+			at = len(values) - 1
 		}
-		i = i*len(l.Values) + at
+		i = i*len(values) + at
 	}
 	return i
 }

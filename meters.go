@@ -1,0 +1,246 @@
+package main
+
+import (
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/decode"
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/logs"
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/prefill"
+)
+
+// This file connects what the parts of a node count to the table of metrics.
+
+// counts is what the line of rates is made of.
+func (n *node) counts() logs.Counts {
+	s := n.eng.Stats()
+	return logs.Counts{
+		PromptTokens: s.PromptComputed, GeneratedTokens: s.Generated,
+		PrefixQueries: s.Scheduler.PrefixQueries, PrefixHits: s.Scheduler.PrefixHits,
+		Running: s.Scheduler.Running, Waiting: s.Scheduler.Waiting + s.Scheduler.Held, KVUsage: n.usage(),
+	}
+}
+
+// usage is the share of blocks that cannot be handed out.
+func (n *node) usage() float64 {
+	u := n.eng.Stats().Scheduler.Blocks
+	return float64(u.Blocks-u.Free-u.Cached) / float64(u.Blocks)
+}
+
+// counter feeds a counter from the engine's.
+func (n *node) counter(id metrics.ID, f func(s engine.Stats) uint64, labels ...string) {
+	n.set.Counter(id, labels...).Func(func() float64 { return float64(f(n.eng.Stats())) })
+}
+
+func (n *node) gauge(id metrics.ID, f func(s engine.Stats) int, labels ...string) {
+	n.set.Gauge(id, labels...).Func(func() float64 { return float64(f(n.eng.Stats())) })
+}
+
+// meter connects the engine's counters to their metrics.
+func (n *node) meter() {
+	n.set.Info(metrics.BuildInfo, version, n.role)
+	n.set.Info(metrics.CacheConfigInfo, strconv.Itoa(n.KV.BlockTokens), n.KV.DType.String(), "True", strconv.Itoa(n.KV.Blocks))
+	n.counter(metrics.PrefillTokensComputed, func(s engine.Stats) uint64 { return s.PromptComputed })
+	n.counter(metrics.GenerationTokens, func(s engine.Stats) uint64 { return s.Generated })
+	n.counter(metrics.PromptTokens, func(s engine.Stats) uint64 { return s.Prompts.Total() })
+	n.counter(metrics.PromptTokensBySource, func(s engine.Stats) uint64 { return s.Prompts.Computed }, "local_compute")
+	n.counter(metrics.PromptTokensBySource, func(s engine.Stats) uint64 { return s.Prompts.Cached }, "local_cache_hit")
+	n.counter(metrics.PromptTokensBySource, func(s engine.Stats) uint64 { return s.Prompts.Arrived }, "external_kv_transfer")
+	n.counter(metrics.PromptTokensCached, func(s engine.Stats) uint64 { return s.Prompts.Cached + s.Prompts.Arrived })
+	n.counter(metrics.PromptTokensCachedBySource, func(s engine.Stats) uint64 { return s.Scheduler.PrefixHits }, "device")
+	n.counter(metrics.PromptTokensCachedBySource, func(s engine.Stats) uint64 { return s.Scheduler.ExternalHits }, "p2p")
+	n.counter(metrics.PrefixCacheQueries, func(s engine.Stats) uint64 { return s.Scheduler.PrefixQueries })
+	n.counter(metrics.PrefixCacheHits, func(s engine.Stats) uint64 { return s.Scheduler.PrefixHits })
+	n.counter(metrics.NumPreemptions, func(s engine.Stats) uint64 { return s.Scheduler.Preemptions })
+	n.counter(metrics.EngineSteps, func(s engine.Stats) uint64 { return s.Steps })
+	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull }, "max_num_queued_reqs")
+
+	n.gauge(metrics.NumRequestsRunning, func(s engine.Stats) int { return s.Scheduler.Running })
+	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + s.Scheduler.Held })
+	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Waiting }, "capacity")
+	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Held }, "deferred")
+	n.set.Gauge(metrics.KVCacheUsage).Func(n.usage)
+	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Free }, "free")
+	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Cached }, "cached")
+	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Used }, "used")
+	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Pinned }, "pinned")
+	n.gauge(metrics.KVBlocksPinned, func(s engine.Stats) int { return s.Scheduler.Blocks.Arriving }, "in")
+	n.gauge(metrics.KVBlocksPinned, func(s engine.Stats) int { return s.Scheduler.Blocks.Leaving }, "out")
+	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Waiting + s.Scheduler.Held }, metrics.QueueEngine)
+	n.set.Gauge(metrics.QueueLimit, metrics.QueueEngine).Set(float64(n.Scheduler.MaxQueued))
+	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Running }, metrics.QueueRunning)
+	n.set.Gauge(metrics.QueueLimit, metrics.QueueRunning).Set(float64(n.Scheduler.MaxSeqs))
+}
+
+// watch is the engine's Watch: it fills the histograms. In a process that has
+// the gateway too, requests' times and sizes are the gateway's to tell, once.
+func watch(set *metrics.Set) engine.Watch {
+	tokens, steps := set.Histogram(metrics.IterationTokens), set.Histogram(metrics.EngineStepSeconds)
+	queue, inference := set.Histogram(metrics.RequestQueueTime), set.Histogram(metrics.RequestInferenceTime)
+	prefills, preempted := set.Histogram(metrics.RequestPrefillTime), set.Histogram(metrics.RequestNumPreemptions)
+	computed := set.Histogram(metrics.RequestPrefillKVComputed)
+	w := engine.Watch{
+		Step: func(nTokens int, d time.Duration) { tokens.Observe(float64(nTokens)); steps.Observe(d.Seconds()) },
+		Ended: func(l engine.Life) {
+			if l.First == 0 || l.Finish == engine.FinishError || !l.Job && l.Finish == 0 {
+				return // what did not end well would tell of its end, not of the service
+			}
+			queue.Observe((l.Admitted - l.Added).Seconds())
+			prefills.Observe((l.First - l.Admitted).Seconds())
+			inference.Observe((max(l.First, l.Last) - l.Admitted).Seconds())
+			preempted.Observe(float64(l.Preemptions))
+			computed.Observe(float64(l.Prompt - l.Cached - l.Arrived))
+		},
+	}
+	if !set.Has(metrics.TimeToFirstToken) || set.Has(metrics.GatewayAttempts) {
+		return w
+	}
+	first, next := set.Histogram(metrics.TimeToFirstToken), set.Histogram(metrics.InterTokenLatency)
+	w.First = func(d time.Duration) { first.Observe(d.Seconds()) }
+	w.Next = func(d time.Duration) { next.Observe(d.Seconds()) }
+	both := w.Ended
+	prompt, output, most := set.Histogram(metrics.RequestPromptTokens), set.Histogram(metrics.RequestGenerationTokens), set.Histogram(metrics.RequestParamsMaxTokens)
+	total, decoding, perToken := set.Histogram(metrics.E2ERequestLatency), set.Histogram(metrics.RequestDecodeTime), set.Histogram(metrics.TimePerOutputToken)
+	w.Ended = func(l engine.Life) {
+		both(l)
+		if l.Finish != engine.FinishStop && l.Finish != engine.FinishLength {
+			return
+		}
+		prompt.Observe(float64(l.Prompt))
+		output.Observe(float64(l.Output))
+		most.Observe(float64(l.MaxTokens))
+		total.Observe((l.Ended - l.Added).Seconds())
+		decoding.Observe((l.Last - l.First).Seconds())
+		if l.Output > 1 {
+			perToken.Observe((l.Last - l.First).Seconds() / float64(l.Output-1))
+		}
+	}
+	return w
+}
+
+// meterDecode connects a decode role's counters, and those of its transfers
+// where there is a reader.
+func (n *node) meterDecode(role *decode.Node) {
+	counter := func(id metrics.ID, f func(decode.Counters) uint64, labels ...string) {
+		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(role.Counters())) })
+	}
+	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedStop }, metrics.ReasonStop)
+	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedLength }, metrics.ReasonLength)
+	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedAbort }, metrics.ReasonAbort)
+	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedError }, metrics.ReasonError)
+	counter(metrics.DecodePrefills, func(c decode.Counters) uint64 { return c.RemotePrefills }, "remote")
+	counter(metrics.DecodePrefills, func(c decode.Counters) uint64 { return c.LocalPrefills }, "local")
+	counter(metrics.DecodePrefillFailures, func(c decode.Counters) uint64 { return c.PrefillFailures })
+	counter(metrics.DecodeDroppedStreams, func(c decode.Counters) uint64 { return c.DroppedStreams })
+	counter(metrics.DecodeRefused, func(c decode.Counters) uint64 { return c.Refused })
+	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + role.Counters().Overloaded }, "max_num_queued_reqs")
+	n.counter(metrics.ExternalPrefixCacheQueries, func(s engine.Stats) uint64 { return s.Scheduler.ExternalQueries })
+	n.counter(metrics.ExternalPrefixCacheHits, func(s engine.Stats) uint64 { return s.Scheduler.ExternalHits })
+	n.counter(metrics.SpecDrafts, func(s engine.Stats) uint64 { return s.Scheduler.Drafts })
+	n.counter(metrics.SpecDraftTokens, func(s engine.Stats) uint64 { return s.Scheduler.Drafted })
+	n.counter(metrics.SpecAcceptedTokens, func(s engine.Stats) (sum uint64) {
+		for _, tokens := range s.Scheduler.Accepted {
+			sum += tokens
+		}
+		return sum
+	})
+	for place := range scheduler.DraftLimit {
+		n.counter(metrics.SpecAcceptedPerPos, func(s engine.Stats) uint64 { return s.Scheduler.Accepted[place] }, strconv.Itoa(place))
+	}
+	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Held - s.Scheduler.Fetching }, "waiting_to_start")
+	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Fetching }, "in_progress")
+	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Fetched }, "completed_waiting")
+	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Blocks.Arriving }, metrics.QueueArriving)
+	n.gauge(metrics.QueueLimit, func(s engine.Stats) int { return s.Scheduler.ArrivingLimit }, metrics.QueueArriving)
+	n.set.Gauge(metrics.QueueLength, metrics.QueueAttempts).Func(func() float64 { owned, _ := role.Owned(); return float64(owned) })
+	n.set.Gauge(metrics.QueueLimit, metrics.QueueAttempts).Func(func() float64 { _, limit := role.Owned(); return float64(limit) })
+}
+
+// meterReader connects what a decode node's side of transfers counts.
+func (n *node) meterReader(r *kvtransfer.Reader, news *decode.News) {
+	counter := func(id metrics.ID, f func(kvtransfer.ReaderStats) uint64, labels ...string) {
+		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(r.Stats())) })
+	}
+	gauge := func(state string, f func(kvtransfer.ReaderStats) int) {
+		n.set.Gauge(metrics.KVLeases, state).Func(func() float64 { return float64(f(r.Stats())) })
+	}
+	counter(metrics.KVTransferBytes, func(s kvtransfer.ReaderStats) uint64 { return s.PayloadBytes }, "in")
+	counter(metrics.KVTransfers, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesArrived }, "in")
+	counter(metrics.KVTransferFailures, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesFailed }, "in")
+	counter(metrics.KVLeasesExpired, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesExpired })
+	counter(metrics.FencedWrites, func(s kvtransfer.ReaderStats) uint64 { return s.StalePieces }, "stale")
+	counter(metrics.FencedWrites, func(s kvtransfer.ReaderStats) uint64 { return s.DuplicatePieces }, "duplicate")
+	counter(metrics.FencedWrites, func(s kvtransfer.ReaderStats) uint64 { return s.ChecksumFailures }, "corrupt")
+	gauge("granted", func(s kvtransfer.ReaderStats) int { return s.Granted })
+	gauge("arriving", func(s kvtransfer.ReaderStats) int { return s.Arriving })
+	gauge("quarantined", func(s kvtransfer.ReaderStats) int { return s.Quarantined })
+	n.set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(news.Dropped()) })
+}
+
+// transferred feeds what a prefill node tells of its pushes.
+func transferred(set *metrics.Set) func(prefill.Transfer) {
+	hidden, exposed := set.Histogram(metrics.KVTransferHidden), set.Histogram(metrics.KVTransferExposed)
+	return func(t prefill.Transfer) {
+		hidden.Observe(t.Hidden.Seconds())
+		exposed.Observe(t.Exposed.Seconds())
+	}
+}
+
+// meterPrefill connects a prefill role's counters and those of its pushes.
+func (n *node) meterPrefill(p *prefill.Node, w *kvtransfer.Writer) {
+	jobs := func(result string, f func(prefill.Counters) uint64) {
+		n.set.Counter(metrics.PrefillJobs, result).Func(func() float64 { return float64(f(p.Counters())) })
+	}
+	counter := func(id metrics.ID, f func(kvtransfer.WriterStats) uint64, labels ...string) {
+		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(w.Stats())) })
+	}
+	jobs("done", func(c prefill.Counters) uint64 { return c.Done })
+	jobs("cancelled", func(c prefill.Counters) uint64 { return c.Cancelled })
+	jobs("failed", func(c prefill.Counters) uint64 { return c.Failed })
+	jobs("refused", func(c prefill.Counters) uint64 { return c.Refused })
+	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + p.Counters().Overloaded }, "max_num_queued_reqs")
+	counter(metrics.KVTransferBytes, func(s kvtransfer.WriterStats) uint64 { return s.PayloadBytes }, "out")
+	counter(metrics.KVTransfers, func(s kvtransfer.WriterStats) uint64 { return s.PushesDone }, "out")
+	counter(metrics.KVTransferFailures, func(s kvtransfer.WriterStats) uint64 { return s.PushesFailed }, "out")
+	counter(metrics.KVTransferRetries, func(s kvtransfer.WriterStats) uint64 { return s.Retries })
+
+	queued := func() int { waiting, _ := p.Queued(); return waiting }
+	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() })
+	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() }, "capacity")
+	n.set.Gauge(metrics.QueueLength, metrics.QueuePrefill).Func(func() float64 { return float64(queued()) })
+	n.set.Gauge(metrics.QueueLimit, metrics.QueuePrefill).Set(float64(p.Limit()))
+	n.set.Gauge(metrics.QueueLength, metrics.QueuePushes).Func(func() float64 { return float64(w.Stats().Pushes) })
+	n.set.Gauge(metrics.QueueLimit, metrics.QueuePushes).Set(float64(w.Stats().MaxPushes))
+}
+
+// meterRPC connects the counters of a process' connections to other nodes.
+func meterRPC(set *metrics.Set, all ...*rpc.Counters) {
+	counter := func(id metrics.ID, f func(*rpc.Counters) *atomic.Uint64, labels ...string) {
+		set.Counter(id, labels...).Func(func() (sum float64) {
+			for _, c := range all {
+				sum += float64(f(c).Load())
+			}
+			return sum
+		})
+	}
+	counter(metrics.RPCFrames, func(c *rpc.Counters) *atomic.Uint64 { return &c.FramesIn }, "in")
+	counter(metrics.RPCFrames, func(c *rpc.Counters) *atomic.Uint64 { return &c.FramesOut }, "out")
+	counter(metrics.RPCBytes, func(c *rpc.Counters) *atomic.Uint64 { return &c.BytesIn }, "in")
+	counter(metrics.RPCBytes, func(c *rpc.Counters) *atomic.Uint64 { return &c.BytesOut }, "out")
+	counter(metrics.RPCOutboxFull, func(c *rpc.Counters) *atomic.Uint64 { return &c.OutboxFull })
+	counter(metrics.RPCSilent, func(c *rpc.Counters) *atomic.Uint64 { return &c.Silent })
+	counter(metrics.RPCRefused, func(c *rpc.Counters) *atomic.Uint64 { return &c.Refused })
+	counter(metrics.RPCDialErrors, func(c *rpc.Counters) *atomic.Uint64 { return &c.DialErrors })
+	set.Gauge(metrics.RPCConnections).Func(func() (sum float64) {
+		for _, c := range all {
+			sum += float64(c.Conns.Load())
+		}
+		return sum
+	})
+}
