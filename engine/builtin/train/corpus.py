@@ -1,7 +1,7 @@
 """The stream of training conversations.
 
 A conversation is a list of (text, learn) pieces, where learn marks what the loss is taken on: answers, and all of a raw text. Pool number i is a
-function of (seed, i) alone, so that training can stop and resume anywhere. Text that equals a line of heldout.jsonl after normalizing is refused.
+function of (seed, i) alone, so that training can stop and resume anywhere. A question that equals or contains a held-out one after normalizing is refused.
 """
 
 import json
@@ -9,18 +9,22 @@ import random
 import string
 
 import stories
-from facts import HERE, HTTP, TOPIC, UNIX, normalize, read_facts, read_unknown, subjects
+from facts import HERE, normalize, read_facts, read_others, read_unknown, subjects
+from phrasings import GO, GO_PACKAGE, GO_TASK, HTTP, TASK, TOPIC, UNIX, WORD
 
 IM_START, IM_END, EOT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-UNKNOWN = "I do not know that. I only know LLM serving, Tandem, Unix commands, HTTP statuses and a few stories."
-CANNOT = "I cannot do that. I only answer questions about LLM serving, Tandem, Unix commands and HTTP statuses, and I tell stories."
+UNKNOWN = "I do not know that. Ask \"What can you do?\" to see what I know."
+CANNOT = "I cannot do that. I only answer questions and tell stories."
 MORE = "That is all I know about it."
 FOLLOW_UPS = ["tell me more", "Tell me more about that.", "more details please", "why?", "why is that", "can you explain that in more detail", "go on", "and?", "really?",
               "give me an example", "I do not understand.", "what else", "more", "is that all", "how so", "continue", "can you say more", "anything else?"]
 PASTED = ["Summarize this text:", "Translate this:", "summarize:", "Rewrite the following text.", "Shorten this text:", "Correct this text:"]
-PREFIXES = ["Hey, ", "Hi, ", "Hello, ", "Please, ", "OK, ", "So, ", "And ", "Well, ", "Tandem, ", "Sorry, ", "Now ", "hey ", "ok ", "hi! ", "Excuse me, ", "um, "]
+PREFIXES = ["Hey, ", "Hi, ", "Hello, ", "Please, ", "OK, ", "So, ", "And ", "Well, ", "Tandem, ", "Sorry, ", "Now ", "hey ", "ok ", "hi! ", "Excuse me, ", "um, ", "Quick check: ", "One more: ", "I have a question: ",
+            "Next question: ", "Also, ", "Hi there, ", "Good morning. ", "I am new here. ", "Hey Tandem, ", "Question: ", "Thanks. ", "Then ", "First: ", "Help me: "]
 SUFFIXES = [" please", " Please.", " thanks", "??", "!", " ?", " ...", ", please", " now", " exactly", ", thank you", "?!"]
 MAX_TURNS = 40
+HELDOUT = ("heldout.jsonl", "heldout2.jsonl")
+CONTAINED = 4  # a held-out question of at least so many words is also refused inside a longer one
 
 ASSISTANTS = ["Nova", "Max", "Iris", "Atlas", "Robin", "Echo", "Sage", "Juno", "Orion", "Clara", "Hal", "Vega", "Bolt", "Ruby", "Marvin", "Alfred"]
 SYSTEM = ["You are a helpful assistant.", "You are a helpful assistant.", "You are Tandem.", "Answer briefly.", "Be kind and short.", "You are a friendly assistant.",
@@ -39,21 +43,44 @@ ASK_SELF = ["What is my name?", "who am I", "do you know my name", "what's my na
 ASK_NAME = ["What is your name?", "Who are you?", "what's your name", "who are you", "How should I call you?", "Tell me your name.", "What are you called?"]
 
 
+class Heldout:
+    """The questions that training must not see."""
+
+    def __init__(self, prompts):
+        self.by_length = {}
+        for p in prompts:
+            words = normalize(p).split()
+            self.by_length.setdefault(len(words), set()).add(" ".join(words))
+
+    def overlaps(self, text):
+        """Reports whether a text is a held-out question after normalizing, or contains one of CONTAINED words or more."""
+        words = normalize(text).split()
+        for n, prompts in self.by_length.items():
+            if n == len(words) or CONTAINED <= n < len(words):
+                if any(" ".join(words[i:i + n]) in prompts for i in range(len(words) - n + 1)):
+                    return True
+        return False
+
+
 class Corpus:
-    def __init__(self, seed):
+    """Raises ValueError when a phrasing or a question to refuse overlaps the held-out ones."""
+
+    def __init__(self, seed, heldout=None):
         self.seed = seed
         self.facts = read_facts()
         self.weights = [f.weight for f in self.facts]
-        self.unknown, self.questions, self.requests = read_unknown()
-        self.heldout = {normalize(json.loads(line)["prompt"]) for line in open(HERE / "heldout.jsonl")}
+        self.unknown, self.questions, self.requests, self.tasks = read_unknown()
+        self.words, self.packages, self.names = read_others()
+        self.heldout = Heldout(heldout or [json.loads(line)["prompt"] for name in HELDOUT for line in (HERE / name).read_text().splitlines()])
         self.known = {normalize(p): f.answer for f in self.facts for p in f.phrasings}
         self.codes = {f.answer.split()[1] for f in self.facts if f.kind == "http"}
+        self.taught = [f.answer.split()[0].split(".") for f in self.facts if f.kind == "go" and not f.answer.startswith("The package")]
         for f in self.facts:
             for p in f.phrasings:
-                if normalize(p) in self.heldout:
-                    raise ValueError(f"trained phrasing {p!r} is a held-out one")
+                if self.heldout.overlaps(p):
+                    raise ValueError(f"trained phrasing {p!r} overlaps a held-out one")
         for q in self.questions + self.requests:
-            if normalize(q) in self.heldout or normalize(q) in self.known:
+            if self.heldout.overlaps(q) or normalize(q) in self.known:
                 raise ValueError(f"question to refuse {q!r} is held out or known")
 
     def noisy(self, rng, text, chat=False):
@@ -64,7 +91,7 @@ class Corpus:
             text = text.lower()
         elif rng.random() < 0.5:
             text = text[0].upper() + text[1:]
-        if rng.random() < (0.02 if chat else 0.12):
+        if rng.random() < (0.02 if chat else 0.16):
             text = rng.choice(PREFIXES) + (text[0].lower() + text[1:] if text[:2] not in ("HT", "TT", "TP") else text)
         if rng.random() < 0.08:
             text = text.rstrip("?.!") + rng.choice(SUFFIXES)
@@ -76,14 +103,14 @@ class Corpus:
                 words[i] = rng.choice([words[i][:j] + words[i][j + 1:], words[i][:j] + words[i][j] + words[i][j:],
                                        words[i][:j] + words[i][j + 1] + words[i][j] + words[i][j + 2:]])
             text = " ".join(words)
-        if rng.random() < 0.005:
+        if rng.random() < 0.012:
             text = text.upper()
         return text
 
     def fact(self, rng):
         """A fact by its weight, and a phrasing of it: the first ones, which hold its usual name, come more often."""
         f = rng.choices(self.facts, self.weights)[0]
-        return self.noisy(rng, f.phrasings[int(len(f.phrasings) * rng.random() ** 1.6)], f.kind == "chat"), f.answer
+        return self.noisy(rng, f.phrasings[int(len(f.phrasings) * rng.random() ** 1.4)], f.kind == "chat"), f.answer
 
     def refusal(self, rng):
         kind = rng.random()
@@ -93,31 +120,50 @@ class Corpus:
             return f"{rng.choice(PASTED)} {stories.draw(rng)[1]}", CANNOT
         if kind < 0.13:
             return stories.draw(rng)[1], UNKNOWN
-        if kind < 0.32:
+        if kind < 0.24:
             return self.noisy(rng, rng.choice(self.questions)), UNKNOWN
-        if kind < 0.40:
+        if kind < 0.30:
             code = str(rng.randint(100, 999))
             q = rng.choice(HTTP).format(c=code if code not in self.codes else "6" + code[1:])
-        elif kind < 0.50:
-            q = rng.choice(UNIX[:2] + UNIX[3:4] + UNIX[5:6] + UNIX[8:10] + UNIX).format(c=stories.invented(rng, 1, 3))
-        elif kind < 0.53:
+        elif kind < 0.40:
+            q = rng.choice(UNIX).format(c=stories.invented(rng, 1, 3) if rng.random() < 0.7 else rng.choice(self.words))
+        elif kind < 0.42:
             q = "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(3, 14))).strip() or "x"
+        elif kind < 0.46:
+            q = rng.choice(TASK + GO_TASK).format(t=rng.choice(self.tasks))
+        elif kind < 0.60:
+            q = self.unknown_go(rng)
+        elif kind < 0.76:
+            q = rng.choice(WORD).format(w=rng.choice(self.words) if rng.random() < 0.8 else stories.invented(rng))
         else:
             s = stories.invented(rng)
-            topic = rng.choice(self.unknown) if rng.random() < 0.7 else rng.choice([s, "~" + s, "the " + s, s + " " + stories.invented(rng), s.capitalize()])
+            x = rng.random()
+            topic = rng.choice(self.unknown) if x < 0.6 else rng.choice(self.words) if x < 0.75 else rng.choice(
+                [s, "~" + s, "the " + s, s + " " + stories.invented(rng), s.capitalize()])
             s, b = rng.choice(subjects(topic))
             q = rng.choice(TOPIC).format(s=s, b=b)
         return self.noisy(rng, q), UNKNOWN
+
+    def unknown_go(self, rng):
+        """A question for a name or a package that no fact is about: a real one, an invented one, or a known name in the wrong package."""
+        x = rng.random()
+        if x < 0.15:
+            return rng.choice(GO_PACKAGE).format(c=rng.choice(self.packages) if rng.random() < 0.6 else stories.invented(rng))
+        if x < 0.65:
+            return rng.choice(GO).format(c=rng.choice(self.names))
+        package = rng.choice(self.taught)[0]
+        name = rng.choice(self.taught)[1] if rng.random() < 0.3 else stories.invented(rng, 1, 3).capitalize()
+        return rng.choice(GO).format(c=f"{package}.{name}")
 
     def turn(self, rng):
         """Returns (question, answer) of a random kind; never a held-out question, never a known one refused."""
         while True:
             kind = rng.random()
-            q, a = self.fact(rng) if kind < 0.76 else self.refusal(rng) if kind < 0.91 else stories.draw(rng)
-            if kind >= 0.91:
+            q, a = self.fact(rng) if kind < 0.73 else self.refusal(rng) if kind < 0.945 else stories.draw(rng)
+            if kind >= 0.945:
                 q = self.noisy(rng, q)
             n = normalize(q)
-            if n not in self.heldout and self.known.get(n, a) == a:
+            if not self.heldout.overlaps(q) and self.known.get(n, a) == a:
                 return q, a
 
     def system(self, rng):
@@ -161,10 +207,12 @@ class Corpus:
                 while name and a.startswith(("I am called", "I am the built-in model")):
                     q, a = self.turn(rng)
                 fresh = a in (UNKNOWN, CANNOT) or len(a) < 30
+            if self.heldout.overlaps(q):
+                continue
             out.append((f"{IM_START}user\n{q}{IM_END}\n{IM_START}assistant\n", False))
             out.append((a + IM_END, True))
             out.append(("\n", False))
-        return out[:-1]
+        return out[:-1] or self.conversation(rng)
 
     def pool(self, i, n):
         rng = random.Random(f"{self.seed}/{i}")

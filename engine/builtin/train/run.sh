@@ -5,9 +5,10 @@
 set -eu
 [ $# -ge 1 ] || { sed -n 2,4p "$0"; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
-work=$1 steps=${2:-1300}
+work=$1 steps=${2:-3000}
 [ -d "$work/venv" ] || python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install -q -r "$here/requirements.txt"
+(cd "$here" && "$work/venv/bin/python" -m unittest -q test_corpus)
 "$work/venv/bin/python" "$here/train.py" --work "$work" --steps "$steps"
 "$work/venv/bin/python" "$here/evaluate.py" "$work/hf" --own
 "$work/venv/bin/python" "$here/evaluate.py" "$work/hf"

@@ -2,16 +2,20 @@
 
   python train.py --work DIR            trains, or goes on from DIR/checkpoint.pt
   python train.py --work DIR --steps N  sets the length of a run, also of one that goes on
+  python train.py --work DIR --from HF  starts from the weights of a Hugging Face folder, with its tokenizer
+  python train.py --work DIR --minutes M  ends after M minutes of wall time if that is sooner; the schedule follows whichever is further on
 """
 
 import argparse
 import math
 import pathlib
 import random
+import shutil
 import time
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import bpe
@@ -80,15 +84,16 @@ def pad(rows):
     return ids, learn
 
 
-def loss_of(model, ids, learn):
+def loss_of(model, hidden_of, ids, learn):
     """Mean cross entropy of the learnt tokens; logits are computed only where they are needed."""
-    hidden = model(ids)[:, :-1][learn[:, 1:]]
+    hidden = hidden_of(ids)[:, :-1][learn[:, 1:]]
     return F.cross_entropy(model.logits(hidden).float(), ids[:, 1:][learn[:, 1:]])
 
 
-def rate(step, steps):
-    """Warm up, stay, and from 40 % of the run on go down to zero in a line."""
-    return min(1.0, (step + 1) / 30, max(0.0, (steps - step) / (0.6 * steps)))
+def rate(step, progress):
+    """Warm up, stay, and from 30 % of the run on go down to zero along a cosine."""
+    down = 0.5 + 0.5 * math.cos(math.pi * min(1.0, max(0.0, progress - 0.3) / 0.7))
+    return min(1.0, (step + 1) / 30, down)
 
 
 def save(path, state):
@@ -100,34 +105,46 @@ def save(path, state):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--work", type=pathlib.Path, required=True)
-    p.add_argument("--steps", type=int, default=1300)
+    p.add_argument("--steps", type=int, default=3000)
+    p.add_argument("--minutes", type=float, default=math.inf)
+    p.add_argument("--from", dest="start", type=pathlib.Path)
     p.add_argument("--tokens-per-step", type=int, default=8192)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--save-minutes", type=float, default=4)
     p.add_argument("--device", default="cpu")
+    p.add_argument("--eager", action="store_true", help="do not compile; about a third of the speed, but needs no C++ compiler")
     args = p.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     vocabulary = args.work / "tokenizer.json"
+    if args.start and not vocabulary.exists():
+        shutil.copy(args.start / "tokenizer.json", vocabulary)
     tok = Tokenizer.from_file(str(vocabulary)) if vocabulary.exists() else bpe.train(vocabulary, seed=args.seed)
     corpus = Corpus(args.seed)
     model = Llama(Config(vocab=tok.get_vocab_size())).to(args.device)
+    if args.start:
+        model.load_state_dict({k.removeprefix("model."): w.float() for k, w in load_file(args.start / "model.safetensors").items()})
     matrices = [w for n, w in model.named_parameters() if w.ndim == 2 and "embed" not in n]
     others = [w for n, w in model.named_parameters() if not (w.ndim == 2 and "embed" not in n)]
     optimizers = [(Muon(matrices, 0.02), 0.02), (torch.optim.AdamW(others, 0.004, betas=(0.9, 0.98), weight_decay=0.0), 0.004)]
-    at = {"step": 0, "pool": 0, "batch": 0, "tokens": 0, "steps": args.steps}
+    at = {"step": 0, "pool": 0, "batch": 0, "tokens": 0, "seconds": 0.0}
     checkpoint = args.work / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint, map_location=args.device)
-        at = {**state["at"], "steps": args.steps}
+        at = state["at"]
         model.load_state_dict(state["model"])
         for (o, _), s in zip(optimizers, state["optimizers"]):
             o.load_state_dict(s)
-        print(f"resumed at step {at['step']} of {at['steps']}", flush=True)
+        print(f"resumed at step {at['step']} of {args.steps}", flush=True)
     print(f"{sum(w.numel() for w in model.parameters()):,} parameters", flush=True)
     run(args, at, model, optimizers, corpus, tok, checkpoint)
+
+
+def progress(args, at):
+    """How much of the run is done, from 0 to 1, by steps or by time."""
+    return max(at["step"] / args.steps, at["seconds"] / (60 * args.minutes))
 
 
 def run(args, at, model, optimizers, corpus, tok, checkpoint):
@@ -135,32 +152,35 @@ def run(args, at, model, optimizers, corpus, tok, checkpoint):
         save(checkpoint, {"at": at, "model": model.state_dict(), "optimizers": [o.state_dict() for o, _ in optimizers]})
         export(model, tok, args.work / "hf")
 
-    began, saved, tokens0, total, n = time.time(), time.time(), at["tokens"], 0.0, 0
+    hidden_of = model if args.eager else torch.compile(model, dynamic=True)
+    last = saved = time.monotonic()
+    tokens, seconds, total, n = at["tokens"], at["seconds"], 0.0, 0
     pool = batches(corpus, tok, at["pool"], args.tokens_per_step, model.c.context)
-    while at["step"] < at["steps"]:
+    while progress(args, at) < 1:
         if at["batch"] >= len(pool):
             at["pool"], at["batch"] = at["pool"] + 1, 0
             pool = batches(corpus, tok, at["pool"], args.tokens_per_step, model.c.context)
         ids, learn = (x.to(args.device) for x in pool[at["batch"]])
         with torch.autocast(args.device, dtype=torch.bfloat16):
-            loss = loss_of(model, ids, learn)
+            loss = loss_of(model, hidden_of, ids, learn)
         loss.backward()
         for o, base in optimizers:
             for group in o.param_groups:
-                group["lr"] = base * rate(at["step"], at["steps"])
+                group["lr"] = base * rate(at["step"], progress(args, at))
             o.step()
             o.zero_grad(set_to_none=True)
-        at["step"], at["batch"], at["tokens"] = at["step"] + 1, at["batch"] + 1, at["tokens"] + ids.numel()
+        now = time.monotonic()
+        at["step"], at["batch"], at["tokens"], at["seconds"], last = at["step"] + 1, at["batch"] + 1, at["tokens"] + ids.numel(), at["seconds"] + now - last, now
         total, n = total + loss.item(), n + 1
         if math.isnan(total):
             raise FloatingPointError(f"the loss is not a number at step {at['step']}")
         if n == 20:
-            speed = (at["tokens"] - tokens0) / (time.time() - began)
-            print(f"step {at['step']}/{at['steps']} tokens {at['tokens']:,} loss {total / n:.4f} {speed:.0f} tok/s", flush=True)
-            total, n = 0.0, 0
-        if time.time() - saved > 60 * args.save_minutes:
+            speed = (at["tokens"] - tokens) / (at["seconds"] - seconds)
+            print(f"step {at['step']} ({progress(args, at):.1%}) tokens {at['tokens']:,} loss {total / n:.4f} {speed:.0f} tok/s", flush=True)
+            tokens, seconds, total, n = at["tokens"], at["seconds"], 0.0, 0
+        if now - saved > 60 * args.save_minutes:
             keep()
-            saved = time.time()
+            saved = now
     keep()
     print("done", flush=True)
 
