@@ -37,32 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // tokenizerJSON is a tokenizer whose tokens are bytes: id = byte.
-var tokenizerJSON = sync.OnceValue(func() []byte {
-	vocab, extra := map[string]int{}, rune(256)
-	for b := range 256 {
-		switch {
-		case b >= '!' && b <= '~', b >= 0xa1 && b <= 0xac, b >= 0xae:
-			vocab[string(rune(b))] = b
-		default: // as GPT-2 writes the other bytes
-			vocab[string(extra)] = b
-			extra++
-		}
-	}
-	added := []map[string]any{}
-	for i, s := range []string{"<|im_start|>", "<|im_end|>"} {
-		added = append(added, map[string]any{"id": 256 + i, "content": s, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
-		vocab[s] = 256 + i
-	}
-	level := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}
-	out, err := json.Marshal(map[string]any{"version": "1.0", "truncation": nil, "padding": nil, "added_tokens": added, "normalizer": nil,
-		"pre_tokenizer": level, "post_processor": nil, "decoder": level,
-		"model": map[string]any{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": nil,
-			"fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": []string{}}})
-	if err != nil {
-		panic(err)
-	}
-	return out
-})
+var tokenizerJSON = sync.OnceValue(func() []byte { return upstreamtest.Tokenizer(nil, "<|im_start|>", "<|im_end|>") })
 
 const chatML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}" +
 	"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -11,5 +13,21 @@ import (
 // that a torn file ends the node and not every gateway's hope.
 func CheckBundle(b *nodepb.Bundle) error {
 	_, err := newModel(b, "", "", time.Time{})
+	return err
+}
+
+// Check verifies the gateway's accounts: no count is below zero, and while no
+// request is being answered no node has an attempt on its books and no
+// connection a stream. Any goroutine may call it at any time.
+func (g *Gateway) Check() error {
+	attempts := g.meters.attempts.Get()
+	inFlight := g.inFlight.Load()
+	err := g.fleet.Check(inFlight == 0)
+	if inFlight < 0 {
+		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))
+	}
+	if inFlight == 0 && (g.inFlight.Load() != 0 || g.meters.attempts.Get() != attempts) {
+		return nil // one has come meanwhile
+	}
 	return err
 }

@@ -55,7 +55,7 @@ func TestErrors(t *testing.T) {
 		{"GET", "/metrics", "", "X-A: b", 200, "", "", ""},
 	} {
 		r := b.do(c.method, c.path, c.body, c.header, "Connection: close")
-		if r.StatusCode != c.status || r.Header.Get("X-Request-Id") == "" {
+		if r.StatusCode != c.status || r.Header.Get("X-Request-Id") == "" || r.Header.Get("Date") != "" {
 			t.Errorf("%s %s %.60s: %d %q %v, want %d", c.method, c.path, c.body, r.StatusCode, r.body, r.Header, c.status)
 			continue
 		}

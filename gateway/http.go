@@ -19,6 +19,8 @@ import (
 
 const requestIDHeader = "X-Request-Id"
 
+// newServer makes the HTTP server. Its answers carry no Date; a handler keeps it
+// so by never resetting the whole response, as RequestCtx.Error does.
 func (g *Gateway) newServer() *fasthttp.Server {
 	return &fasthttp.Server{
 		Handler:                      g.serve,
@@ -51,7 +53,7 @@ func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if r := recover(); r != nil {
 			g.log.Error("panic while serving a request", "panic", r, "stack", string(debug.Stack()))
-			ctx.Response.Reset()
+			ctx.Response.ResetBody()
 			g.fail(ctx, &openai.Error{Status: 500, Type: openai.TypeInternal, Message: "internal error of the gateway; its log has the details"})
 			ctx.SetConnectionClose()
 		}
@@ -81,7 +83,6 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 		e = &openai.Error{Status: 431, Type: "Request Header Fields Too Large",
 			Message: fmt.Sprintf("the request's head is larger than %d bytes", headBytes)}
 	}
-	ctx.Response.Reset()
 	ctx.Response.Header.Set(requestIDHeader, newID())
 	g.fail(ctx, e)
 	ctx.SetConnectionClose()
@@ -106,7 +107,8 @@ func (g *Gateway) count(path string, status int) {
 
 func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
 	if err := g.ready(); err != nil {
-		ctx.Error(err.Error()+"\n", 503)
+		ctx.SetStatusCode(503)
+		ctx.SetBodyString(err.Error() + "\n")
 		return
 	}
 	ctx.SetBodyString("ok\n")

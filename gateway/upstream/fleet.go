@@ -382,6 +382,9 @@ func (n *Node) Generate(ctx context.Context, req *nodepb.Generate, in *Inbox, ch
 func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, err)
+	}
 	l, err := n.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)

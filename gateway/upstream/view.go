@@ -13,6 +13,7 @@ import (
 //
 // Of the nodes that are ready and not draining, those that get on and have an
 // open connection are usable; failing that, those whose breaker is not open;
+// failing that, one in avoid that is connected, since what it failed may be over;
 // failing that, all: a breaker never leaves a request without candidates.
 func (s *Snapshot) View(fingerprint uint64, avoid []*Node) route.View {
 	v := route.View{Decode: make([]route.State, len(s.Decode)), Prefill: make([]route.State, len(s.Prefill))}
@@ -22,6 +23,7 @@ func (s *Snapshot) View(fingerprint uint64, avoid []*Node) route.View {
 	for _, allowed := range [...]func(*Node) bool{
 		func(n *Node) bool { return n.connected() && !n.stalled.Load() && !slices.Contains(avoid, n) },
 		func(n *Node) bool { return n.breaker.State() != gobreaker.StateOpen && !slices.Contains(avoid, n) },
+		func(n *Node) bool { return n.connected() && !n.stalled.Load() },
 		func(n *Node) bool { return !slices.Contains(avoid, n) },
 		func(*Node) bool { return true },
 	} {

@@ -52,7 +52,9 @@ type storm struct {
 	rpc    wires
 	kv     *kvWires
 	probes *probes
-	nodes  []*node // d0, d1, p0, p1
+	nodes  []*node                    // d0, d1, p0, p1
+	bundle *nodepb.Bundle             // of the decode nodes; nil: nobody asks
+	heard  func(addr string, up bool) // of nodes that stop and start; may be nil
 	pool   *rpc.Pool
 
 	mu sync.Mutex
@@ -262,25 +264,11 @@ func (c *storm) fault(rng *rand.Rand) {
 		}
 		c.saw("checked")
 	case 4:
-		c.net.Silence(n.addr, true)
-		time.Sleep(time.Duration(rng.IntN(9000)) * time.Millisecond) // the bound is 6 s
-		c.net.Silence(n.addr, false)
-		c.saw("silence")
+		c.silence(n, rng)
 	case 5:
-		n.kill()
-		c.saw(map[bool]string{true: "decode node stopped", false: "prefill node stopped"}[n.addr[0] == 'd'])
-		time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
-		n.start(rng)
+		c.restart(n, rng)
 	case 6:
-		if n.decode != nil {
-			n.decode.StartDrain()
-		} else {
-			n.prefill.StartDrain()
-		}
-		c.saw("node drained")
-		time.Sleep(time.Duration(rng.IntN(100)) * time.Millisecond)
-		n.kill()
-		n.start(rng)
+		c.roll(n, rng)
 	}
 }
 

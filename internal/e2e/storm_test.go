@@ -234,6 +234,7 @@ func (n *node) start(rng *rand.Rand) {
 		hangUp()
 		c.must(<-served)
 	})
+	c.tell(n.addr, true)
 }
 
 func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello, maxLen int, log *slog.Logger) rpc.Handler {
@@ -247,7 +248,7 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	n.stop = append(n.stop, func() { c.must(r.Close()) })
 	seed := rng.Uint64()
 	n.decode = decode.New(decode.Options{
-		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.KV.BlockTokens,
+		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.KV.BlockTokens, Bundle: c.bundle,
 		Identity: decode.Identity{Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
 		Dial: func(toPrefill rpc.Handler) decode.Dialer {
 			l := &lossy{Handler: toPrefill, c: c, rng: rand.New(rand.NewPCG(seed, 2)), drop: []rpc.Type{rpc.FrameGrantRequest, rpc.FrameEnd, rpc.FramePrefillDone}}
@@ -287,12 +288,49 @@ func (n *node) startPrefill(ctx context.Context, rng *rand.Rand) rpc.Handler {
 
 // kill ends the process: connections first, as when it is gone, the rest in order.
 func (n *node) kill() {
+	n.c.tell(n.addr, false)
 	for i := len(n.stop) - 1; i >= 0; i-- {
 		if i == 0 {
 			n.idle("when it was stopped")
 		}
 		n.stop[i]()
 	}
+}
+
+// tell says whether a node runs, where somebody listens.
+func (c *storm) tell(addr string, up bool) {
+	if c.heard != nil {
+		c.heard(addr, up)
+	}
+}
+
+// silence cuts a node off for a while; the bound is 6 s.
+func (c *storm) silence(n *node, rng *rand.Rand) {
+	c.net.Silence(n.addr, true)
+	time.Sleep(time.Duration(rng.IntN(9000)) * time.Millisecond)
+	c.net.Silence(n.addr, false)
+	c.saw("silence")
+}
+
+// restart ends a node and has it back some time later.
+func (c *storm) restart(n *node, rng *rand.Rand) {
+	n.kill()
+	c.saw(map[bool]string{true: "decode node stopped", false: "prefill node stopped"}[n.addr[0] == 'd'])
+	time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
+	n.start(rng)
+}
+
+// roll restarts a node that drains.
+func (c *storm) roll(n *node, rng *rand.Rand) {
+	if n.decode != nil {
+		n.decode.StartDrain()
+	} else {
+		n.prefill.StartDrain()
+	}
+	c.saw("node drained")
+	time.Sleep(time.Duration(rng.IntN(100)) * time.Millisecond)
+	n.kill()
+	n.start(rng)
 }
 
 // check verifies the node's laws, whatever it does.

@@ -13,7 +13,7 @@ import (
 
 // Bounds of the in-memory network, near those of a socket.
 const (
-	memBufferBytes = 256 << 10 // under way in one direction
+	memBufferBytes = 256 << 10 // under way in one direction, unless Network.Buffer says otherwise
 	memBacklog     = 128       // connections not yet accepted
 )
 
@@ -28,6 +28,10 @@ var (
 // bounded buffers, deadlines and half-close. Silence makes an address behave
 // like a machine that lost its network.
 type Network struct {
+	// Buffer is how many bytes may be under way in one direction of a connection.
+	// It is set before the first Dial.
+	Buffer int
+
 	mu        sync.Mutex
 	listeners map[string]*memListener
 	silent    map[string]chan struct{} // closed when the silence ends
@@ -43,6 +47,7 @@ type memLink struct {
 // NewNetwork returns a network without listeners.
 func NewNetwork() *Network {
 	return &Network{
+		Buffer:    memBufferBytes,
 		listeners: map[string]*memListener{},
 		silent:    map[string]chan struct{}{},
 		links:     map[*memLink]struct{}{},
@@ -120,7 +125,7 @@ type memListener struct {
 }
 
 func (l *memListener) connect(ctx context.Context) (net.Conn, error) {
-	k := &memLink{addr: l.addr, up: newMemPipe(), down: newMemPipe()}
+	k := &memLink{addr: l.addr, up: newMemPipe(l.n.Buffer), down: newMemPipe(l.n.Buffer)}
 	l.n.mu.Lock()
 	l.n.links[k] = struct{}{}
 	if l.n.silent[l.addr] != nil {
@@ -226,17 +231,18 @@ func (c *memConn) SetWriteDeadline(t time.Time) error {
 type memPipe struct {
 	mu            sync.Mutex
 	cond          sync.Cond // on any change below
-	ring          []byte    // [memBufferBytes], made by the first write
-	first, n      int       // the bytes under way
-	wclosed       bool      // no more writes; reads drain, then io.EOF
-	rclosed       bool      // no more reads
-	silent        bool      // nothing arrives
+	ring          []byte    // [size], made by the first write
+	size          int
+	first, n      int  // the bytes under way
+	wclosed       bool // no more writes; reads drain, then io.EOF
+	rclosed       bool // no more reads
+	silent        bool // nothing arrives
 	readDeadline  memDeadline
 	writeDeadline memDeadline
 }
 
-func newMemPipe() *memPipe {
-	p := &memPipe{}
+func newMemPipe(size int) *memPipe {
+	p := &memPipe{size: size}
 	p.cond.L = &p.mu
 	return p
 }
@@ -270,7 +276,7 @@ func (p *memPipe) write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ring == nil {
-		p.ring = make([]byte, memBufferBytes)
+		p.ring = make([]byte, p.size)
 	}
 	done := 0
 	for {
