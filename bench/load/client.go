@@ -35,6 +35,8 @@ type Target struct {
 	Header   http.Header
 	Insecure bool // no check of the server's certificate
 	KeepText bool // answers' texts are wanted
+
+	Dial func(ctx context.Context) (net.Conn, error) // instead of TCP to the URL's host; nil: that
 }
 
 // Client sends requests over its own HTTP/1.1 connections and reads streams.
@@ -111,8 +113,12 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 }
 
 func (c *Client) fresh(ctx context.Context) (*conn, error) {
-	d := net.Dialer{Timeout: dialTimeout}
-	raw, err := d.DialContext(ctx, "tcp", c.addr)
+	dial := c.target.Dial
+	if dial == nil {
+		d := net.Dialer{Timeout: dialTimeout}
+		dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", c.addr) }
+	}
+	raw, err := dial(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -48,6 +48,16 @@ func MetricNames() (names []string) {
 	return names
 }
 
+// MetricName is what the printed block calls a latency.
+func MetricName(key string) string {
+	for _, m := range metricTable {
+		if m.key == key {
+			return m.name
+		}
+	}
+	return key
+}
+
 // Stats are one latency's figures in milliseconds.
 type Stats struct {
 	Mean, Median, Std float64

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/bench"
 	"github.com/tandem-serving/tandem/bench/dataset"
 	"github.com/tandem-serving/tandem/bench/load"
+	"github.com/tandem-serving/tandem/bench/truth"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
 )
@@ -24,6 +26,8 @@ var benchmarks = []struct {
 		"tandem bench compare before.json after.json", benchCompare},
 	{"sweep", "[flags]", "Runs bench serve over rates and concurrencies and writes one HTML page with plots, a CSV and a JSON.",
 		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
+	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and writes down the truth, to check load testers.",
+		"tandem bench mock --port 9000 --gap 100ms", benchMock},
 }
 
 // runBench finds the benchmark; without a word its flags are those of serve.
@@ -91,4 +95,30 @@ func benchSweep(v *Invocation) error {
 	ctx, _, stop := process.Signals()
 	defer stop()
 	return bench.Sweep(ctx, &o, s, v.Out, v.ErrOut)
+}
+
+func benchMock(v *Invocation) error {
+	var p truth.Pace
+	port := v.Int("port", 8000, "port on loopback; 0: any")
+	v.DurationVar(&p.First, "first", 50*time.Millisecond, "from a request's arrival to its first token, at least")
+	v.DurationVar(&p.Spread, "spread", 200*time.Millisecond, "the first token comes up to this much later")
+	v.DurationVar(&p.Gap, "gap", 100*time.Millisecond, "between two tokens of a stream")
+	v.DurationVar(&p.Jitter, "jitter", 40*time.Millisecond, "each later token is up to this much late")
+	v.DurationVar(&p.StallAfter, "stall-after", 0, "after the first request, the stall begins")
+	v.DurationVar(&p.Stall, "stall", 0, "nothing leaves for so long; 0: no stall")
+	if _, err := v.Parse(0); err != nil {
+		return err
+	}
+	if p.First < 0 || p.Spread < 0 || p.Gap < 0 || p.Jitter < 0 || p.Stall < 0 || p.StallAfter < 0 {
+		return fmt.Errorf("%w: --first, --spread, --gap, --jitter, --stall, --stall-after: want no negative times", config.ErrValue)
+	}
+	l, err := process.Listen("127.0.0.1", *port, "port")
+	if err != nil {
+		return err
+	}
+	ctx, _, stop := process.Signals()
+	defer stop()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	fmt.Fprintf(v.Out, "http://%s\n", l.Addr())
+	return truth.NewMock(p, time.Now()).Serve(l)
 }

@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"bench/dataset": {},
 	"bench/load":    {},
 	"bench/report":  {"bench/load"},
+	"bench/truth":   {"bench", "bench/load", "bench/report", "engine/builtin"},
 
 	"kvtransfer":       {"kvtransfer/lease"},
 	"kvtransfer/lease": {},
@@ -60,7 +61,7 @@ var mayImport = map[string][]string{
 	"engine/tokenizer":   {},
 
 	"internal/cluster":       {"internal/rpc"}, // its in-memory network
-	"internal/command":       {"bench", "bench/dataset", "bench/load", "engine", "engine/backend/cpu", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},
+	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/truth", "engine", "engine/backend/cpu", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},
 	"internal/config":        {},
 	"internal/console":       {},
 	"internal/e2e":           {},
