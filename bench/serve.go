@@ -57,6 +57,9 @@ type Result struct {
 	Summary *report.Summary
 	Head    *report.Head
 	Self    load.Self
+	Record  *load.Record // with the requests in the order of Summary's
+
+	RequestID func(i int) string // of request i
 }
 
 // Serve runs bench serve: the report to out, progress and notes to errOut.
@@ -75,7 +78,7 @@ func Serve(ctx context.Context, o *Options, out, errOut io.Writer) (*Result, err
 	r.announce()
 	stopProbes := r.probes(ctx)
 	rec, err := r.client.Run(ctx, load.Plan{
-		At: r.at, Body: r.body, ID: func(i int) string { return r.IDPrefix + strconv.Itoa(i) }, MaxConcurrency: r.MaxConcurrency, Progress: r.progress(),
+		At: r.at, Body: r.body, ID: r.requestID, MaxConcurrency: r.MaxConcurrency, Progress: r.progress(),
 	})
 	probe := stopProbes()
 	r.endProgress()
@@ -84,6 +87,8 @@ func Serve(ctx context.Context, o *Options, out, errOut io.Writer) (*Result, err
 	}
 	return r.finish(rec, probe)
 }
+
+func (r *run) requestID(i int) string { return r.IDPrefix + strconv.Itoa(i) }
 
 // prepare checks everything and makes the requests.
 func (r *run) prepare(ctx context.Context) error {
@@ -301,7 +306,7 @@ func (r *run) finish(rec *load.Record, probe *report.Probe) (*Result, error) {
 		return nil, err
 	}
 	r.remarks(rec, s, guessed)
-	res := &Result{Summary: s, Self: rec.Self, Head: &report.Head{
+	res := &Result{Summary: s, Self: rec.Self, Record: rec, RequestID: r.requestID, Head: &report.Head{
 		Date: time.Now(), Backend: r.Backend, Label: r.Label, Model: r.model, Tokenizer: r.tokenizer, NumPrompts: len(r.requests), Metadata: r.meta,
 		Burstiness: r.Burstiness, Ramp: r.Ramp, RampStart: r.RampStart, RampEnd: r.RampEnd, Changes: r.changes, Start: rec.Start, Probe: probe,
 	}}

@@ -81,23 +81,15 @@ func NewClient(t Target) (*Client, error) {
 	return c, nil
 }
 
-// conn is one connection. Its Read notes when bytes came, which is the time of
-// every event in them.
+// conn is one connection. The time of an event is when its last bytes came.
 type conn struct {
 	net.Conn
-	at    time.Time
+	clock *Stamped
 	in    *bufio.Reader // of the connection
 	lines *bufio.Reader // of a response's body
 	long  []byte        // an event that is longer than the buffer
 	out   []byte
 	used  bool // it has answered before
-}
-
-// Read notes the time.
-func (c *conn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.at = time.Now()
-	return n, err
 }
 
 func (c *Client) dial(ctx context.Context) (*conn, error) {
@@ -122,10 +114,11 @@ func (c *Client) fresh(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	k := &conn{clock: NewStamped(raw)}
+	k.Conn = k.clock
 	if c.tls != nil {
-		raw = tls.Client(raw, c.tls)
+		k.Conn = tls.Client(k.clock, c.tls)
 	}
-	k := &conn{Conn: raw}
 	k.in, k.lines = bufio.NewReaderSize(k, bufferBytes), bufio.NewReaderSize(nil, bufferBytes)
 	return k, nil
 }
@@ -148,6 +141,7 @@ type Outcome struct {
 	First     time.Duration   // first chunk with text
 	Last      time.Duration   // last chunk
 	ITL       []time.Duration // gaps between chunks with text
+	Late      time.Duration   // longest that bytes waited here to be read; 0 where the kernel does not tell when they came
 	Prompt    int             // tokens as the server counts; -1: not told
 	Output    int             // same
 	Chunks    int             // chunks with text
@@ -172,8 +166,7 @@ var (
 // Do sends one request and reads its stream to the end; start is the run's.
 func (c *Client) Do(ctx context.Context, start time.Time, body []byte, id string, o *Outcome) {
 	o.Prompt, o.Output = -1, -1
-	sent := time.Now()
-	o.Sent = sent.Sub(start)
+	o.Sent = time.Since(start)
 	k, err := c.dial(ctx)
 	if err != nil {
 		o.Err = err
@@ -215,6 +208,7 @@ func (c *Client) exchange(ctx context.Context, k *conn, start time.Time, body []
 	}
 	k.out = fmt.Appendf(k.out, "Content-Length: %d\r\n\r\n", len(body))
 	k.out = append(k.out, body...)
+	o.Sent = time.Since(start) // with the connection there: reaching a server is not its answering
 	if _, err := k.Write(k.out); err != nil {
 		return false, err
 	}
@@ -253,11 +247,12 @@ func (c *Client) events(k *conn, start time.Time, o *Outcome) error {
 			continue
 		}
 		data = bytes.TrimSpace(data)
+		o.Late = max(o.Late, k.clock.late)
 		if bytes.Equal(data, []byte("[DONE]")) {
 			done = true
 			continue
 		}
-		if err := c.take(data, k.at.Sub(start), o); err != nil {
+		if err := c.take(data, k.clock.at.Sub(start), o); err != nil {
 			return err
 		}
 	}

@@ -105,7 +105,7 @@ func closing(s []byte) int {
 func number(data []byte) int {
 	n, i := 0, 0
 	for ; i < len(data) && data[i] >= '0' && data[i] <= '9'; i++ {
-		if n = n*10 + int(data[i]-'0'); n > 1<<40 {
+		if n = n*10 + int(data[i]-'0'); n > 1<<30 {
 			return -1
 		}
 	}

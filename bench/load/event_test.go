@@ -63,7 +63,7 @@ func FuzzEvents(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, stream string) {
 		c := &Client{keys: completionKeys, target: Target{KeepText: true}}
-		k := &conn{lines: bufio.NewReaderSize(strings.NewReader(stream), 16)}
+		k := &conn{clock: NewStamped(nil), lines: bufio.NewReaderSize(strings.NewReader(stream), 16)}
 		var o Outcome
 		err := c.events(k, time.Time{}, &o)
 		if err == nil && o.Chunks > 0 && len(o.ITL) != o.Chunks-1 {

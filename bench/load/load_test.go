@@ -6,94 +6,12 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 )
 
 func target(url string) Target {
 	return Target{URL: url + "/v1/completions", Header: http.Header{"X-Test": {"yes"}}, KeepText: true}
-}
-
-// The times of a run, and the figures made of them, are those that the server
-// knows: arrival and each token's send time, within 1 ms or 1 %. Where the machine
-// is busy they may be off by as much more as the client says that it was late.
-// Means and medians are held always, P99 in the long form, which adds 1000 streams.
-func TestTimesAreTheTruth(t *testing.T) {
-	sizes := []int{10, 100}
-	if os.Getenv("TANDEM_SOAK") != "" {
-		sizes = append(sizes, 1000)
-	}
-	for _, streams := range sizes {
-		m := newMock(t)
-		m.tokens, m.gap = 20, 20*time.Millisecond
-		if streams == 1000 {
-			m.gap = 100 * time.Millisecond
-		}
-		c, err := NewClient(target(m.url))
-		if err != nil {
-			t.Fatal(err)
-		}
-		at, _, err := Arrivals{Rate: min(float64(streams)*5, 500), Burstiness: 1, Seed: 7}.Times(streams)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rec, err := c.Run(context.Background(), Plan{At: at, Body: func(i int) []byte { return []byte(`{"id":` + itoa(i) + `}`) }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Close()
-		var dFirst, dLast, dGap, dArrive []float64
-		got, want := map[string][]float64{}, map[string][]float64{}
-		note := func(name string, seen, true1 time.Duration) {
-			got[name], want[name] = append(got[name], seen.Seconds()*1e3), append(want[name], true1.Seconds()*1e3)
-		}
-		for i := range rec.Outcomes {
-			o, truth := &rec.Outcomes[i], m.truth(i)
-			if o.Err != nil || o.Chunks != m.tokens || o.Output != m.tokens || o.Prompt != 7 || len(o.ITL) != m.tokens-1 {
-				t.Fatalf("%d streams, request %d: %+v", streams, i, o)
-			}
-			if got := o.Decoded(); got != strings.Repeat("tok\"en ", m.tokens) {
-				t.Fatalf("text %q", got)
-			}
-			off := func(d time.Duration, want time.Time) float64 {
-				return math.Abs(float64(rec.Start.Add(d).Sub(want))) / float64(time.Millisecond)
-			}
-			dArrive = append(dArrive, off(o.Sent, truth.arrived))
-			dFirst = append(dFirst, off(o.First, truth.sent[0]))
-			dLast = append(dLast, off(o.Last, truth.sent[m.tokens-1]))
-			lastSent := truth.sent[m.tokens-1]
-			note("TTFT", o.TTFT(), truth.sent[0].Sub(truth.arrived))
-			note("E2EL", o.Latency(), lastSent.Sub(truth.arrived))
-			note("TPOT", (o.Latency()-o.TTFT())/time.Duration(m.tokens-1), lastSent.Sub(truth.sent[0])/time.Duration(m.tokens-1))
-			for j, g := range o.ITL {
-				note("ITL", g, truth.sent[j+1].Sub(truth.sent[j]))
-				dGap = append(dGap, math.Abs(float64(g-truth.sent[j+1].Sub(truth.sent[j])))/float64(time.Millisecond))
-			}
-		}
-		lag := rec.Self.Lag.Seconds() * 1e3
-		for name, d := range map[string][]float64{"arrival": dArrive, "first token": dFirst, "last token": dLast, "gap": dGap} {
-			if m := middle(d); m > 1+lag {
-				t.Errorf("%d streams: %s is off by %.3f ms in the median", streams, name, m)
-			}
-		}
-		for name := range got {
-			slices.Sort(got[name])
-			slices.Sort(want[name])
-			figures := map[string]func([]float64) float64{"mean": average, "median": middle}
-			if os.Getenv("TANDEM_SOAK") != "" { // the tail is that of a machine with nothing else to do
-				figures["P99"] = func(v []float64) float64 { return v[len(v)*99/100] }
-			}
-			for figure, of := range figures {
-				if g, w := of(got[name]), of(want[name]); math.Abs(g-w) > max(1, w/100)+lag {
-					t.Errorf("%d streams: %s %s is %.3f ms, in truth %.3f ms", streams, figure, name, g, w)
-				}
-			}
-		}
-		t.Logf("%d streams: medians off: arrival %.3f, first %.3f, last %.3f, gap %.3f ms; %+v", streams, middle(dArrive), middle(dFirst), middle(dLast), middle(dGap), rec.Self)
-	}
 }
 
 // A server that stalls is seen from the scheduled arrivals although

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -13,18 +12,6 @@ import (
 )
 
 func itoa(i int) string { return strconv.Itoa(i) }
-
-func middle(v []float64) float64 {
-	slices.Sort(v)
-	return v[len(v)/2]
-}
-
-func average(v []float64) (mean float64) {
-	for _, x := range v {
-		mean += x / float64(len(v))
-	}
-	return mean
-}
 
 // mock is a server that writes down when a request came and each token left.
 type mock struct {
@@ -109,7 +96,9 @@ func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, mockChunk)
 		w.(http.Flusher).Flush()
 		m.hold.RUnlock()
+		m.mu.Lock()
 		tr.sent = append(tr.sent, at)
+		m.mu.Unlock()
 	}
 	fmt.Fprintf(w, `data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}`+"\n\ndata: [DONE]\n\n", m.tokens)
 }

@@ -27,6 +27,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/tandem-serving/tandem/bench/load"
 )
 
 // Bounds of the mock.
@@ -61,6 +63,7 @@ type Mock struct {
 
 	mu      sync.Mutex
 	streams []*Stream
+	ended   int           // of them
 	first   time.Duration // arrival of the first request
 }
 
@@ -81,7 +84,7 @@ func (m *Mock) Streams() []*Stream {
 func (m *Mock) Forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.streams = nil
+	m.streams, m.ended = nil, 0
 }
 
 // Serve answers connections until l is closed.
@@ -101,12 +104,13 @@ func (m *Mock) Serve(l net.Listener) error {
 // Conn answers the requests of one connection, one after the other.
 func (m *Mock) Conn(c net.Conn) {
 	defer c.Close()
-	in := bufio.NewReader(c)
+	clock := load.NewStamped(c)
+	in := bufio.NewReader(clock)
 	for {
 		if _, err := in.Peek(1); err != nil {
 			return // closed, or idle for good
 		}
-		came := time.Since(m.start)
+		came := clock.At().Sub(m.start)
 		r, err := http.ReadRequest(in)
 		if err != nil {
 			return
@@ -134,6 +138,11 @@ func (m *Mock) answer(c net.Conn, r *http.Request, came time.Duration) error {
 			return err
 		}
 		return plain(c, 200, string(data))
+	case "GET /truth/count":
+		m.mu.Lock()
+		body := fmt.Sprintf(`{"began":%d,"ended":%d}`, len(m.streams), m.ended)
+		m.mu.Unlock()
+		return plain(c, 200, body)
 	case "GET /truth/start":
 		return plain(c, 200, strconv.FormatInt(m.start.UnixNano(), 10))
 	case "POST /truth/forget":
@@ -235,6 +244,9 @@ func (m *Mock) stream(c net.Conn, r *http.Request, body []byte, came time.Durati
 	}
 	out = event(out, fmt.Sprintf(usageEvent, object, s.Prompt, s.Prompt+n, n))
 	out = append(event(out, "[DONE]"), "0\r\n\r\n"...)
+	m.mu.Lock()
+	m.ended++
+	m.mu.Unlock()
 	_, err := c.Write(out)
 	return err
 }

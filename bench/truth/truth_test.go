@@ -58,13 +58,14 @@ func bubble(t *testing.T, p Pace, a load.Arrivals, n, output, concurrency int) (
 func TestFiguresAreTheTruth(t *testing.T) {
 	for _, c := range []struct{ streams, concurrency int }{{10, 0}, {10, 10}, {100, 0}, {100, 100}, {1000, 1000}} {
 		synctest.Test(t, func(t *testing.T) {
-			got, truth := bubble(t, pace, load.Arrivals{Rate: float64(c.streams) / 2, Burstiness: 1, Seed: 3}, 2*c.streams, 30, c.concurrency)
+			const tokens = 20
+			got, truth := bubble(t, pace, load.Arrivals{Rate: float64(c.streams), Burstiness: 1, Seed: 3}, 2*c.streams, tokens, c.concurrency)
 			for _, r := range Compare(got, truth, 0) {
 				if math.Abs(r.Got-r.Truth) > 1e-9*math.Abs(r.Truth) {
 					t.Errorf("%d streams, at most %d: %s is %v, in truth %v", c.streams, c.concurrency, r.Name, r.Got, r.Truth)
 				}
 			}
-			if got.Completed != 2*c.streams || got.Output != 60*c.streams || got.Stats["ttft"].Std < 40 || got.Stats["itl"].Std < 10 || c.concurrency == 0 && got.PeakConcurrent < c.streams {
+			if got.Completed != 2*c.streams || got.Output != 2*tokens*c.streams || got.Stats["ttft"].Std < 40 || got.Stats["itl"].Std < 10 || c.concurrency == 0 && got.PeakConcurrent < c.streams {
 				t.Errorf("the load is not what it should be: %+v", got.Stats)
 			}
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -28,6 +29,8 @@ var benchmarks = []struct {
 		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
 	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and writes down the truth, to check load testers.",
 		"tandem bench mock --port 9000 --gap 100ms", benchMock},
+	{"truth", "[flags]", "Holds bench serve, and guidellm if it is there, against a mock that knows the truth.",
+		"tandem bench truth --streams 10,100,1000", benchTruth},
 }
 
 // runBench finds the benchmark; without a word its flags are those of serve.
@@ -121,4 +124,23 @@ func benchMock(v *Invocation) error {
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	fmt.Fprintf(v.Out, "http://%s\n", l.Addr())
 	return truth.NewMock(p, time.Now()).Serve(l)
+}
+
+func benchTruth(v *Invocation) error {
+	var o truth.Options
+	v.IntSliceVar(&o.Streams, "streams", []int{10, 100, 1000}, "streams of ten tokens a second at the same time, one run each")
+	v.Float64Var(&o.MaxCores, "max-cores", 0.5, "CPU that the client may use in each run; 0: any")
+	v.DurationVar(&o.Stall, "stall", 2*time.Second, "length of the stall in the runs with one")
+	v.StringVar(&o.Guidellm, "guidellm", "", "guidellm's program: loads the same mock with it and compares")
+	if _, err := v.Parse(0); err != nil {
+		return err
+	}
+	var err error
+	if o.Binary, err = os.Executable(); err != nil {
+		return err
+	}
+	o.Out, o.ErrOut = v.Out, v.ErrOut
+	ctx, _, stop := process.Signals()
+	defer stop()
+	return truth.Check(ctx, o)
 }
