@@ -97,6 +97,7 @@ type Node struct {
 	link    atomic.Pointer[link] // nil: not connected
 	breaker *gobreaker.CircuitBreaker[*link]
 	stalled atomic.Bool        // it has work and makes no steps
+	quiet   atomic.Bool        // it misses heartbeats
 	pulse   pulse              // owned by the keeper
 	stop    context.CancelFunc // ends the keeper; nil for prefill nodes
 }

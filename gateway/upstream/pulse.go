@@ -11,12 +11,20 @@ import (
 type pulse struct {
 	beats, steps uint64    // of the last heartbeat looked at
 	moved        time.Time // when steps last grew, or there was nothing to do
+	heard        time.Time // when the last heartbeat came
 }
+
+// quietAfter: a node that misses heartbeats for so long gets new requests only
+// when no other is left. Its streams stay until its connection is given up.
+const quietAfter = 2 * time.Second
 
 // beat takes what is known at now; it returns how long the node has had work and
 // made no step. beats is 0 before a connection's first heartbeat.
 func (p *pulse) beat(now time.Time, beats, steps uint64, busy bool) time.Duration {
 	news := beats != p.beats
+	if beats == 0 || news {
+		p.heard = now
+	}
 	if beats == 0 || p.moved.IsZero() || news && (steps != p.steps || !busy) {
 		p.moved = now
 	}
@@ -44,6 +52,7 @@ func (n *Node) watch(ctx context.Context, l *link) bool {
 			l.mu.Unlock()
 			before := n.pulse.steps
 			still := n.pulse.beat(now, beats, steps, busy)
+			n.quiet.Store(now.Sub(n.pulse.heard) >= quietAfter)
 			if beats > 0 && (steps != before || !busy) {
 				n.stalled.Store(false)
 			}

@@ -21,7 +21,9 @@ func (s *Snapshot) View(fingerprint uint64, avoid []*Node) route.View {
 		v.Prefill[i] = route.State{Usable: n.serves(fingerprint), Load: int(n.InFlight.Load())}
 	}
 	for _, allowed := range [...]func(*Node) bool{
-		func(n *Node) bool { return n.connected() && !n.stalled.Load() && !slices.Contains(avoid, n) },
+		func(n *Node) bool {
+			return n.connected() && !n.stalled.Load() && !n.quiet.Load() && !slices.Contains(avoid, n)
+		},
 		func(n *Node) bool { return n.breaker.State() != gobreaker.StateOpen && !slices.Contains(avoid, n) },
 		func(n *Node) bool { return n.connected() && !n.stalled.Load() },
 		func(n *Node) bool { return !slices.Contains(avoid, n) },
