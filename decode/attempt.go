@@ -85,17 +85,23 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		stop = append(stop, g.EosTokenIds...)
 	}
 	s := g.GetSampling()
-	return &engine.Request{
+	r := &engine.Request{
 		Root: kvcache.Hash(g.PrefixRoot), Prompt: g.Prompt, Output: g.Output,
 		Sampling: engine.Sampling{
 			Seed: s.GetSeed(), Choice: s.GetChoice(),
 			Temperature: s.GetTemperature(), TopP: s.GetTopP(), TopK: s.GetTopK(), MinP: s.GetMinP(),
 		},
-		Rules: rules(s, stop), LogProbs: g.Logprobs, TopLogProbs: int(g.TopLogprobs),
+		Rules: rules(s, stop), LogProbs: g.Logprobs, TopLogProbs: int(g.TopLogprobs), LogProbTokens: g.LogprobTokenIds,
 		MaxTokens: int(g.MaxTokens), Stop: stop, Priority: int(g.Priority),
 		Hold: len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
 		Emit: func(t engine.Token) { n.emit(a, t) },
 	}
+	if g.PromptLogprobs != nil {
+		r.Hold = false // what each position says of the next is not in the KV that a prefill node sends
+		r.TopPromptLogProbs = int(g.GetPromptLogprobs())
+		r.EmitPrompt = func(first int, probs []engine.LogProbs) { n.emitPrompt(a, first, probs) }
+	}
+	return r
 }
 
 // rules is what a Generate asks of its logits. Its output so far, of earlier
@@ -135,10 +141,7 @@ func (n *Node) emit(a *attempt, t engine.Token) {
 	if t.LogProbs != nil {
 		gw.logProbs = append(gw.logProbs, logProbs(a, t))
 	}
-	if !gw.dirty {
-		gw.dirty = true
-		n.dirty = append(n.dirty, gw)
-	}
+	n.soil(gw)
 	switch t.Finish {
 	case engine.FinishStop:
 		n.count.FinishedStop++
@@ -150,6 +153,25 @@ func (n *Node) emit(a *attempt, t engine.Token) {
 	n.forget(a, nil)
 }
 
+// emitPrompt files what a step tells of an attempt's prompt.
+func (n *Node) emitPrompt(a *attempt, first int, probs []engine.LogProbs) {
+	m := promptLogProbs(a, first, probs)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if gw := n.gateways[a.key.conn]; gw != nil && !a.ended {
+		gw.prompts = append(gw.prompts, promptProbs{a, m})
+		n.soil(gw)
+	}
+}
+
+// soil has the next Flush send something to a gateway. n.mu is held.
+func (n *Node) soil(gw *gateway) {
+	if !gw.dirty {
+		gw.dirty = true
+		n.dirty = append(n.dirty, gw)
+	}
+}
+
 // Flush sends one frame per gateway with the tokens of the step that has just
 // ended. It is the engine's OnStep. A gateway whose outbox is full loses these
 // streams and no others; it may start them again elsewhere.
@@ -158,6 +180,7 @@ func (n *Node) Flush() {
 	defer n.mu.Unlock()
 	for i, gw := range n.dirty {
 		n.payEnds(gw)
+		n.sendPrompts(gw)
 		tokens, probs := gw.tokens, gw.logProbs
 		gw.tokens, gw.logProbs, gw.dirty = gw.tokens[:0], nil, false
 		n.dirty[i] = nil
@@ -173,6 +196,18 @@ func (n *Node) Flush() {
 		}
 	}
 	n.dirty = n.dirty[:0]
+}
+
+// sendPrompts sends what the step told of prompts. n.mu is held.
+func (n *Node) sendPrompts(gw *gateway) {
+	prompts := gw.prompts
+	gw.prompts = nil
+	for _, p := range prompts {
+		err := gw.conn.Send(rpc.FramePromptProbs, p.a.key.stream, p.m)
+		if err != nil && !errors.Is(err, rpc.ErrClosed) {
+			n.dropStreams(gw, []rpc.Token{{Stream: p.a.key.stream, Attempt: p.a.number}}, fmt.Errorf("log-probabilities of a prompt could not be queued for the gateway: %w", err))
+		}
+	}
 }
 
 // dropStreams ends the streams whose tokens were lost, those that had their
@@ -216,6 +251,7 @@ func (n *Node) endLocked(a *attempt, cause error, tell bool) {
 	gw := n.gateways[a.key.conn]
 	if gw != nil { // nothing of a stream follows its End
 		gw.tokens = slices.DeleteFunc(gw.tokens, func(t rpc.Token) bool { return t.Stream == a.key.stream })
+		gw.prompts = slices.DeleteFunc(gw.prompts, func(p promptProbs) bool { return p.a == a })
 	}
 	if !tell {
 		n.count.FinishedAbort++
@@ -290,4 +326,18 @@ func logProbs(a *attempt, t engine.Token) *nodepb.TokenLogProbs {
 		p.TopLogprobs = append(p.TopLogprobs, top.LogProb)
 	}
 	return p
+}
+
+// promptLogProbs is a run of a prompt's tokens, for the frame.
+func promptLogProbs(a *attempt, first int, probs []engine.LogProbs) *nodepb.PromptLogProbs {
+	m := &nodepb.PromptLogProbs{Attempt: a.number, First: uint32(first)}
+	for i := range probs {
+		m.Logprobs = append(m.Logprobs, probs[i].LogProb)
+		m.Ranks = append(m.Ranks, uint32(probs[i].Rank))
+		for _, top := range probs[i].Top {
+			m.TopTokens = append(m.TopTokens, top.Token)
+			m.TopLogprobs = append(m.TopLogprobs, top.LogProb)
+		}
+	}
+	return m
 }

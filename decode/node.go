@@ -138,8 +138,15 @@ type gateway struct {
 	tokens []rpc.Token // of the running step
 	// logProbs of those tokens, for the streams that asked.
 	logProbs []*nodepb.TokenLogProbs
-	dirty    bool   // is in Node.dirty
-	owed     []owed // Ends that its full outbox did not take, oldest first
+	prompts  []promptProbs // of the running step
+	dirty    bool          // is in Node.dirty
+	owed     []owed        // Ends that its full outbox did not take, oldest first
+}
+
+// promptProbs is what a step tells of an attempt's prompt.
+type promptProbs struct {
+	a *attempt
+	m *nodepb.PromptLogProbs
 }
 
 // owed is the End of one stream.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -58,6 +59,11 @@ func (m *model) checkControls(r *openai.Request) *openai.Error {
 			return openai.BadRequest("allowed_token_ids", "allowed_token_ids names token %d; the vocabulary has %d", t, vocab)
 		}
 	}
+	for _, t := range r.LogprobTokens {
+		if t >= vocab {
+			return openai.BadRequest("logprob_token_ids", "logprob_token_ids names token %d; the vocabulary has %d", t, vocab)
+		}
+	}
 	if len(r.BadWords) > 0 && m.text == nil {
 		return openai.BadRequest("bad_words", "model %q has no tokenizer to write bad_words with", m.name)
 	}
@@ -65,22 +71,35 @@ func (m *model) checkControls(r *openai.Request) *openai.Error {
 }
 
 // prob is one token's log-probabilities as the client sees them.
-func (m *model) prob(c *choice, id int32, p *nodepb.TokenLogProbs) openai.TokenProb {
-	t := m.tokenProb(id, p.Logprob)
+func (m *model) prob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenProb {
+	t := m.tokenProb(id, p.Logprob, asIDs)
 	t.Offset = c.textEnd
-	c.textEnd += len(t.Text)
+	c.textEnd += len(m.tokenText(id))
 	for i, top := range p.TopTokens {
 		if i < len(p.TopLogprobs) {
-			t.Top = append(t.Top, m.tokenProb(top, p.TopLogprobs[i]))
+			t.Top = append(t.Top, m.tokenProb(top, p.TopLogprobs[i], asIDs))
 		}
 	}
 	return t
 }
 
-func (m *model) tokenProb(id int32, logProb float32) openai.TokenProb {
-	if m.text == nil {
-		text := bareToken(id)
+// tokenProb tells of a token by its text, or by its id, which tells tokens of one
+// text apart.
+func (m *model) tokenProb(id int32, logProb float32, asID bool) openai.TokenProb {
+	if asID || m.text == nil {
+		text := m.tokenText(id)
+		if asID {
+			text = "token_id:" + strconv.Itoa(int(id))
+		}
 		return openai.TokenProb{Text: text, Bytes: []byte(text), LogProb: logProb}
 	}
-	return openai.TokenProb{Text: m.text.decode([]int32{id}, false), Bytes: m.text.tok.TokenBytes(id), LogProb: logProb}
+	return openai.TokenProb{Text: m.tokenText(id), Bytes: m.text.tok.TokenBytes(id), LogProb: logProb}
+}
+
+// tokenText is the text of a token by itself.
+func (m *model) tokenText(id int32) string {
+	if m.text == nil {
+		return bareToken(id)
+	}
+	return m.text.decode([]int32{id}, false)
 }

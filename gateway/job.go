@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -48,6 +49,8 @@ type choice struct {
 	output   []int32            // every token taken so far
 	body     []byte             // text so far; whole responses only
 	probs    []openai.TokenProb // of tokens not sent yet, or of all; nil: not asked for
+	pending  []byte             // text not sent yet, where events wait for several tokens
+	sent     int                // tokens of output that events have brought
 	textEnd  int                // bytes of token texts so far, for their offsets
 	finish   openai.Finish
 	done     bool
@@ -142,11 +145,15 @@ func (j *job) attempt(c *choice) *openai.Error {
 func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapshot) {
 	fleet := j.g.fleet.Now()
 	view := fleet.View(j.model.fingerprint, c.tried)
+	remote := max(1, j.g.o.MinRemotePrefillTokens)
+	if _, scored := j.scores(c); scored {
+		remote = math.MaxInt // KV from elsewhere does not tell what its tokens' logits were
+	}
 	d := fleet.Table.Pick(route.Request{
 		Key: c.prompt.key,
 		// The last prompt token is decode's own.
 		Uncached:  len(c.prompt.tokens) + len(c.output) - 1,
-		MinRemote: max(1, j.g.o.MinRemotePrefillTokens),
+		MinRemote: remote,
 		Held: func(decode int) int {
 			return j.model.blockTokens * j.g.blocks.Held(fleet.Decode[decode].Member().ID, c.prompt.hashes)
 		},
@@ -180,6 +187,13 @@ func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *no
 		EosTokenIds:  j.model.bundle.EosTokenIds,
 		Logprobs:     j.req.Logprobs,
 		TopLogprobs:  uint32(j.req.TopLogprobs),
+
+		LogprobTokenIds: j.req.LogprobTokens,
+	}
+	if n, scored := j.scores(c); scored {
+		// An attempt before this one may have told of a part.
+		c.prompt.probs = openai.PromptProbs{Tokens: c.prompt.tokens}
+		m.PromptLogprobs = &n
 	}
 	for _, p := range d.Prefill {
 		m.Prefill = append(m.Prefill, fleet.Prefill[p].Name)
@@ -290,6 +304,8 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 		c.taken()
 		j.g.meters.actual.Add(float64(e.Cached))
 		c.prompt.cached = max(c.prompt.cached, min(int(e.Cached), len(c.prompt.tokens)))
+	case upstream.Scored:
+		c.prompt.scored(e.Prompt)
 	case upstream.Token:
 		return j.token(c, e, at)
 	case upstream.Failed:
@@ -313,9 +329,12 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 				return fault
 			}
 		}
+		if j.req.MaxTokens == 0 {
+			return j.echoed(c)
+		}
 		c.output = append(c.output, e.Token)
 		if e.Probs != nil {
-			c.probs = append(c.probs, j.model.prob(c, e.Token, e.Probs))
+			c.probs = append(c.probs, j.model.prob(c, e.Token, e.Probs, j.req.TokensAsIDs))
 		}
 		if !j.hidden(e) {
 			piece, hit = c.push(e.Token)
@@ -397,33 +416,6 @@ func (j *job) measure(c *choice, at time.Time) {
 	c.lastTok = at
 }
 
-// emit hands on a choice's text and, when it is done, its finish.
-func (j *job) emit(c *choice, piece string) {
-	if !j.req.Stream {
-		c.body = append(c.body, piece...)
-		return
-	}
-	if piece == "" && len(c.probs) == 0 && !c.done && !j.req.ContinuousUsage {
-		return
-	}
-	var u *openai.Usage
-	if j.req.ContinuousUsage {
-		now := j.usage()
-		u = &now
-	}
-	if !c.roleSent {
-		c.roleSent = true
-		j.buf = j.answer.AppendRole(j.buf, c.index, u)
-		if j.req.Echo {
-			piece = c.prompt.text + piece
-		}
-	}
-	j.buf = j.answer.AppendDelta(j.buf, c.index, piece, c.probs, c.finish, u)
-	if c.probs != nil {
-		c.probs = c.probs[:0]
-	}
-}
-
 // usage counts the request's tokens so far.
 func (j *job) usage() openai.Usage {
 	var u openai.Usage
@@ -471,18 +463,6 @@ func (j *job) runWhole() *openai.Error {
 		}
 	}
 	return nil
-}
-
-func (j *job) response() []byte {
-	out := make([]openai.Choice, len(j.choices))
-	for i := range j.choices {
-		c := &j.choices[i]
-		if j.req.Echo {
-			c.body = append([]byte(c.prompt.text), c.body...)
-		}
-		out[i] = openai.Choice{Text: c.body, Probs: c.probs, Finish: c.finish}
-	}
-	return j.answer.AppendResponse(nil, out, j.usage())
 }
 
 // close ends the request: attempts that still run are cancelled and the

@@ -111,6 +111,11 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 		if m.text != nil {
 			c.text = m.text.output(req)
 		}
+		if j.echoProbs() { // the answer's tokens stand behind the prompt's
+			for _, id := range c.prompt.tokens {
+				c.textEnd += len(m.tokenText(id))
+			}
+		}
 	}
 	j.live = len(j.choices)
 	j.in = upstream.NewInbox(g.o.StreamTokens * len(j.choices))
@@ -123,9 +128,11 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 
 // prompt is one prompt of a request, shared by its n choices.
 type prompt struct {
-	text      string // for echo
+	text      string // that was tokenized; for prompts that came as tokens only where it is told
+	echo      string // what an answer begins with, with echo
 	tokens    []int32
-	maxTokens int // of each answer
+	probs     openai.PromptProbs // as far as they have come; empty: not asked for
+	maxTokens int                // of each answer
 	key       kvcache.Hash
 	hashes    []kvcache.Hash // of its full blocks
 	cached    int            // tokens that a decode node found in its cache, at most
@@ -151,13 +158,14 @@ func (m *model) prompts(req *openai.Request) ([]prompt, *openai.Error) {
 		case in.Tokens == nil:
 			p.text = in.Text
 			p.tokens = m.text.tokens(in.Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
-		case req.Echo && m.text != nil:
+		case (req.Echo || req.PromptText) && m.text != nil:
 			p.text = m.text.decode(in.Tokens, req.SkipSpecial)
-		case req.Echo:
+		case req.Echo || req.PromptText:
 			for _, id := range in.Tokens {
 				p.text += bareToken(id)
 			}
 		}
+		p.echo = p.text
 		out = append(out, p)
 	}
 	if m.text == nil && len(req.Stop) > 0 {
@@ -168,6 +176,7 @@ func (m *model) prompts(req *openai.Request) ([]prompt, *openai.Error) {
 	}
 	root := m.root(req.CacheSalt)
 	for i := range out {
+		m.truncate(&out[i], req)
 		if fault := m.fit(&out[i], req, param); fault != nil {
 			return nil, fault
 		}
@@ -189,7 +198,37 @@ func (m *model) chat(req *openai.Request) (prompt, *openai.Error) {
 	if fault != nil {
 		return prompt{}, fault
 	}
-	return prompt{tokens: m.text.tokens(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens)}, nil
+	p := prompt{text: text, tokens: m.text.tokens(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens)}
+	if req.Echo {
+		p.echo = openai.LastWords(req.Messages, "assistant")
+	}
+	return p, nil
+}
+
+// truncate shortens the prompt to what the request keeps of it.
+func (m *model) truncate(p *prompt, req *openai.Request) {
+	keep := req.Truncate
+	if keep < 0 {
+		if m.bundle.MaxModelLen == 0 {
+			return
+		}
+		keep = max(1, int(m.bundle.MaxModelLen)-max(1, req.MaxTokens))
+	}
+	n := len(p.tokens)
+	if keep == 0 || n <= keep {
+		return
+	}
+	if req.TruncateEnd {
+		p.tokens = p.tokens[:keep]
+	} else {
+		p.tokens = p.tokens[n-keep:]
+	}
+	if m.text != nil && (req.Echo || req.PromptText) { // what was kept is what is told
+		p.text = m.text.decode(p.tokens, false)
+		if req.Endpoint == openai.Completions {
+			p.echo = p.text
+		}
+	}
 }
 
 // fit checks the prompt against vocabulary and context and settles max_tokens.
@@ -209,8 +248,8 @@ func (m *model) fit(p *prompt, req *openai.Request, param string) *openai.Error 
 	case req.MaxTokens > 0 && most > 0 && req.MaxTokens > room:
 		return openai.BadRequest("max_tokens", "the prompt has %d tokens and max_tokens is %d, together more than the model's context of %d tokens: shorten one of them",
 			nTokens, req.MaxTokens, most)
-	case req.MaxTokens > 0:
-		p.maxTokens = req.MaxTokens
+	case req.MaxTokens >= 0:
+		p.maxTokens = max(1, req.MaxTokens) // one stands for the prompt's end
 	case req.Endpoint == openai.Completions && most > 0:
 		p.maxTokens = min(completionsMaxTokens, room)
 	case most > 0:

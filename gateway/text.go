@@ -66,23 +66,42 @@ func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
 	for _, m := range in.Messages {
 		parseArguments(m)
 	}
-	if r.TemplateArgs != nil {
-		args, err := render.FromJSON(r.TemplateArgs)
-		if err != nil {
-			return "", openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", clip(err.Error(), 500))
-		}
-		d := args.(*render.Dict) // Parse has seen an object
-		in.Kwargs = make(map[string]render.Value, d.Len())
-		for i := range d.Len() {
-			name, v := d.At(i)
-			in.Kwargs[name.(string)] = v
-		}
+	var fault *openai.Error
+	if in.Kwargs, fault = variables(r); fault != nil {
+		return "", fault
 	}
 	text, err := t.chat.Render(in)
 	if err != nil {
 		return "", templateFault(err)
 	}
 	return text, nil
+}
+
+// variables are what a request gives its template by name.
+func variables(r *openai.Request) (map[string]render.Value, *openai.Error) {
+	vars := map[string]render.Value{}
+	if r.ReasoningEffort != "" {
+		vars["reasoning_effort"] = r.ReasoningEffort
+	}
+	if r.Documents != nil {
+		list, err := render.FromJSON(r.Documents)
+		if err != nil {
+			return nil, openai.BadRequest("documents", "documents: %s", clip(err.Error(), 500))
+		}
+		vars["documents"] = list
+	}
+	if r.TemplateArgs != nil {
+		args, err := render.FromJSON(r.TemplateArgs)
+		if err != nil {
+			return nil, openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", clip(err.Error(), 500))
+		}
+		d := args.(*render.Dict) // Parse has seen an object
+		for i := range d.Len() {
+			name, v := d.At(i)
+			vars[name.(string)] = v
+		}
+	}
+	return vars, nil
 }
 
 // parseArguments turns the arguments of a message's tool calls, which the API

@@ -9,21 +9,23 @@ import (
 // Kind says what an Event tells.
 type Kind uint8
 
-// Kinds of events. The last two end their stream; so does a Token with a Finish.
+// Kinds of events. Failed and Overflow end their stream; so does a Token with a Finish.
 const (
 	Accepted Kind = iota + 1 // the node has queued the attempt
 	Token                    // the next token, the end, or both
 	Failed                   // the attempt is over without a finish: Err says why
+	Scored                   // log-probabilities of the prompt's next tokens
 	Overflow                 // the reader was too slow: the attempt was cancelled
 )
 
 // Event is something that happened to one choice's attempt.
 type Event struct {
-	Err     error                 // Failed
-	Probs   *nodepb.TokenLogProbs // Token: when they were asked for
-	Choice  int32                 // as given to Generate
-	Token   int32                 // Token: the id, -1 for an end without one
-	Cached  uint32                // Accepted: tokens of the prompt found in the node's cache
+	Err     error                  // Failed
+	Probs   *nodepb.TokenLogProbs  // Token: when they were asked for
+	Prompt  *nodepb.PromptLogProbs // Scored
+	Choice  int32                  // as given to Generate
+	Token   int32                  // Token: the id, -1 for an end without one
+	Cached  uint32                 // Accepted: tokens of the prompt found in the node's cache
 	Attempt uint32
 	Kind    Kind
 	Finish  uint8 // Token: nodepb.FinishReason, 0 when the stream goes on

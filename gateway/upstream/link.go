@@ -61,6 +61,9 @@ type Stream struct {
 	choice  int32
 	attempt uint32
 	next    uint32 // position of the next token; guarded by l.mu
+	// scored is the position of the prompt's next token to be told about, prompt
+	// where that ends; equal where nothing is, or was asked for. Guarded by l.mu.
+	scored, prompt uint32
 	// probs are those of tokens that the next Tokens frame brings; guarded by l.mu.
 	probs []*nodepb.TokenLogProbs
 }
@@ -68,7 +71,10 @@ type Stream struct {
 // open registers the stream before the node can answer, then sends the request.
 func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, error) {
 	s := &Stream{l: l, in: in, id: l.conn.NewStream(), choice: choice, attempt: req.Attempt,
-		next: uint32(len(req.Prompt) + len(req.Output))}
+		next: uint32(len(req.Prompt) + len(req.Output)), prompt: uint32(len(req.Prompt)), scored: uint32(len(req.Prompt))}
+	if req.PromptLogprobs != nil {
+		s.scored = min(1, s.prompt)
+	}
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -119,11 +125,9 @@ func (l *link) take(t rpc.Token) {
 		return
 	}
 	if t.ID >= 0 {
-		if t.Position != s.next {
-			delete(l.streams, s.id)
-			l.cancel(s.id, "token out of order")
-			s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt,
-				Err: fmt.Errorf("%w: position %d, expected %d, from %s", ErrPosition, t.Position, s.next, l.conn.RemoteAddr())})
+		if t.Position != s.next || s.scored != s.prompt {
+			l.disorder(s, fmt.Errorf("%w: position %d, expected %d (of the prompt %d of %d), from %s",
+				ErrPosition, t.Position, s.next, s.scored, s.prompt, l.conn.RemoteAddr()))
 			return
 		}
 		s.next++
@@ -138,8 +142,29 @@ func (l *link) take(t rpc.Token) {
 	}
 }
 
-// maxProbs bounds the log-probabilities that wait for their tokens: a step's.
-const maxProbs = 16
+// disorder ends a stream whose node does not keep its tokens in order.
+func (l *link) disorder(s *Stream, err error) {
+	delete(l.streams, s.id)
+	l.cancel(s.id, "token out of order")
+	s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: err})
+}
+
+// score delivers log-probabilities of the prompt; the caller holds l.mu.
+func (l *link) score(s *Stream, m *nodepb.PromptLogProbs) {
+	n := len(m.Logprobs)
+	if m.First != s.scored || n == 0 || n > int(s.prompt-s.scored) || len(m.Ranks) != n ||
+		len(m.TopTokens)%n != 0 || len(m.TopLogprobs) != len(m.TopTokens) {
+		l.disorder(s, fmt.Errorf("%w: %d log-probabilities, %d ranks and %d and %d of best tokens from %d on, expected %d to %d, from %s",
+			ErrPosition, n, len(m.Ranks), len(m.TopTokens), len(m.TopLogprobs), m.First, s.scored, s.prompt, l.conn.RemoteAddr()))
+		return
+	}
+	s.scored += uint32(n)
+	s.in.push(Event{Kind: Scored, Choice: s.choice, Attempt: s.attempt, Prompt: m})
+}
+
+// maxProbs bounds the log-probabilities that wait for their tokens: a step's,
+// which are the token after the last one and after each guess.
+const maxProbs = 1 + 16
 
 // keepProbs files a token's log-probabilities until the token comes, which is
 // with the next frame.
@@ -149,17 +174,20 @@ func (s *Stream) keepProbs(p *nodepb.TokenLogProbs) {
 	}
 }
 
-// takeProbs returns those of a position.
+// takeProbs returns those of a position, and keeps those of later ones.
 func (s *Stream) takeProbs(position uint32) (found *nodepb.TokenLogProbs) {
 	if len(s.probs) == 0 {
 		return nil
 	}
+	later := s.probs[:0]
 	for _, p := range s.probs {
 		if p.Position == position {
 			found = p
+		} else if p.Position > position && p.Position < position+maxProbs {
+			later = append(later, p)
 		}
 	}
-	s.probs = s.probs[:0]
+	s.probs = later
 	return found
 }
 
@@ -172,7 +200,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		return rpc.DecodeTokens(payload, l.token)
 	}
 	switch t {
-	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs:
+	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs, rpc.FramePromptProbs:
 	default:
 		return nil // not for gateways
 	}
@@ -200,6 +228,10 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 			if s := l.streams[p.Stream]; s != nil {
 				s.keepProbs(p)
 			}
+		}
+	case *nodepb.PromptLogProbs:
+		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			l.score(s, m)
 		}
 	case *nodepb.Stats:
 		proto.Reset(&l.stats)

@@ -25,6 +25,7 @@ import (
 type trace struct {
 	tokens []int32
 	logits map[int]uint64
+	prompt *nodepb.PromptLogProbs // all of them; empty where they were not asked for
 }
 
 func hashLogits(l []float32) uint64 {
@@ -249,6 +250,7 @@ type stream struct {
 	attempt uint32
 	next    uint32
 	tokens  []int32
+	prompt  nodepb.PromptLogProbs
 	finish  uint8
 	err     error
 	done    chan struct{}
@@ -262,6 +264,12 @@ func (c *client) Frame(_ *rpc.Conn, t rpc.Type, id uint64, payload []byte) {
 		if err := rpc.DecodeTokens(payload, c.token); err != nil {
 			panic(err)
 		}
+	case rpc.FramePromptProbs:
+		m := new(nodepb.PromptLogProbs)
+		if err := proto.Unmarshal(payload, m); err != nil {
+			panic(err)
+		}
+		c.promptProbs(id, m)
 	case rpc.FrameEnd:
 		e := new(nodepb.End)
 		if err := proto.Unmarshal(payload, e); err != nil {
@@ -300,6 +308,24 @@ func (c *client) token(t rpc.Token) {
 		s.finish = t.Finish
 		c.end(t.Stream, nil)
 	}
+}
+
+// promptProbs puts a prompt's log-probabilities together, which come in order
+// and before any token.
+func (c *client) promptProbs(id uint64, m *nodepb.PromptLogProbs) {
+	c.mu.Lock()
+	s := c.by[id]
+	c.mu.Unlock()
+	if s == nil {
+		return
+	}
+	p := &s.prompt
+	if int(m.First) != len(p.Logprobs)+1 || m.Attempt != s.attempt || len(s.tokens) > 0 {
+		c.end(id, fmt.Errorf("log-probabilities from %d on after %d, %d tokens are out", m.First, len(p.Logprobs), len(s.tokens)))
+		return
+	}
+	p.Logprobs, p.Ranks = append(p.Logprobs, m.Logprobs...), append(p.Ranks, m.Ranks...)
+	p.TopTokens, p.TopLogprobs = append(p.TopTokens, m.TopTokens...), append(p.TopLogprobs, m.TopLogprobs...)
 }
 
 func (c *client) end(id uint64, err error) {

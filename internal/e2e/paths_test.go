@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -32,12 +34,12 @@ type load struct {
 
 // paths counts how often each path ran.
 type paths struct {
-	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped uint64
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored uint64
 }
 
 func (p *paths) String() string {
-	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d",
-		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped)
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored)
 }
 
 // alone runs requests one at a time, without cache hits, as the reference.
@@ -56,7 +58,7 @@ func (a *alone) run(t *testing.T, g *nodepb.Generate) trace {
 	a.salt++
 	q := &nodepb.Generate{
 		RequestId: "alone", Attempt: 1, Prompt: g.Prompt, MaxTokens: g.MaxTokens, IgnoreEos: true, StopTokenIds: g.StopTokenIds, PrefixRoot: a.salt,
-		Sampling: g.Sampling,
+		Sampling: g.Sampling, PromptLogprobs: g.PromptLogprobs,
 	}
 	return a.f.run(t, q)
 }
@@ -83,7 +85,7 @@ func (f *fleet) wait(t testing.TB, s *stream, g *nodepb.Generate) trace {
 	}
 	f.probes.mu.Lock()
 	defer f.probes.mu.Unlock()
-	return trace{tokens: s.tokens, logits: f.probes.by[g.Sampling.Seed]}
+	return trace{tokens: s.tokens, logits: f.probes.by[g.Sampling.Seed], prompt: &s.prompt}
 }
 
 // schedule makes a seed's requests: prompts that share prefixes, some of them
@@ -110,6 +112,10 @@ func schedule(rng *rand.Rand, seed uint64, vocab int, remote bool) []load {
 		}
 		if rng.IntN(3) == 0 {
 			control(rng, g, vocab)
+		}
+		if rng.IntN(6) == 0 {
+			best := uint32(rng.IntN(5))
+			g.PromptLogprobs = &best
 		}
 		if rng.IntN(3) == 0 {
 			g.StopTokenIds = randomTokens(rng, 8, vocab)
@@ -198,6 +204,9 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 		if l.g.Logprobs {
 			count.controlled++
 		}
+		if l.g.PromptLogprobs != nil {
+			count.scored++
+		}
 		if len(want.tokens) < int(l.g.MaxTokens) {
 			count.stopped++
 		}
@@ -233,13 +242,16 @@ func resume(t *testing.T, f *fleet, ref *alone, rng *rand.Rand, loads []load, co
 		Output: want.tokens[:1+rng.IntN(len(want.tokens)-1)],
 	}
 	got := f.run(t, g)
-	got.tokens = append(slices.Clone(g.Output), got.tokens...)
+	got.tokens, got.prompt = append(slices.Clone(g.Output), got.tokens...), want.prompt
 	count.resumed++
 	return compare(got, want, l.g)
 }
 
 // compare holds tokens and logits against the reference.
 func compare(got, want trace, g *nodepb.Generate) error {
+	if !proto.Equal(got.prompt, want.prompt) || g.PromptLogprobs != nil && len(want.prompt.Logprobs) != len(g.Prompt)-1 {
+		return fmt.Errorf("request %s: the prompt's log-probabilities differ (prompt %d): %v, want %v", g.RequestId, len(g.Prompt), got.prompt, want.prompt)
+	}
 	if len(got.tokens) != len(want.tokens) || len(want.tokens) < int(g.MaxTokens) && len(g.StopTokenIds) == 0 {
 		return fmt.Errorf("request %s: %d tokens, alone it had %d, at most %d", g.RequestId, len(got.tokens), len(want.tokens), g.MaxTokens)
 	}
@@ -292,7 +304,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"requests", count.requests, 600}, {"batched steps", count.batched, 800}, {"chunked prompts", count.chunked, 150},
 				{"prefix hits", count.hits, 2000}, {"preemptions", count.preempted, 15}, {"remote prefills", count.remote, 100},
 				{"local prefills", count.local, 20}, {"resumed", count.resumed, 60}, {"penalties and masks", count.controlled, 120},
-				{"stop tokens", count.stopped, 20},
+				{"stop tokens", count.stopped, 20}, {"scored prompts", count.scored, 50},
 			} {
 				if c.n < uint64(c.min*seeds/100) {
 					t.Errorf("%s: ran %d times in %d schedules, want at least %d in a hundred: the campaign no longer covers this path", c.path, c.n, seeds, c.min)

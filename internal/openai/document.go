@@ -160,19 +160,23 @@ const usageSchema = `{"type": "object", "required": ["prompt_tokens", "completio
 const (
 	chatProbs = `{"type": ["object", "null"], "required": ["content"], "properties": {"content": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}}`
 	textProbs = `{"type": ["object", "null"], "required": ["text_offset", "token_logprobs", "tokens", "top_logprobs"], "properties": {
-	"text_offset": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "token_logprobs": {"type": "array", "items": {"type": "number"}},
-	"tokens": {"type": "array", "items": {"type": "string"}}, "top_logprobs": {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "number"}}}}}`
+	"text_offset": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "token_logprobs": {"type": "array", "items": {"type": ["number", "null"]}},
+	"tokens": {"type": "array", "items": {"type": "string"}}, "top_logprobs": {"type": "array", "items": {"type": ["object", "null"], "additionalProperties": {"type": "number"}}}}}`
 	tokenProb = `{"type": "object", "required": ["token", "logprob", "bytes"], "properties": {"token": {"type": "string"}, "logprob": {"type": "number"},
 	"bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, "top_logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}}`
 )
 
-const finishSchema = `"finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
+// promptSchemas are what is told of a prompt: in a chat beside the choices, else in
+// each of them.
+const promptSchemas = `"prompt_token_ids": {"$ref": "#/components/schemas/TokenIDs"}, "prompt_text": {"type": "string"}, "prompt_logprobs": {"$ref": "#/components/schemas/PromptLogprobs"}`
+
+const finishSchema = `"token_ids": {"$ref": "#/components/schemas/TokenIDs"}, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
 
 // generated is the schema of an answer, or of an event of one.
 func generated(object, usage, probs, choice string) string {
 	return `{"type": "object", "required": ["id", "object", "created", "model", "system_fingerprint", "choices"` + usage + `], "properties": {
 	"id": {"type": "string", "minLength": 1}, "object": {"const": "` + object + `"}, "created": {"type": "integer", "minimum": 0},
-	"model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"},
+	"model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, ` + promptSchemas + `,
 	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", ` + choice + `, "logprobs": ` + probs + `, ` + finishSchema + `}}}}}`
 }
 
@@ -180,6 +184,9 @@ func generated(object, usage, probs, choice string) string {
 var answers = map[string]string{
 	"Usage":        usageSchema,
 	"TokenLogprob": tokenProb,
+	"TokenIDs":     `{"type": "array", "items": {"type": "integer", "minimum": 0}}`,
+	"PromptLogprobs": `{"type": "array", "items": {"type": ["object", "null"], "additionalProperties": {"type": "object", "required": ["logprob", "rank", "decoded_token"], "properties": {
+		"logprob": {"type": "number"}, "rank": {"type": "integer", "minimum": 1}, "decoded_token": {"type": "string"}}}}}`,
 	"Error": `{"type": "object", "required": ["error"], "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
 		"message": {"type": "string", "minLength": 1}, "type": {"type": "string", "minLength": 1}, "param": {"type": ["string", "null"]}, "code": {"type": "integer"}}}}}`,
 	"ChatCompletion": generated("chat.completion", `, "usage"`, chatProbs, `"message"], "properties": {"index": {"type": "integer", "minimum": 0},

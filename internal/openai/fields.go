@@ -3,6 +3,7 @@ package openai
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -144,6 +145,47 @@ func setStreamOptions(r *Request, v *fastjson.Value) error {
 	return err
 }
 
+var truncateSchema = schema{"anyOf": []schema{{"const": -1}, {"type": "integer", "minimum": 1, "maximum": math.MaxInt32}}}
+
+func setTruncate(r *Request, v *fastjson.Value) error {
+	n, ok := whole(v)
+	switch {
+	case !ok:
+		return errType("an integer", v)
+	case n < 1 && n != -1 || n > math.MaxInt32:
+		return fmt.Errorf("must be -1, for what fits, or at least 1, not %d", n)
+	}
+	r.Truncate = int(n)
+	return nil
+}
+
+var sideSchema = schema{"enum": []string{"left", "right"}}
+
+func setSide(r *Request, v *fastjson.Value) error {
+	switch s, _ := textOf(v); string(s) {
+	case "left", "right":
+		r.truncationSide, r.TruncateEnd = true, string(s) == "right"
+		return nil
+	}
+	return errType(`"left" or "right"`, v)
+}
+
+var documentsSchema = listSchema(schema{"type": "object"}, 0, 0)
+
+func setDocuments(r *Request, v *fastjson.Value) error {
+	a, err := readList(v, "a list of objects", 0, 0)
+	if err != nil {
+		return err
+	}
+	for i, d := range a {
+		if d.Type() != fastjson.TypeObject {
+			return fmt.Errorf("[%d] must be an object, not %s", i, clip(d.String(), 40))
+		}
+	}
+	r.Documents = appendValue(nil, v)
+	return nil
+}
+
 func setTemplateArgs(r *Request, v *fastjson.Value) error {
 	if v.Type() != fastjson.TypeObject {
 		return errType("an object", v)
@@ -281,6 +323,19 @@ func joinParts(i int, c *fastjson.Value) (string, error) {
 		all = append(all, string(b))
 	}
 	return strings.Join(all, "\n"), nil
+}
+
+// LastWords is the text of the last of a chat's messages, if it has this role.
+func LastWords(messages []byte, role string) string {
+	v, err := fastjson.ParseBytes(messages)
+	if err != nil {
+		return ""
+	}
+	a := v.GetArray()
+	if len(a) == 0 || string(a[len(a)-1].GetStringBytes("role")) != role {
+		return ""
+	}
+	return string(a[len(a)-1].GetStringBytes("content"))
 }
 
 // textOf is the value of a string; false for everything else, nil included.

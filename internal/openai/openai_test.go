@@ -25,7 +25,7 @@ func TestParseChat(t *testing.T) {
 	want := &Request{Endpoint: Chat, Model: "m", Messages: []byte(`[{"role":"user","content":"hi"}]`), AddGenerationPrompt: true,
 		TemplateArgs: []byte(`{"z":1,"a":[true]}`), AddSpecialTokens: &yes, N: 2, MaxTokens: 7, Temperature: &temp, TopP: &topP,
 		TopK: &topK, Seed: &seed, Stop: []string{"a", "bé"}, StopTokens: []int32{1, 2}, IgnoreEOS: true, IncludeStop: true,
-		Priority: -2, CacheSalt: "s", RequestID: "r-1", Stream: true, IncludeUsage: true, ContinuousUsage: true,
+		Priority: -2, CacheSalt: "s", RequestID: "r-1", Stream: true, StreamInterval: 1, IncludeUsage: true, ContinuousUsage: true,
 		Unknown: []string{"some_new_field"}, maxCompletion: 7, hasOptions: true, addGenerationIn: true}
 	if !reflect.DeepEqual(r, want) {
 		t.Fatalf("got  %+v\nwant %+v", r, want)
@@ -104,13 +104,20 @@ func TestRefusals(t *testing.T) {
 		{Chat, `{` + hello + `,"stop_token_ids":["a"]}`, "stop_token_ids", "token id"},
 		{Chat, `{` + hello + `,"cache_salt":""}`, "cache_salt", "1 to 1024"},
 		{Chat, `{` + hello + `,"request_id":"a\nb"}`, "request_id", "printable"},
-		{Chat, `{` + hello + `,"echo":true}`, "echo", "not supported"},
+		{Completions, `{"prompt":"a","max_tokens":0}`, "max_tokens", "unless echo"},
+		{Completions, `{"prompt":"a","max_tokens":0,"echo":true,"logprobs":1,"logprob_token_ids":[1]}`, "logprob_token_ids", "max_tokens is 0"},
+		{Chat, `{` + hello + `,"truncate_prompt_tokens":0}`, "truncate_prompt_tokens", "at least 1"},
+		{Chat, `{` + hello + `,"truncation_side":"left"}`, "truncation_side", "needs truncate_prompt_tokens"},
+		{Chat, `{` + hello + `,"truncate_prompt_tokens":5,"truncation_side":"up"}`, "truncation_side", "\"left\" or"},
+		{Chat, `{` + hello + `,"documents":["a"]}`, "documents", "[0] must be an object"},
+		{Chat, `{` + hello + `,"stream_interval":0}`, "stream_interval", "at least 1"},
 		{Chat, `{` + hello + `,"add_generation_prompt":true,"continue_final_message":true}`, "continue_final_message", "cannot both"},
 		{Chat, `{` + hello + `,"chat_template_kwargs":[]}`, "chat_template_kwargs", "object"},
 		{Chat, `{` + hello + `,"tools":[]}`, "tools", "not supported"},
 		{Chat, `{` + hello + `,"response_format":{"type":"json_object"}}`, "response_format", "not supported"},
 		{Completions, `{"prompt":"a","suffix":"b"}`, "suffix", "not supported"},
-		{Completions, `{"prompt":"a","prompt_logprobs":0}`, "prompt_logprobs", "not supported"},
+		{Completions, `{"prompt":"a","prompt_logprobs":21}`, "prompt_logprobs", "at most 20"},
+		{Completions, `{"prompt":"a","prompt_logprobs":0,"stream":true}`, "prompt_logprobs", "cannot be streamed"},
 	} {
 		_, err := Parse(c.on, []byte(c.body))
 		if err == nil {
@@ -173,12 +180,12 @@ func TestAnswers(t *testing.T) {
 		return `data: {"id":"` + id + `","object":"` + object + `","created":17,"model":"m","system_fingerprint":"fp_1","choices":[` + rest + "\n\n"
 	}
 	for _, c := range []struct{ got, want string }{
-		{string(chat.AppendRole(nil, 1, nil)), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":1,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`)},
-		{string(chat.AppendDelta(nil, 0, "a\"b", nil, NotFinished, nil)), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{"content":"a\"b"},"logprobs":null,"finish_reason":null}]}`)},
-		{string(chat.AppendDelta(nil, 0, "", nil, stop, &u)), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":`+usage+`}`)},
+		{string(chat.AppendRole(nil, 1, nil, nil)), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":1,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`)},
+		{string(chat.AppendDelta(nil, &Delta{Text: "a\"b", Finish: NotFinished}, nil)), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{"content":"a\"b"},"logprobs":null,"finish_reason":null}]}`)},
+		{string(chat.AppendDelta(nil, &Delta{Finish: stop}, &u)), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":`+usage+`}`)},
 		{string(chat.AppendUsage(nil, u)), chunk("chatcmpl-1", "chat.completion.chunk", `],"usage":`+usage+`}`)},
-		{string(text.AppendRole(nil, 0, nil)), ""},
-		{string(text.AppendDelta(nil, 2, "x", nil, Finish{Reason: "length", Token: -1}, nil)), chunk("cmpl-1", "text_completion", `{"index":2,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null}]}`)},
+		{string(text.AppendRole(nil, 0, nil, nil)), ""},
+		{string(text.AppendDelta(nil, &Delta{Index: 2, Text: "x", Finish: Finish{Reason: "length", Token: -1}}, nil)), chunk("cmpl-1", "text_completion", `{"index":2,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null}]}`)},
 		{string(text.AppendResponse(nil, []Choice{{Text: []byte("x"), Finish: Finish{Reason: "stop", Token: 5}}, {Finish: stop}}, u)),
 			`{"id":"cmpl-1","object":"text_completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"text":"x","logprobs":null,"finish_reason":"stop","stop_reason":5},{"index":1,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":` + usage + `}`},
 		{string(chat.AppendResponse(nil, []Choice{{Text: []byte("x"), Finish: Finish{Reason: "length", Token: -1}}}, u)),
@@ -200,7 +207,7 @@ func TestStreamEventsDoNotAllocate(t *testing.T) {
 	a := NewAnswer(Chat, "chatcmpl-1", 17, "m", "fp")
 	buf, text, u := make([]byte, 0, 4096), "héllo \"x\"\n", Usage{}
 	if n := testing.AllocsPerRun(200, func() {
-		buf = a.AppendDelta(buf[:0], 0, text, nil, NotFinished, &u)
+		buf = a.AppendDelta(buf[:0], &Delta{Text: text, Finish: NotFinished}, &u)
 		buf = a.AppendUsage(buf, u)
 	}); n != 0 {
 		t.Fatalf("%g allocations", n)

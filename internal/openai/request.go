@@ -47,6 +47,8 @@ const (
 	MaxBias      = 1024      // entries of logit_bias; each is looked at for every token
 	MaxAllowed   = 1 << 18   // allowed_token_ids: the largest vocabularies
 	MaxLogprobs  = 20        // best tokens told about with each token
+	MaxNamed     = 128       // logprob_token_ids, told about with each token
+	MaxInterval  = 1024      // stream_interval: tokens whose text waits to be sent
 	MaxSalt      = 1024      // characters of cache_salt
 	MaxID        = 256       // bytes of request_id
 	maxUnknown   = 16        // names of unknown fields that are kept
@@ -69,15 +71,19 @@ type Request struct {
 	AddGenerationPrompt bool
 	ContinueFinal       bool
 	TemplateArgs        []byte // JSON object; nil: none
+	Documents           []byte // JSON array for the template; nil: none
+	ReasoningEffort     string // for the template; empty: not given
 
 	Prompts []Prompt // completions
-	Echo    bool
+	Echo    bool     // the prompt's text comes first; in a chat, that of a last message by the assistant
 
 	AddSpecialTokens *bool // nil: as the endpoint does
+	Truncate         int   // tokens that are kept of a prompt; -1: as many as fit, 0: all
+	TruncateEnd      bool  // its end goes, not its beginning
 	TokenStrings     bool  // tokenize: tell the tokens as text too
 
 	N           int
-	MaxTokens   int      // of each answer; -1: not given
+	MaxTokens   int      // of each answer; -1: not given, 0: nothing but the prompt, with Echo
 	MinTokens   int      // of each answer, before which none may end it
 	Temperature *float32 // nil: the model's default, like the three below
 	TopP        *float32
@@ -106,7 +112,12 @@ type Request struct {
 	LogprobTokens  []int32 // more tokens to tell with each
 	PromptLogprobs *int    // best tokens to tell with each of the prompt's; nil: not asked
 
+	TokenIDs    bool // tell the ids of prompt and answers
+	TokensAsIDs bool // in log-probabilities, tokens read token_id:N
+	PromptText  bool // tell the text that the template made
+
 	Stream          bool
+	StreamInterval  int // tokens that an event brings, but for the first and the last
 	IncludeUsage    bool
 	ContinuousUsage bool
 
@@ -115,6 +126,7 @@ type Request struct {
 	maxCompletion   int // max_completion_tokens, which wins; -1: not given
 	hasOptions      bool
 	addGenerationIn bool
+	truncationSide  bool
 	beamSearch      bool
 }
 
@@ -138,7 +150,7 @@ func Parse(on Endpoint, body []byte) (*Request, *Error) {
 	if err != nil {
 		return nil, BadRequest("", "the body must be a JSON object, not %s", v.Type())
 	}
-	r := &Request{Endpoint: on, N: 1, MaxTokens: -1, maxCompletion: -1, AddGenerationPrompt: true, SkipSpecial: true}
+	r := &Request{Endpoint: on, N: 1, MaxTokens: -1, maxCompletion: -1, AddGenerationPrompt: true, SkipSpecial: true, StreamInterval: 1}
 	var fault *Error
 	o.Visit(func(key []byte, v *fastjson.Value) {
 		if fault == nil {
@@ -192,6 +204,12 @@ func (r *Request) check() *Error {
 		return BadRequest("n", "%d prompts with n = %d ask for more than %d answers", len(r.Prompts), r.N, MaxChoices)
 	case r.MaxTokens >= 0 && r.MinTokens > r.MaxTokens:
 		return BadRequest("min_tokens", "min_tokens is %d, above max_tokens, which is %d", r.MinTokens, r.MaxTokens)
+	case r.MaxTokens == 0 && !r.Echo:
+		return BadRequest("max_tokens", "max_tokens must be at least 1, not 0, unless echo gives the prompt back")
+	case r.MaxTokens == 0 && len(r.LogprobTokens) > 0:
+		return BadRequest("logprob_token_ids", "logprob_token_ids are told with tokens of the answer, and max_tokens is 0")
+	case r.truncationSide && r.Truncate == 0:
+		return BadRequest("truncation_side", "truncation_side needs truncate_prompt_tokens")
 	case r.TopLogprobs > 0 && !r.Logprobs:
 		return BadRequest("top_logprobs", "top_logprobs needs logprobs: true")
 	case r.PromptLogprobs != nil && r.Stream:

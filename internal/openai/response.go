@@ -74,31 +74,84 @@ func NewAnswer(on Endpoint, id string, created int64, model, fingerprint string)
 }
 
 // AppendRole appends a chat choice's first event; completions have none.
-func (a *Answer) AppendRole(dst []byte, index int, u *Usage) []byte {
+func (a *Answer) AppendRole(dst []byte, index int, p *Told, u *Usage) []byte {
 	if !a.chat {
 		return dst
 	}
 	dst = appendInt(append(dst, a.event...), `{"index":`, index)
 	dst = append(dst, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
-	return endEvent(dst, u)
+	return endEvent(p.append(dst), u)
 }
 
-// AppendDelta appends an event that carries text, log-probabilities, a finish, or
-// several of these. u is nil unless every event carries usage.
-func (a *Answer) AppendDelta(dst []byte, index int, text string, probs []TokenProb, f Finish, u *Usage) []byte {
-	dst = appendInt(append(dst, a.event...), `{"index":`, index)
+// Delta is what a stream event tells of a choice: text, log-probabilities, a
+// finish, or several of these.
+type Delta struct {
+	Index  int
+	Text   string
+	Probs  []TokenProb
+	Tokens []int32 // that the event brings; nil: not asked for
+	Prompt *Told   // of a choice's first event; nil: nothing is asked for
+	Finish Finish
+}
+
+// AppendDelta appends an event. u is nil unless every event carries usage.
+func (a *Answer) AppendDelta(dst []byte, d *Delta, u *Usage) []byte {
+	dst = appendInt(append(dst, a.event...), `{"index":`, d.Index)
 	if a.chat {
 		dst = append(dst, `,"delta":{`...)
-		if text != "" {
-			dst = append(AppendString(append(dst, `"content":`...), text), '}')
+		if d.Text != "" {
+			dst = append(AppendString(append(dst, `"content":`...), d.Text), '}')
 		} else {
 			dst = append(dst, '}')
 		}
 	} else {
-		dst = AppendString(append(dst, `,"text":`...), text)
+		dst = AppendString(append(dst, `,"text":`...), d.Text)
 	}
-	dst = f.append(append(a.appendLogprobs(dst, probs), ','))
+	dst = d.Finish.append(append(a.appendLogprobs(dst, d.Probs), ','))
+	dst = appendIDs(dst, `,"token_ids":`, d.Tokens)
+	if !a.chat { // a chat has told it with the role
+		dst = d.Prompt.append(dst)
+	}
 	return endEvent(append(dst, "}]"...), u)
+}
+
+// Told is what a client asked to be told of its prompt.
+type Told struct {
+	Tokens []int32 // its ids; nil: not asked for
+	Text   *string // as the template rendered it; nil: not asked for
+	Probs  *PromptProbs
+	Best   int                // of Probs, at each place
+	Decode func(int32) string // a token's text, for Probs
+}
+
+// append appends the fields, each after a comma.
+func (p *Told) append(dst []byte) []byte {
+	if p == nil {
+		return dst
+	}
+	dst = appendIDs(dst, `,"prompt_token_ids":`, p.Tokens)
+	if p.Text != nil {
+		dst = AppendString(append(dst, `,"prompt_text":`...), *p.Text)
+	}
+	if p.Probs != nil {
+		dst = p.Probs.append(append(dst, `,"prompt_logprobs":`...), p.Best, p.Decode)
+	}
+	return dst
+}
+
+// appendIDs appends a field with token ids, unless they are nil.
+func appendIDs(dst []byte, name string, ids []int32) []byte {
+	if ids == nil {
+		return dst
+	}
+	dst = append(append(dst, name...), '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(id), 10)
+	}
+	return append(dst, ']')
 }
 
 // AppendUsage appends the event of stream_options.include_usage.
@@ -120,6 +173,8 @@ func endEvent(dst []byte, u *Usage) []byte {
 type Choice struct {
 	Text   []byte
 	Probs  []TokenProb // nil: not asked for
+	Tokens []int32     // nil: not asked for
+	Prompt *Told       // nil: nothing is asked for
 	Finish Finish
 }
 
@@ -137,9 +192,17 @@ func (a *Answer) AppendResponse(dst []byte, choices []Choice, u Usage) []byte {
 		} else {
 			dst = AppendString(append(dst, `,"text":`...), c.Text)
 		}
-		dst = append(c.Finish.append(append(a.appendLogprobs(dst, c.Probs), ',')), '}')
+		dst = appendIDs(c.Finish.append(append(a.appendLogprobs(dst, c.Probs), ',')), `,"token_ids":`, c.Tokens)
+		if !a.chat {
+			dst = c.Prompt.append(dst)
+		}
+		dst = append(dst, '}')
 	}
-	return append(u.Append(append(dst, `],"usage":`...)), '}')
+	dst = u.Append(append(dst, `],"usage":`...))
+	if a.chat && len(choices) > 0 {
+		dst = choices[0].Prompt.append(dst)
+	}
+	return append(dst, '}')
 }
 
 // Model is an entry of /v1/models.
@@ -228,14 +291,10 @@ func AppendString[T string | []byte](dst []byte, s T) []byte {
 func AppendTokenized(dst []byte, tokens []int32, strs []string, maxModelLen int) []byte {
 	dst = appendInt(dst, `{"count":`, len(tokens))
 	dst = appendInt(dst, `,"max_model_len":`, maxModelLen)
-	dst = append(dst, `,"tokens":[`...)
-	for i, id := range tokens {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendInt(dst, int64(id), 10)
+	if tokens == nil {
+		tokens = []int32{}
 	}
-	dst = append(dst, `],"token_strs":`...)
+	dst = append(appendIDs(dst, `,"tokens":`, tokens), `,"token_strs":`...)
 	if strs == nil {
 		return append(dst, "null}"...)
 	}

@@ -160,7 +160,7 @@ var effects = map[string]string{
 	"top_k":                      "gateway TestManyChoices",
 	"stream":                     "gateway TestStreamBytes",
 	"stream_options":             "gateway TestStreamBytes",
-	"echo":                       "gateway TestWholeAnswers",
+	"echo":                       "gateway TestWholeAnswers, TestEchoWithLogProbs",
 	"request_id":                 "gateway TestRequestIDs",
 	"priority":                   "gateway TestDefaultsOfSampling",
 	"cache_salt":                 "gateway TestDefaultsOfSampling",
@@ -180,6 +180,16 @@ var effects = map[string]string{
 	"bad_words":                  "gateway TestControls",
 	"logprobs":                   "gateway TestLogProbs",
 	"top_logprobs":               "gateway TestLogProbs",
+	"prompt_logprobs":            "gateway TestPromptLogProbs",
+	"logprob_token_ids":          "gateway TestNamedLogProbs",
+	"return_tokens_as_token_ids": "gateway TestNamedLogProbs",
+	"return_token_ids":           "gateway TestTokenIDs",
+	"return_prompt_text":         "gateway TestTokenIDs",
+	"stream_interval":            "gateway TestStreamInterval",
+	"truncate_prompt_tokens":     "gateway TestTruncation",
+	"truncation_side":            "gateway TestTruncation",
+	"documents":                  "gateway TestTemplateVariables",
+	"reasoning_effort":           "gateway TestTemplateVariables",
 }
 
 // A served field has a test of its effect, which is there and names the field.

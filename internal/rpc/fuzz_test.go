@@ -29,6 +29,7 @@ var samples = map[Type]proto.Message{
 	FrameBundle:        &nodepb.Bundle{Model: "m", TokenizerJson: []byte("{}"), EosTokenIds: []int32{2}, Defaults: &nodepb.GenerationDefaults{TopP: proto.Float32(0.9)}},
 	FrameDrain:         &nodepb.Drain{TimeoutMs: 30000},
 	FrameLogProbs:      &nodepb.LogProbs{Tokens: []*nodepb.TokenLogProbs{{Stream: 1, Attempt: 1, Position: 9, Logprob: -0.5, Rank: 1, TopTokens: []int32{3}, TopLogprobs: []float32{-0.5}}}},
+	FramePromptProbs:   &nodepb.PromptLogProbs{Attempt: 1, First: 1, Logprobs: []float32{-0.5}, Ranks: []uint32{1}, TopTokens: []int32{3}, TopLogprobs: []float32{-0.5}},
 }
 
 func encoded(t testing.TB, m proto.Message) []byte {

@@ -109,6 +109,7 @@ const (
 	FramePing          Type = 16
 	FramePong          Type = 17
 	FrameLogProbs      Type = 18
+	FramePromptProbs   Type = 19
 )
 
 // MaxFrame is the largest payload of any frame, in bytes: a Bundle, which
@@ -147,6 +148,7 @@ var frameTypes = [...]struct {
 	FramePing:          {"Ping", maxSmall, nil},
 	FramePong:          {"Pong", maxSmall, nil},
 	FrameLogProbs:      {"LogProbs", maxGrant, func() proto.Message { return new(nodepb.LogProbs) }},
+	FramePromptProbs:   {"PromptLogProbs", maxGrant, func() proto.Message { return new(nodepb.PromptLogProbs) }},
 }
 
 func (t Type) known() bool { return int(t) < len(frameTypes) && frameTypes[t].max > 0 }

@@ -43,6 +43,8 @@ type Options struct {
 	CutCode nodepb.Code
 	// Garble may change a frame's token before it is sent; nil: unchanged.
 	Garble func(t rpc.Token) rpc.Token
+	// Score may change what is told of a prompt, or have it left out; nil: unchanged.
+	Score  func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs
 	Cached uint32 // of Accepted
 }
 
@@ -234,6 +236,9 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 			ends[id] = true
 		}
 	}
+	if r.PromptLogprobs != nil && !n.score(c, stream, r) {
+		return
+	}
 	for made := len(r.Output); ; made++ {
 		if n.o.Gate != nil {
 			select {
@@ -277,6 +282,27 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 	}
 }
 
+// score tells of the prompt, two tokens at a time.
+func (n *Node) score(c *rpc.Conn, stream uint64, r *nodepb.Generate) bool {
+	for first := 1; first < len(r.Prompt); first += 2 {
+		m := &nodepb.PromptLogProbs{Attempt: r.Attempt, First: uint32(first)}
+		for at := first; at < min(first+2, len(r.Prompt)); at++ {
+			m.Logprobs, m.Ranks = append(m.Logprobs, -float32(at)), append(m.Ranks, uint32(at))
+			for i := range r.GetPromptLogprobs() {
+				m.TopTokens = append(m.TopTokens, r.Prompt[at]+int32(i))
+				m.TopLogprobs = append(m.TopLogprobs, -float32(at)-float32(i)/2)
+			}
+		}
+		if n.o.Score != nil {
+			m = n.o.Score(m)
+		}
+		if m != nil && c.Send(rpc.FramePromptProbs, stream, m) != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // Closed implements rpc.Handler.
 func (n *Node) Closed(c *rpc.Conn, _ error) {
 	n.mu.Lock()
@@ -293,7 +319,13 @@ func (n *Node) Closed(c *rpc.Conn, _ error) {
 // LogProbs makes up a token's: its own, and as the best ones the ids after it.
 func LogProbs(r *nodepb.Generate, stream uint64, t rpc.Token) *nodepb.LogProbs {
 	p := &nodepb.TokenLogProbs{Stream: stream, Attempt: t.Attempt, Position: t.Position, Logprob: -0.5, Rank: 1}
+	for _, id := range r.LogprobTokenIds {
+		p.TopTokens, p.TopLogprobs = append(p.TopTokens, id), append(p.TopLogprobs, -9)
+	}
 	for i := range r.TopLogprobs {
+		if len(r.LogprobTokenIds) > 0 {
+			break
+		}
 		p.TopTokens = append(p.TopTokens, t.ID+int32(i))
 		p.TopLogprobs = append(p.TopLogprobs, -0.5-float32(i))
 	}

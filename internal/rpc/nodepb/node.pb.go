@@ -495,25 +495,27 @@ func (x *TokenSequence) GetTokens() []int32 {
 // Generate starts one attempt of one choice of a request on a decode node,
 // which owns it from here until its End or its last token.
 type Generate struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Attempt       uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"` // grows by one with each attempt
-	Prompt        []int32                `protobuf:"varint,3,rep,packed,name=prompt,proto3" json:"prompt,omitempty"`
-	Output        []int32                `protobuf:"varint,4,rep,packed,name=output,proto3" json:"output,omitempty"` // tokens of earlier attempts
-	Sampling      *Sampling              `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
-	MaxTokens     uint32                 `protobuf:"varint,6,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"` // of the whole request, output included
-	StopTokenIds  []int32                `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"`
-	IgnoreEos     bool                   `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
-	PrefixRoot    uint64                 `protobuf:"varint,9,opt,name=prefix_root,json=prefixRoot,proto3" json:"prefix_root,omitempty"`  // kvcache root: model, adapter, cache salt
-	Prefill       []string               `protobuf:"bytes,10,rep,name=prefill,proto3" json:"prefill,omitempty"`                          // rpc addresses, best first; empty: prefill here
-	DeadlineMs    uint64                 `protobuf:"varint,11,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"` // from now; 0: the node's own bound
-	Priority      int32                  `protobuf:"varint,12,opt,name=priority,proto3" json:"priority,omitempty"`
-	Model         string                 `protobuf:"bytes,13,opt,name=model,proto3" json:"model,omitempty"`
-	EosTokenIds   []int32                `protobuf:"varint,14,rep,packed,name=eos_token_ids,json=eosTokenIds,proto3" json:"eos_token_ids,omitempty"`
-	Logprobs      bool                   `protobuf:"varint,15,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                          // LogProbs for each token
-	TopLogprobs   uint32                 `protobuf:"varint,16,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"` // best tokens to report with each
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	RequestId       string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Attempt         uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"` // grows by one with each attempt
+	Prompt          []int32                `protobuf:"varint,3,rep,packed,name=prompt,proto3" json:"prompt,omitempty"`
+	Output          []int32                `protobuf:"varint,4,rep,packed,name=output,proto3" json:"output,omitempty"` // tokens of earlier attempts
+	Sampling        *Sampling              `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
+	MaxTokens       uint32                 `protobuf:"varint,6,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"` // of the whole request, output included
+	StopTokenIds    []int32                `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"`
+	IgnoreEos       bool                   `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
+	PrefixRoot      uint64                 `protobuf:"varint,9,opt,name=prefix_root,json=prefixRoot,proto3" json:"prefix_root,omitempty"`  // kvcache root: model, adapter, cache salt
+	Prefill         []string               `protobuf:"bytes,10,rep,name=prefill,proto3" json:"prefill,omitempty"`                          // rpc addresses, best first; empty: prefill here
+	DeadlineMs      uint64                 `protobuf:"varint,11,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"` // from now; 0: the node's own bound
+	Priority        int32                  `protobuf:"varint,12,opt,name=priority,proto3" json:"priority,omitempty"`
+	Model           string                 `protobuf:"bytes,13,opt,name=model,proto3" json:"model,omitempty"`
+	EosTokenIds     []int32                `protobuf:"varint,14,rep,packed,name=eos_token_ids,json=eosTokenIds,proto3" json:"eos_token_ids,omitempty"`
+	Logprobs        bool                   `protobuf:"varint,15,opt,name=logprobs,proto3" json:"logprobs,omitempty"`                                               // LogProbs for each token
+	TopLogprobs     uint32                 `protobuf:"varint,16,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`                      // best tokens to report with each
+	PromptLogprobs  *uint32                `protobuf:"varint,17,opt,name=prompt_logprobs,json=promptLogprobs,proto3,oneof" json:"prompt_logprobs,omitempty"`       // PromptLogProbs of the prompt, with so many best tokens each
+	LogprobTokenIds []int32                `protobuf:"varint,18,rep,packed,name=logprob_token_ids,json=logprobTokenIds,proto3" json:"logprob_token_ids,omitempty"` // report these instead of the best
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Generate) Reset() {
@@ -658,6 +660,107 @@ func (x *Generate) GetTopLogprobs() uint32 {
 	return 0
 }
 
+func (x *Generate) GetPromptLogprobs() uint32 {
+	if x != nil && x.PromptLogprobs != nil {
+		return *x.PromptLogprobs
+	}
+	return 0
+}
+
+func (x *Generate) GetLogprobTokenIds() []int32 {
+	if x != nil {
+		return x.LogprobTokenIds
+	}
+	return nil
+}
+
+// PromptLogProbs tells of tokens of the prompt, under the model's own
+// distribution. The frames of a stream tell of every token but the first, in
+// order, before its first Tokens frame.
+type PromptLogProbs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attempt       uint32                 `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	First         uint32                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`                                 // position of the first token told of, at least 1
+	Logprobs      []float32              `protobuf:"fixed32,3,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`                   // one for each token
+	Ranks         []uint32               `protobuf:"varint,4,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`                          // one for each token; 1 is the most probable
+	TopTokens     []int32                `protobuf:"varint,5,rep,packed,name=top_tokens,json=topTokens,proto3" json:"top_tokens,omitempty"` // equally many for each token, most probable first
+	TopLogprobs   []float32              `protobuf:"fixed32,6,rep,packed,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromptLogProbs) Reset() {
+	*x = PromptLogProbs{}
+	mi := &file_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromptLogProbs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromptLogProbs) ProtoMessage() {}
+
+func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromptLogProbs.ProtoReflect.Descriptor instead.
+func (*PromptLogProbs) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PromptLogProbs) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *PromptLogProbs) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *PromptLogProbs) GetLogprobs() []float32 {
+	if x != nil {
+		return x.Logprobs
+	}
+	return nil
+}
+
+func (x *PromptLogProbs) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+func (x *PromptLogProbs) GetTopTokens() []int32 {
+	if x != nil {
+		return x.TopTokens
+	}
+	return nil
+}
+
+func (x *PromptLogProbs) GetTopLogprobs() []float32 {
+	if x != nil {
+		return x.TopLogprobs
+	}
+	return nil
+}
+
 // LogProbs goes before the Tokens frame whose tokens it tells about.
 type LogProbs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -668,7 +771,7 @@ type LogProbs struct {
 
 func (x *LogProbs) Reset() {
 	*x = LogProbs{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +783,7 @@ func (x *LogProbs) String() string {
 func (*LogProbs) ProtoMessage() {}
 
 func (x *LogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +796,7 @@ func (x *LogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogProbs.ProtoReflect.Descriptor instead.
 func (*LogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LogProbs) GetTokens() []*TokenLogProbs {
@@ -720,7 +823,7 @@ type TokenLogProbs struct {
 
 func (x *TokenLogProbs) Reset() {
 	*x = TokenLogProbs{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +835,7 @@ func (x *TokenLogProbs) String() string {
 func (*TokenLogProbs) ProtoMessage() {}
 
 func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +848,7 @@ func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLogProbs.ProtoReflect.Descriptor instead.
 func (*TokenLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TokenLogProbs) GetStream() uint64 {
@@ -810,7 +913,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +925,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +938,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *End) GetCode() Code {
@@ -871,7 +974,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +986,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +999,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Accepted) GetAttempt() uint32 {
@@ -923,7 +1026,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1038,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1051,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Cancel) GetReason() string {
@@ -978,7 +1081,7 @@ type Prefill struct {
 
 func (x *Prefill) Reset() {
 	*x = Prefill{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -990,7 +1093,7 @@ func (x *Prefill) String() string {
 func (*Prefill) ProtoMessage() {}
 
 func (x *Prefill) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1003,7 +1106,7 @@ func (x *Prefill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefill.ProtoReflect.Descriptor instead.
 func (*Prefill) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Prefill) GetRequestId() string {
@@ -1086,7 +1189,7 @@ type Queued struct {
 
 func (x *Queued) Reset() {
 	*x = Queued{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1201,7 @@ func (x *Queued) String() string {
 func (*Queued) ProtoMessage() {}
 
 func (x *Queued) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1214,7 @@ func (x *Queued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queued.ProtoReflect.Descriptor instead.
 func (*Queued) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Queued) GetPosition() uint32 {
@@ -1131,7 +1234,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1143,7 +1246,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1156,7 +1259,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GrantRequest) GetCachedTokens() uint32 {
@@ -1181,7 +1284,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1296,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1309,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Grant) GetGrant() []byte {
@@ -1256,7 +1359,7 @@ type PrefillDone struct {
 
 func (x *PrefillDone) Reset() {
 	*x = PrefillDone{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1371,7 @@ func (x *PrefillDone) String() string {
 func (*PrefillDone) ProtoMessage() {}
 
 func (x *PrefillDone) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1384,7 @@ func (x *PrefillDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefillDone.ProtoReflect.Descriptor instead.
 func (*PrefillDone) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PrefillDone) GetComputedTokens() uint32 {
@@ -1316,7 +1419,7 @@ type Stats struct {
 
 func (x *Stats) Reset() {
 	*x = Stats{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1328,7 +1431,7 @@ func (x *Stats) String() string {
 func (*Stats) ProtoMessage() {}
 
 func (x *Stats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1341,7 +1444,7 @@ func (x *Stats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stats.ProtoReflect.Descriptor instead.
 func (*Stats) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Stats) GetSteps() uint64 {
@@ -1416,7 +1519,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1531,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1544,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 // Bundle is that: gateways need no model files.
@@ -1465,7 +1568,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1580,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1593,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Bundle) GetModel() string {
@@ -1589,7 +1692,7 @@ type GenerationDefaults struct {
 
 func (x *GenerationDefaults) Reset() {
 	*x = GenerationDefaults{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +1704,7 @@ func (x *GenerationDefaults) String() string {
 func (*GenerationDefaults) ProtoMessage() {}
 
 func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +1717,7 @@ func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationDefaults.ProtoReflect.Descriptor instead.
 func (*GenerationDefaults) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GenerationDefaults) GetTemperature() float32 {
@@ -1648,7 +1751,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1763,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1776,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Drain) GetTimeoutMs() uint64 {
@@ -1719,7 +1822,7 @@ const file_node_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\x05R\x05token\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value\"+\n" +
 	"\rTokenSequence\x12\x1a\n" +
-	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\x8e\x04\n" +
+	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\x80\x05\n" +
 	"\bGenerate\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -1742,7 +1845,18 @@ const file_node_proto_rawDesc = "" +
 	"\x05model\x18\r \x01(\tR\x05model\x12&\n" +
 	"\reos_token_ids\x18\x0e \x03(\x05B\x02\x10\x01R\veosTokenIds\x12\x1a\n" +
 	"\blogprobs\x18\x0f \x01(\bR\blogprobs\x12!\n" +
-	"\ftop_logprobs\x18\x10 \x01(\rR\vtopLogprobs\"A\n" +
+	"\ftop_logprobs\x18\x10 \x01(\rR\vtopLogprobs\x12,\n" +
+	"\x0fprompt_logprobs\x18\x11 \x01(\rH\x00R\x0epromptLogprobs\x88\x01\x01\x12.\n" +
+	"\x11logprob_token_ids\x18\x12 \x03(\x05B\x02\x10\x01R\x0flogprobTokenIdsB\x12\n" +
+	"\x10_prompt_logprobs\"\xc4\x01\n" +
+	"\x0ePromptLogProbs\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\rR\aattempt\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\rR\x05first\x12\x1e\n" +
+	"\blogprobs\x18\x03 \x03(\x02B\x02\x10\x01R\blogprobs\x12\x18\n" +
+	"\x05ranks\x18\x04 \x03(\rB\x02\x10\x01R\x05ranks\x12!\n" +
+	"\n" +
+	"top_tokens\x18\x05 \x03(\x05B\x02\x10\x01R\ttopTokens\x12%\n" +
+	"\ftop_logprobs\x18\x06 \x03(\x02B\x02\x10\x01R\vtopLogprobs\"A\n" +
 	"\bLogProbs\x125\n" +
 	"\x06tokens\x18\x01 \x03(\v2\x1d.tandem.node.v1.TokenLogProbsR\x06tokens\"\xd5\x01\n" +
 	"\rTokenLogProbs\x12\x16\n" +
@@ -1857,7 +1971,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_node_proto_goTypes = []any{
 	(FinishReason)(0),          // 0: tandem.node.v1.FinishReason
 	(Code)(0),                  // 1: tandem.node.v1.Code
@@ -1866,30 +1980,31 @@ var file_node_proto_goTypes = []any{
 	(*LogitBias)(nil),          // 4: tandem.node.v1.LogitBias
 	(*TokenSequence)(nil),      // 5: tandem.node.v1.TokenSequence
 	(*Generate)(nil),           // 6: tandem.node.v1.Generate
-	(*LogProbs)(nil),           // 7: tandem.node.v1.LogProbs
-	(*TokenLogProbs)(nil),      // 8: tandem.node.v1.TokenLogProbs
-	(*End)(nil),                // 9: tandem.node.v1.End
-	(*Accepted)(nil),           // 10: tandem.node.v1.Accepted
-	(*Cancel)(nil),             // 11: tandem.node.v1.Cancel
-	(*Prefill)(nil),            // 12: tandem.node.v1.Prefill
-	(*Queued)(nil),             // 13: tandem.node.v1.Queued
-	(*GrantRequest)(nil),       // 14: tandem.node.v1.GrantRequest
-	(*Grant)(nil),              // 15: tandem.node.v1.Grant
-	(*PrefillDone)(nil),        // 16: tandem.node.v1.PrefillDone
-	(*Stats)(nil),              // 17: tandem.node.v1.Stats
-	(*BundleRequest)(nil),      // 18: tandem.node.v1.BundleRequest
-	(*Bundle)(nil),             // 19: tandem.node.v1.Bundle
-	(*GenerationDefaults)(nil), // 20: tandem.node.v1.GenerationDefaults
-	(*Drain)(nil),              // 21: tandem.node.v1.Drain
+	(*PromptLogProbs)(nil),     // 7: tandem.node.v1.PromptLogProbs
+	(*LogProbs)(nil),           // 8: tandem.node.v1.LogProbs
+	(*TokenLogProbs)(nil),      // 9: tandem.node.v1.TokenLogProbs
+	(*End)(nil),                // 10: tandem.node.v1.End
+	(*Accepted)(nil),           // 11: tandem.node.v1.Accepted
+	(*Cancel)(nil),             // 12: tandem.node.v1.Cancel
+	(*Prefill)(nil),            // 13: tandem.node.v1.Prefill
+	(*Queued)(nil),             // 14: tandem.node.v1.Queued
+	(*GrantRequest)(nil),       // 15: tandem.node.v1.GrantRequest
+	(*Grant)(nil),              // 16: tandem.node.v1.Grant
+	(*PrefillDone)(nil),        // 17: tandem.node.v1.PrefillDone
+	(*Stats)(nil),              // 18: tandem.node.v1.Stats
+	(*BundleRequest)(nil),      // 19: tandem.node.v1.BundleRequest
+	(*Bundle)(nil),             // 20: tandem.node.v1.Bundle
+	(*GenerationDefaults)(nil), // 21: tandem.node.v1.GenerationDefaults
+	(*Drain)(nil),              // 22: tandem.node.v1.Drain
 }
 var file_node_proto_depIdxs = []int32{
 	4,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
 	5,  // 1: tandem.node.v1.Sampling.bad_words:type_name -> tandem.node.v1.TokenSequence
 	3,  // 2: tandem.node.v1.Generate.sampling:type_name -> tandem.node.v1.Sampling
-	8,  // 3: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
+	9,  // 3: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
 	1,  // 4: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
 	1,  // 5: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
-	20, // 6: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
+	21, // 6: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
 	7,  // [7:7] is the sub-list for method output_type
 	7,  // [7:7] is the sub-list for method input_type
 	7,  // [7:7] is the sub-list for extension type_name
@@ -1902,14 +2017,15 @@ func file_node_proto_init() {
 	if File_node_proto != nil {
 		return
 	}
-	file_node_proto_msgTypes[18].OneofWrappers = []any{}
+	file_node_proto_msgTypes[4].OneofWrappers = []any{}
+	file_node_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
