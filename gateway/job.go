@@ -123,7 +123,9 @@ func (j *job) attempt(c *choice) *openai.Error {
 		c.attempt++
 		c.accepted, c.paused, c.since, c.from = false, false, time.Now(), len(c.output)
 		j.g.meters.attempts.Inc()
-		s, err := node.Generate(context.Background(), j.message(c, decision, fleet), j.in, int32(c.index))
+		ctx, cancel := context.WithDeadline(context.Background(), j.deadline)
+		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
+		cancel()
 		if err == nil {
 			c.stream, c.node = s, node
 			j.wake(c.since.Add(j.g.o.AcceptTimeout))
@@ -137,6 +139,9 @@ func (j *job) attempt(c *choice) *openai.Error {
 		}
 		if fault := j.failed(c, node, err); fault != nil {
 			return fault
+		}
+		if !time.Now().Before(j.deadline) {
+			return j.late()
 		}
 	}
 }
@@ -247,9 +252,7 @@ func (j *job) wait() *openai.Error {
 func (j *job) bounds() *openai.Error {
 	t := time.Now()
 	if !t.Before(j.deadline) {
-		j.cause = "deadline"
-		return &openai.Error{Status: 504, Type: openai.TypeTimeout,
-			Message: fmt.Sprintf("the request took longer than %v", j.g.o.RequestTimeout)}
+		return j.late()
 	}
 	j.timerAt = j.deadline
 	for i := range j.choices {
@@ -276,6 +279,13 @@ func (j *job) bounds() *openai.Error {
 	}
 	j.timer.Reset(time.Until(j.timerAt))
 	return nil
+}
+
+// late is the end of a request whose deadline has passed.
+func (j *job) late() *openai.Error {
+	j.cause = "deadline"
+	return &openai.Error{Status: 504, Type: openai.TypeTimeout,
+		Message: fmt.Sprintf("the request took longer than %v", j.g.o.RequestTimeout)}
 }
 
 // wake makes the timer fire at t at the latest.

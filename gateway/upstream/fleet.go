@@ -47,6 +47,9 @@ const (
 	bundleTimeout = 30 * time.Second
 )
 
+// errHaste: the caller's deadline came before DialTimeout.
+var errHaste = errors.New("upstream: no time left to connect")
+
 // Member is a node of the fleet as gossip or configuration tells of it.
 type Member struct {
 	ID          string
@@ -186,7 +189,7 @@ func (f *Fleet) node(n *Node, m Member, keep bool) *Node {
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
 		// Repeated by the pool, or the caller's own haste: nothing was learnt.
 		IsExcluded: func(err error) bool {
-			return errors.Is(err, rpc.ErrBackoff) || errors.Is(err, context.Canceled)
+			return errors.Is(err, rpc.ErrBackoff) || errors.Is(err, context.Canceled) || errors.Is(err, errHaste)
 		},
 		OnStateChange: func(name string, from, to gobreaker.State) {
 			f.o.Log.Info("decode node's breaker", "node", name, "from", from.String(), "to", to.String())
@@ -254,10 +257,13 @@ func (n *Node) connect(ctx context.Context) (*link, error) {
 		}
 	}
 	return n.breaker.Execute(func() (*link, error) {
-		ctx, cancel := context.WithTimeout(ctx, DialTimeout)
+		patience, cancel := context.WithTimeout(ctx, DialTimeout)
 		defer cancel()
-		c, err := n.f.pool.Get(ctx, n.Name)
-		if err != nil {
+		c, err := n.f.pool.Get(patience, n.Name)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil, fmt.Errorf("%w: %w", errHaste, err)
+		case err != nil:
 			return nil, err
 		}
 		l := n.f.linkOf(c)

@@ -186,6 +186,9 @@ const (
 	nonsense        // asks what cannot be answered
 )
 
+// anyManner has two of three clients patient.
+func anyManner(rng *rand.Rand) manner { return manner(max(0, rng.IntN(16)-11)) }
+
 // reading is a client's connection, which it may read slowly.
 type reading struct {
 	net.Conn
@@ -236,7 +239,7 @@ func (v *virtual) client(rng *rand.Rand) {
 	r := bufio.NewReader(conn)
 	for range 1 + rng.IntN(3) {
 		a := &visit{virtual: v, id: fmt.Sprintf("r%d", v.requests.Add(1)), q: v.inquiries[rng.IntN(len(v.inquiries))], stream: rng.IntN(3) > 0, conn: conn, began: time.Now()}
-		conn.how = manner(max(0, rng.IntN(16)-11)) // two of three are patient
+		conn.how = v.behave(rng)
 		conn.after = 100 + rng.IntN(3000)
 		if conn.how == leaves {
 			away := time.AfterFunc(time.Duration(rng.IntN(40_000))*time.Microsecond, func() {
@@ -250,7 +253,7 @@ func (v *virtual) client(rng *rand.Rand) {
 			v.saw(end)
 			return // with the connection
 		}
-		if took := time.Since(a.began); conn.how == patient && took > v.timeout+10*time.Second {
+		if took := time.Since(a.began); conn.how == patient && took > v.timeout+time.Second {
 			v.errorf("a request took %v, its timeout is %v", took, v.timeout)
 		}
 	}

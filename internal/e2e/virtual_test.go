@@ -51,8 +51,9 @@ type virtual struct {
 	*storm
 	rng       *rand.Rand
 	inquiries []*inquiry
-	gentle    bool          // one node at a time
-	timeout   time.Duration // of a request
+	gentle    bool                    // one node at a time
+	timeout   time.Duration           // of a request
+	behave    func(*rand.Rand) manner // of the next client
 
 	door     *rpc.Network      // between clients and gateway
 	edges    map[string]*wires // from the gateway to each decode node
@@ -91,7 +92,7 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 			t: t, seed: seed, count: count, net: rpc.NewNetwork(), kv: &kvWires{Mem: kvtransfer.NewMem(), seed: seed},
 			probes: &probes{by: map[uint64]map[int]uint64{}}, bundle: byteBundle(ds[0]),
 		},
-		rng: rng, inquiries: qs, timeout: 2 * time.Minute, door: rpc.NewNetwork(), edges: map[string]*wires{},
+		rng: rng, inquiries: qs, timeout: 2 * time.Minute, behave: anyManner, door: rpc.NewNetwork(), edges: map[string]*wires{},
 		meters: metrics.New(metrics.Gateway, ""), done: make(chan error, 1), down: map[string]bool{},
 	}
 	v.heard = v.hear
@@ -212,7 +213,12 @@ func (v *virtual) wildFault() {
 
 func (v *virtual) check(when string) {
 	for _, n := range v.nodes {
-		n.check(when)
+		v.mu.Lock()
+		down := v.down[n.addr]
+		v.mu.Unlock()
+		if !down {
+			n.check(when)
+		}
 	}
 	if err := v.g.Check(); err != nil {
 		v.errorf("gateway %s: %v", when, err)
