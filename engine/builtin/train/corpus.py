@@ -8,6 +8,7 @@ import json
 import random
 import string
 
+import frames
 import stories
 from facts import HERE, normalize, read_facts, read_others, read_unknown, subjects
 from phrasings import GO, GO_PACKAGE, GO_TASK, HTTP, TASK, TOPIC, UNIX, WORD
@@ -23,6 +24,7 @@ PREFIXES = ["Hey, ", "Hi, ", "Hello, ", "Please, ", "OK, ", "So, ", "And ", "Wel
             "Next question: ", "Also, ", "Hi there, ", "Good morning. ", "I am new here. ", "Hey Tandem, ", "Question: ", "Thanks. ", "Then ", "First: ", "Help me: "]
 SUFFIXES = [" please", " Please.", " thanks", "??", "!", " ?", " ...", ", please", " now", " exactly", ", thank you", "?!"]
 MAX_TURNS = 40
+FRAMED = 0.45  # share of the questions, to be answered or refused, that are put together by frames.py
 HELDOUT = ("heldout.jsonl", "heldout2.jsonl")
 CONTAINED = 4  # a held-out question of at least so many words is also refused inside a longer one
 
@@ -108,8 +110,10 @@ class Corpus:
         return text
 
     def fact(self, rng):
-        """A fact by its weight, and a phrasing of it: the first ones, which hold its usual name, come more often."""
+        """A fact by its weight, and a phrasing of it: the first ones, which hold its usual name, come more often. FRAMED of them stand in a frame."""
         f = rng.choices(self.facts, self.weights)[0]
+        if f.subjects and rng.random() < FRAMED:
+            return self.noisy(rng, frames.frame(rng, *f.subjects[int(len(f.subjects) * rng.random() ** 1.4)])), f.answer
         return self.noisy(rng, f.phrasings[int(len(f.phrasings) * rng.random() ** 1.4)], f.kind == "chat"), f.answer
 
     def refusal(self, rng):
@@ -122,45 +126,53 @@ class Corpus:
             return stories.draw(rng)[1], UNKNOWN
         if kind < 0.24:
             return self.noisy(rng, rng.choice(self.questions)), UNKNOWN
-        if kind < 0.30:
+        if kind < 0.26:
+            return "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(3, 14))).strip() or "x", UNKNOWN
+        templates, words, around = self.unknown_subject(rng, (kind - 0.26) / 0.74)
+        return self.noisy(rng, frames.frame(rng, *rng.choice(around)) if rng.random() < FRAMED else rng.choice(templates).format(**words)), UNKNOWN
+
+    def unknown_subject(self, rng, kind):
+        """What no fact is about, drawn by a number from 0 to 1: (templates, their words, subjects for frames)."""
+        if kind < 0.08:
             code = str(rng.randint(100, 999))
-            q = rng.choice(HTTP).format(c=code if code not in self.codes else "6" + code[1:])
-        elif kind < 0.40:
-            q = rng.choice(UNIX).format(c=stories.invented(rng, 1, 3) if rng.random() < 0.7 else rng.choice(self.words))
-        elif kind < 0.42:
-            q = "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(3, 14))).strip() or "x"
-        elif kind < 0.46:
-            q = rng.choice(TASK + GO_TASK).format(t=rng.choice(self.tasks))
-        elif kind < 0.60:
-            q = self.unknown_go(rng)
-        elif kind < 0.76:
-            q = rng.choice(WORD).format(w=rng.choice(self.words) if rng.random() < 0.8 else stories.invented(rng))
-        else:
-            s = stories.invented(rng)
-            x = rng.random()
-            topic = rng.choice(self.unknown) if x < 0.6 else rng.choice(self.words) if x < 0.75 else rng.choice(
-                [s, "~" + s, "the " + s, s + " " + stories.invented(rng), s.capitalize()])
-            s, b = rng.choice(subjects(topic))
-            q = rng.choice(TOPIC).format(s=s, b=b)
-        return self.noisy(rng, q), UNKNOWN
+            code = code if code not in self.codes else "6" + code[1:]
+            return HTTP, {"c": code}, frames.of_http(code)
+        if kind < 0.20:
+            c = stories.invented(rng, 1, 3) if rng.random() < 0.7 else rng.choice(self.words)
+            return UNIX, {"c": c}, frames.of_unix(c)
+        if kind < 0.26:
+            t = rng.choice(self.tasks)
+            return (TASK, {"t": t}, frames.of_task(t)) if rng.random() < 0.5 else (GO_TASK, {"t": t}, frames.of_go_task(t))
+        if kind < 0.30:
+            c = rng.choice(self.packages) if rng.random() < 0.6 else stories.invented(rng)
+            return GO_PACKAGE, {"c": c}, frames.of_package(c)
+        if kind < 0.45:
+            c = self.unknown_go(rng)
+            return GO, {"c": c}, frames.of_go(c)
+        if kind < 0.67:
+            w = rng.choice(self.words) if rng.random() < 0.8 else stories.invented(rng)
+            return WORD, {"w": w}, frames.of_word(w)
+        s, x = stories.invented(rng), rng.random()
+        topic = rng.choice(self.unknown) if x < 0.6 else rng.choice(self.words) if x < 0.75 else rng.choice(
+            [s, "~" + s, "the " + s, s + " " + stories.invented(rng), s.capitalize()])
+        s, b = rng.choice(subjects(topic))
+        return TOPIC, {"s": s, "b": b}, frames.of_topic(s, b)
 
     def unknown_go(self, rng):
-        """A question for a name or a package that no fact is about: a real one, an invented one, or a known name in the wrong package."""
-        x = rng.random()
-        if x < 0.15:
-            return rng.choice(GO_PACKAGE).format(c=rng.choice(self.packages) if rng.random() < 0.6 else stories.invented(rng))
-        if x < 0.65:
-            return rng.choice(GO).format(c=rng.choice(self.names))
-        package = rng.choice(self.taught)[0]
-        name = rng.choice(self.taught)[1] if rng.random() < 0.3 else stories.invented(rng, 1, 3).capitalize()
-        return rng.choice(GO).format(c=f"{package}.{name}")
+        """A name that no fact is about: a real one, an invented one, or a known name in the wrong package."""
+        while True:
+            package, name = rng.choice(self.taught)[0], rng.choice(self.taught)[1]
+            x = rng.random()
+            c = rng.choice(self.names) if x < 0.5 else f"{package}.{name}" if x < 0.7 else f"{package}.{stories.invented(rng, 1, 3).capitalize()}"
+            if c.split(".") not in self.taught:
+                return c
 
     def turn(self, rng):
         """Returns (question, answer) of a random kind; never a held-out question, never a known one refused."""
         while True:
             kind = rng.random()
-            q, a = self.fact(rng) if kind < 0.73 else self.refusal(rng) if kind < 0.945 else stories.draw(rng)
-            if kind >= 0.945:
+            q, a = self.fact(rng) if kind < 0.73 else self.refusal(rng) if kind < 0.93 else stories.draw(rng)
+            if kind >= 0.93:
                 q = self.noisy(rng, q)
             n = normalize(q)
             if not self.heldout.overlaps(q) and self.known.get(n, a) == a:

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import re
 
+import frames
 from phrasings import GO, GO_PACKAGE, GO_TASK, HTTP, REASON, TASK, TOPIC, UNIX, WORD
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -14,6 +15,7 @@ class Fact:
     weight: int
     phrasings: tuple
     answer: str
+    subjects: tuple = ()  # (noun, clause) for frames.frame
 
 
 def normalize(text):
@@ -81,7 +83,8 @@ def serving_facts():
         if q.startswith("? "):
             yield Fact("serving", 2, tuple(split(q[2:])), a)
         else:
-            yield Fact("serving", weight, tuple(topic_phrasings(split(q))), a)
+            around = tuple(x for alias in split(q) for s, b in subjects(alias) for x in frames.of_topic(s, b))
+            yield Fact("serving", weight, tuple(topic_phrasings(split(q))), a, around)
 
 
 def http_facts():
@@ -89,15 +92,16 @@ def http_facts():
         q, meaning = line.split(" => ")
         code, reason = split(q)
         ps = [t.format(c=code) for t in HTTP] + [t.format(r=r) for t in REASON for r in (reason, reason.lower())]
-        yield Fact("http", 1, tuple(ps), f"HTTP {code} is {reason}: {meaning}")
+        yield Fact("http", 1, tuple(ps), f"HTTP {code} is {reason}: {meaning}", tuple(frames.of_http(code)))
 
 
 def unix_facts():
     for line in lines("unix.txt"):
         cmd, rest = line.split(" => ")
         what, _, tasks = rest.partition(" | ")
-        yield Fact("unix", 1, tuple(t.format(c=cmd) for t in UNIX), f"{cmd} {what}")
-        yield Fact("unix task", 1, tuple(t.format(t=task) for task in split(tasks, ";") for t in TASK), f"Use {cmd}: it {what}")
+        yield Fact("unix", 1, tuple(t.format(c=cmd) for t in UNIX), f"{cmd} {what}", tuple(frames.of_unix(cmd)))
+        around = tuple(x for task in split(tasks, ";") for x in frames.of_task(task))
+        yield Fact("unix task", 1, tuple(t.format(t=task) for task in split(tasks, ";") for t in TASK), f"Use {cmd}: it {what}", around)
 
 
 def go_facts():
@@ -105,17 +109,18 @@ def go_facts():
         name, rest = line.split(" => ")
         what, _, tasks = rest.partition(" | ")
         if "." not in name:
-            yield Fact("go", 1, tuple(t.format(c=name) for t in GO_PACKAGE), f"The package {name} {what}")
+            yield Fact("go", 1, tuple(t.format(c=name) for t in GO_PACKAGE), f"The package {name} {what}", tuple(frames.of_package(name)))
             continue
-        yield Fact("go", 1, tuple(t.format(c=name) for t in GO), f"{name} {what}")
+        yield Fact("go", 1, tuple(t.format(c=name) for t in GO), f"{name} {what}", tuple(frames.of_go(name)))
         if tasks:
-            yield Fact("go task", 1, tuple(t.format(t=task) for task in split(tasks, ";") for t in GO_TASK), f"Use {name}: it {what}")
+            around = tuple(x for task in split(tasks, ";") for x in frames.of_go_task(task))
+            yield Fact("go task", 1, tuple(t.format(t=task) for task in split(tasks, ";") for t in GO_TASK), f"Use {name}: it {what}", around)
 
 
 def word_facts():
     for line in lines("words.txt"):
         word, meaning = line.split(" => ")
-        yield Fact("word", 1, tuple(t.format(w=word) for t in WORD), f"{word.capitalize()} means {meaning}.")
+        yield Fact("word", 1, tuple(t.format(w=word) for t in WORD), f"{word.capitalize()} means {meaning}.", tuple(frames.of_word(word)))
 
 
 def read_unknown():

@@ -107,16 +107,16 @@ def tell(rng, noun, quality="", name=""):
 
 
 def draw(rng):
-    """Returns (request, story): a random hero, in one case of five a made-up one that can only be copied."""
+    """Returns (request, story): a random hero, in three cases of ten a made-up one that can only be copied."""
     if rng.random() < 0.10:
         return rng.choice(PLAIN), tell(rng, "robot", "small", "Pip")
-    noun = invented(rng) if rng.random() < 0.20 else rng.choice(HEROES)
+    noun = invented(rng) if rng.random() < 0.30 else rng.choice(HEROES)
     quality = rng.choice(QUALITIES) if rng.random() < 0.35 else ""
     if quality and rng.random() < 0.2:
         quality += " " + rng.choice([q for q in QUALITIES if q != quality])
     name, said = "", ""
-    if rng.random() < 0.20:
-        name = invented(rng).capitalize() if rng.random() < 0.3 else rng.choice(PEOPLE)
+    if rng.random() < 0.40:
+        name = invented(rng).capitalize() if rng.random() < 0.4 else rng.choice(PEOPLE)
         said = rng.choice([" named ", " called "]) + name
     qh = f"{quality} {noun}".strip()
     x = f"{article(qh)} {qh}{said}"

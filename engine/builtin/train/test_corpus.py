@@ -1,13 +1,19 @@
 """python -m unittest test_corpus, before any training: what is held out stays out of the stream, and the stream is what it claims to be."""
 
+import json
 import random
 import unittest
 
-from corpus import CANNOT, EOT, IM_START, UNKNOWN, Corpus, Heldout
-from facts import normalize, read_facts
+import frames
+from corpus import CANNOT, EOT, HELDOUT, IM_START, UNKNOWN, Corpus, Heldout
+from facts import HERE, normalize, read_facts
 
 
 class TestHeldout(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.corpus = Corpus(1)
+
     def test_overlap_is_found_after_normalizing(self):
         h = Heldout(["In short, what does tail do?", "Hi, tandem!"])
         for text in ("in short what does TAIL do", "In short: what does `tail` do?!", "Hey, in short, what does tail do exactly?", "hi tandem"):
@@ -22,33 +28,47 @@ class TestHeldout(unittest.TestCase):
                 Corpus(1, [prompt])
 
     def test_stream_skips_held_out_questions(self):
-        plain = Corpus(1)
-        asked = [q for c in plain.pool(0, 300) for q in questions(c)]
-        held = random.Random(3).sample(sorted(q for q in set(asked) if normalize(q) and normalize(q) not in plain.known), 30)
-        fewer = Corpus(1, [q for q in held if q not in plain.questions + plain.requests])
-        for c in fewer.pool(0, 300):
+        listed = {normalize(q) for q in self.corpus.questions + self.corpus.requests} | set(self.corpus.known)
+        asked = sorted({q for c in self.corpus.pool(0, 200) for q in questions(c) if len(normalize(q).split()) > 4 and normalize(q) not in listed})
+        fewer = Corpus(1, random.Random(3).sample(asked, 30))
+        for c in fewer.pool(0, 200):
             for q in questions(c):
                 self.assertFalse(fewer.heldout.overlaps(q), q)
 
     def test_no_pool_holds_a_held_out_question(self):
-        corpus = Corpus(1)
-        for c in corpus.pool(0, 1500):
+        for c in self.corpus.pool(0, 800):
             for q in questions(c):
-                self.assertFalse(corpus.heldout.overlaps(q), q)
+                self.assertFalse(self.corpus.heldout.overlaps(q), q)
+
+
+    def test_no_frame_and_no_phrasing_uses_held_out_words(self):
+        corpus, rng = self.corpus, random.Random(2)
+        asked = [p for f in corpus.facts if f.subjects for p in f.phrasings] + [corpus.turn(rng)[0] for _ in range(4000)]
+        for mark in frames.MARKS:
+            self.assertTrue(any(mark in normalize(p) for p in held_out()), f"no held-out phrasing has {mark!r}")
+            for p in asked:
+                self.assertNotIn(f" {mark} ", f" {normalize(p)} ")
 
 
 class TestStream(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.corpus = Corpus(2)
+
     def test_pool_is_a_function_of_seed_and_number(self):
-        self.assertEqual(Corpus(1).pool(7, 20), Corpus(1).pool(7, 20))
-        self.assertNotEqual(Corpus(1).pool(7, 20), Corpus(1).pool(8, 20))
+        self.assertEqual(self.corpus.pool(7, 20), Corpus(2).pool(7, 20))
+        self.assertNotEqual(self.corpus.pool(7, 20), self.corpus.pool(8, 20))
 
     def test_known_questions_are_never_refused(self):
-        corpus = Corpus(2)
-        rng = random.Random(1)
+        corpus, rng = self.corpus, random.Random(1)
         for _ in range(3000):
             q, a = corpus.turn(rng)
             if a in (UNKNOWN, CANNOT):
                 self.assertIn(corpus.known.get(normalize(q), a), (a,), q)
+
+
+def held_out():
+    return [json.loads(line)["prompt"] for name in HELDOUT for line in (HERE / name).read_text().splitlines()]
 
 
 def questions(conversation):
