@@ -35,6 +35,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
+	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
 	"github.com/tandem-serving/tandem/prefill"
 )
@@ -237,7 +238,11 @@ func runGateway(v *command.Invocation) error {
 	o := gatewayOptions(&f.g, &f.p, d.Log)
 	o.TLS, o.ServedModelName, o.ChatTemplate = cert, f.name, template
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, TLS: d.Certs.Client(), Log: d.Log, Counters: new(rpc.Counters)}
+	if o.Tracer, err = tracer(d, v.Environ, &f.p, "gateway"); err != nil {
+		return err
+	}
 	o.Metrics = metrics.New(metrics.Gateway, f.name)
+	meterTraces(o.Metrics, o.Tracer)
 	o.Metrics.Info(metrics.BuildInfo, version, "gateway")
 	meterRPC(o.Metrics, o.RPC.Counters)
 	g, err := gateway.New(o)
@@ -382,6 +387,7 @@ type node struct {
 	set  *metrics.Set
 	role string
 	asks rpc.Counters // of the connections that this node dials
+	tr   *trace.Tracer
 }
 
 // hooks are what a role hears from the step goroutine.
@@ -391,7 +397,7 @@ type hooks struct {
 }
 
 // startEngine loads the model and starts its loop.
-func startEngine(d *process.Process, environ []string, m *config.Model, role string, roles metrics.Role, on hooks) (*node, error) {
+func startEngine(d *process.Process, environ []string, m *config.Model, p *config.Process, role string, roles metrics.Role, on hooks) (*node, error) {
 	o, err := command.LoadOptions(m, environ, d.Log)
 	if err != nil {
 		return nil, err
@@ -408,7 +414,11 @@ func startEngine(d *process.Process, environ []string, m *config.Model, role str
 	if err := gateway.CheckBundle(n.bundle()); err != nil {
 		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Path, err)
 	}
+	if n.tr, err = tracer(d, environ, p, role); err != nil {
+		return nil, err
+	}
 	n.set = metrics.New(roles, l.Bundle.ModelName)
+	meterTraces(n.set, n.tr)
 	n.eng, err = engine.New(engine.Options{Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Logger: d.Log, OnStep: on.step, OnBlocks: on.blocks, Watch: watch(n.set)})
 	if err != nil {
 		return nil, err
@@ -519,7 +529,7 @@ func runPrefill(v *command.Invocation) error {
 		return err
 	}
 	defer d.End()
-	n, err := startEngine(d, v.Environ, &f.m, "prefill", metrics.Prefill, hooks{})
+	n, err := startEngine(d, v.Environ, &f.m, &f.p, "prefill", metrics.Prefill, hooks{})
 	if err != nil {
 		return err
 	}
@@ -533,7 +543,7 @@ func runPrefill(v *command.Invocation) error {
 	}
 	d.OnEnd(func() { d.Report("kvtransfer", w.Close()) })
 	p := prefill.New(prefill.Options{
-		Engine: n.eng, Writer: w, Logger: d.Log, BlockTokens: n.KV.BlockTokens, Layers: n.KV.Layers,
+		Engine: n.eng, Writer: w, Logger: d.Log, Tracer: n.tr, BlockTokens: n.KV.BlockTokens, Layers: n.KV.Layers,
 		RunAheadTokens: 2 * n.Scheduler.MaxBatchedTokens, MaxQueued: f.m.MaxQueued,
 		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Transferred: transferred(n.set),
@@ -556,7 +566,7 @@ func runDecode(v *command.Invocation) error {
 	defer d.End()
 	var role *decode.Node
 	var news *decode.News
-	n, err := startEngine(d, v.Environ, &f.m, "decode", metrics.Decode, hooks{
+	n, err := startEngine(d, v.Environ, &f.m, &f.p, "decode", metrics.Decode, hooks{
 		step: func() {
 			if role != nil { // nil when the start failed in between
 				role.Flush()
@@ -603,7 +613,7 @@ func runDecode(v *command.Invocation) error {
 // prefills by itself.
 func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer) *decode.Node {
 	role := decode.New(decode.Options{
-		Engine: n.eng, Reader: r, Dial: dial, Logger: n.Log,
+		Engine: n.eng, Reader: r, Dial: dial, Logger: n.Log, Tracer: n.tr,
 		MaxModelLen: n.Scheduler.MaxModelLen, BlockTokens: n.KV.BlockTokens,
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Bundle:   n.bundle(),
@@ -650,7 +660,7 @@ func runServe(v *command.Invocation) error {
 	defer d.End()
 	d.ExitAtSecondSignal()
 	var role *decode.Node
-	n, err := startEngine(d, v.Environ, &m, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
+	n, err := startEngine(d, v.Environ, &m, &p, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
 	if err != nil {
 		return err
 	}
@@ -672,7 +682,7 @@ func runServe(v *command.Invocation) error {
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.asks}
 	meterRPC(n.set, &n.asks)
 	o.Members = []upstream.Member{{ID: d.Name, Role: "serve", RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
-	o.Metrics = n.set
+	o.Metrics, o.Tracer = n.set, n.tr
 	gw, err := gateway.New(o)
 	if err != nil {
 		return err

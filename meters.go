@@ -1,16 +1,23 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/logs"
 	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
 	"github.com/tandem-serving/tandem/prefill"
 )
@@ -243,4 +250,37 @@ func meterRPC(set *metrics.Set, all ...*rpc.Counters) {
 		}
 		return sum
 	})
+}
+
+// traceTimeout bounds sending the last spans when a process ends.
+const traceTimeout = 2 * time.Second
+
+// tracer is a process' source of spans, nil where nobody wants them.
+func tracer(d *process.Process, environ []string, p *config.Process, role string) (*trace.Tracer, error) {
+	getenv := func(name string) string {
+		for _, e := range environ {
+			if value, ok := strings.CutPrefix(e, name+"="); ok {
+				return value
+			}
+		}
+		return ""
+	}
+	t, err := trace.New(trace.Options{Endpoint: p.TracesEndpoint, Getenv: getenv, Role: role, Node: d.Name, Version: version, Log: d.Log})
+	if errors.Is(err, trace.ErrOption) {
+		err = fmt.Errorf("%w: %w", config.ErrValue, err)
+	}
+	d.OnEnd(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), traceTimeout)
+		defer cancel()
+		if err := t.Close(ctx); err != nil {
+			d.Log.Warn("last traces not sent", "err", err)
+		}
+	})
+	return t, err
+}
+
+// meterTraces connects what the tracer counts.
+func meterTraces(set *metrics.Set, t *trace.Tracer) {
+	set.Counter(metrics.TraceSpans, "sent").Func(func() float64 { sent, _ := t.Counts(); return float64(sent) })
+	set.Counter(metrics.TraceSpans, "failed").Func(func() float64 { _, failed := t.Counts(); return float64(failed) })
 }

@@ -37,6 +37,7 @@ func (n *Node) own(ctx context.Context, a *attempt, g *nodepb.Generate) {
 	id, cached, err := n.o.Engine.Add(r)
 	if err != nil {
 		n.endAttempt(a, err)
+		a.span.End(time.Now()) // no engine will
 		return
 	}
 	n.mu.Lock()
@@ -93,8 +94,9 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		},
 		Rules: rules(s, stop), LogProbs: g.Logprobs, TopLogProbs: int(g.TopLogprobs), LogProbTokens: g.LogprobTokenIds,
 		MaxTokens: int(g.MaxTokens), Stop: stop, Priority: int(g.Priority),
-		Hold: len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
-		Emit: func(t engine.Token) { n.emit(a, t) },
+		Hold:  len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
+		Emit:  func(t engine.Token) { n.emit(a, t) },
+		Ended: func(l engine.Life) { n.endSpan(a, l) },
 	}
 	if g.PromptLogprobs != nil {
 		r.Hold = false // what each position says of the next is not in the KV that a prefill node sends
@@ -290,6 +292,7 @@ func (n *Node) payEnds(gw *gateway) {
 // forget removes an attempt; n.mu is held.
 func (n *Node) forget(a *attempt, cause error) {
 	a.ended = true
+	a.failSpan(cause)
 	a.cancel(cause)
 	delete(n.attempts, a.key)
 	if n.idle != nil && len(n.attempts) == 0 {

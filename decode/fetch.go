@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
@@ -25,6 +26,7 @@ type Reader interface {
 // fetch is one Prefill asked of one node.
 type fetch struct {
 	key    key
+	span   trace.Span
 	events chan fetchEvent // what the prefill node says
 	moved  chan error      // capacity 1: what became of the lease, nil for arrived
 }
@@ -113,7 +115,14 @@ func (n *Node) addCount(c *uint64) {
 }
 
 // fetchFrom asks one node and returns nil once all of its KV has arrived.
-func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID, g *nodepb.Generate, addr string, tokens []int32, cached int) error {
+func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID, g *nodepb.Generate, addr string, tokens []int32, cached int) (err error) {
+	span := a.fetchSpan(addr, cached)
+	defer func() {
+		if err != nil && span.On() {
+			span.Fail("prefill", err.Error())
+		}
+		span.End(time.Now())
+	}()
 	dctx, stop := context.WithTimeout(ctx, n.o.PrefillTimeout)
 	conn, err := n.prefill.Get(dctx, addr)
 	stop()
@@ -123,12 +132,12 @@ func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID
 	if err := n.matches(conn.Peer()); err != nil {
 		return err
 	}
-	f := n.startFetch(conn)
+	f := n.startFetch(conn, span)
 	defer n.stopFetch(f)
 	err = conn.Send(rpc.FramePrefill, f.key.stream, &nodepb.Prefill{
 		RequestId: a.request, Attempt: a.number, Tokens: tokens, Have: uint32(cached),
 		PrefixRoot: g.PrefixRoot, Fingerprint: n.o.Identity.Fingerprint,
-		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Priority: g.Priority,
+		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Priority: g.Priority, Trace: span.Wire(),
 	})
 	if err != nil {
 		return err
@@ -216,6 +225,7 @@ func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 	}
 	l := n.leases.add(g.Lease, res.ID, f)
 	n.mu.Unlock()
+	f.span.Event("granted", time.Now())
 	err = f.key.conn.Send(rpc.FrameGrant, f.key.stream, &nodepb.Grant{
 		Grant: g.Wire, From: uint32(res.From), UpTo: uint32(res.UpTo),
 	})
@@ -250,8 +260,8 @@ func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, upTo int) (s
 	}
 }
 
-func (n *Node) startFetch(c *rpc.Conn) *fetch {
-	f := &fetch{key: key{c, c.NewStream()}, events: make(chan fetchEvent, maxFetchEvents), moved: make(chan error, 1)}
+func (n *Node) startFetch(c *rpc.Conn, span trace.Span) *fetch {
+	f := &fetch{key: key{c, c.NewStream()}, span: span, events: make(chan fetchEvent, maxFetchEvents), moved: make(chan error, 1)}
 	n.mu.Lock()
 	n.fetches[f.key] = f
 	n.mu.Unlock()

@@ -27,6 +27,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/trace"
 )
 
 // Identity is what must agree between this node and those it works with.
@@ -47,6 +48,7 @@ type Options struct {
 	// their frames. Needed with Reader.
 	Dial   func(rpc.Handler) Dialer
 	Logger *slog.Logger
+	Tracer *trace.Tracer // nil: no spans
 
 	MaxModelLen int
 	BlockTokens int
@@ -161,6 +163,7 @@ type attempt struct {
 	number  uint32
 	request string
 	cancel  context.CancelCauseFunc
+	span    trace.Span
 
 	// Guarded by Node.mu.
 	id    scheduler.RequestID // 0 until the engine has it
@@ -236,7 +239,7 @@ func (n *Node) generate(c *rpc.Conn, stream uint64, payload []byte) {
 		return
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	a := &attempt{key: key{c, stream}, number: g.Attempt, request: g.RequestId, cancel: cancel}
+	a := &attempt{key: key{c, stream}, number: g.Attempt, request: g.RequestId, cancel: cancel, span: n.startSpan(g)}
 	switch code, msg := n.enter(a); {
 	case code == 0:
 		go n.own(ctx, a, g)
@@ -245,9 +248,12 @@ func (n *Node) generate(c *rpc.Conn, stream uint64, payload []byte) {
 		// neither goes on, and one End says so.
 		n.end(a.key, ErrStreamTwice, true)
 		cancel(nil)
+		a.span.End(time.Now())
 	default:
 		n.refuse(c, stream, g.Attempt, code, msg)
 		cancel(nil)
+		a.span.Fail(code.String(), msg)
+		a.span.End(time.Now())
 	}
 }
 

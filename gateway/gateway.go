@@ -36,6 +36,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/trace"
 )
 
 // Defaults of Options.
@@ -137,7 +138,8 @@ type Options struct {
 	ResumesPerSecond  float64
 	StallTimeout      time.Duration // negative: never
 
-	Log *slog.Logger // nil: discarded
+	Log    *slog.Logger  // nil: discarded
+	Tracer *trace.Tracer // nil: no spans
 }
 
 func (o *Options) setDefaults() {

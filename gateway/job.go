@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/trace"
 )
 
 // job is one request being answered. The goroutine of its client's connection
@@ -38,6 +39,8 @@ type job struct {
 	gone     bool   // the client has gone: nobody reads an answer
 	closed   bool
 	cause    string // of metrics.StreamAborts, when it did not end well
+	span     span
+	status   int // of the answer, 0: 200
 }
 
 // choice is one answer of a request.
@@ -74,6 +77,7 @@ type choice struct {
 	pause    time.Duration    // before that, doubling
 	lastTok  time.Time
 	firstTok time.Time
+	span     trace.Span // of the current attempt
 }
 
 // Why requests are cut.
@@ -123,6 +127,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 		c.attempt++
 		c.accepted, c.paused, c.since, c.from = false, false, time.Now(), len(c.output)
 		j.g.meters.attempts.Inc()
+		j.attemptSpan(c, node, decision)
 		ctx, cancel := context.WithDeadline(context.Background(), j.deadline)
 		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
 		cancel()
@@ -192,6 +197,7 @@ func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *no
 		EosTokenIds:  j.model.bundle.EosTokenIds,
 		Logprobs:     j.req.Logprobs,
 		TopLogprobs:  uint32(j.req.TopLogprobs),
+		Trace:        c.span.Wire(),
 
 		LogprobTokenIds: j.req.LogprobTokens,
 	}
@@ -208,6 +214,7 @@ func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *no
 
 // leave takes the choice off its node's books.
 func (c *choice) leave() {
+	c.span.End(time.Now())
 	if c.node != nil {
 		c.node.InFlight.Add(-1)
 		c.node = nil
@@ -418,6 +425,7 @@ func (j *job) measure(c *choice, at time.Time) {
 		c.prefilled()
 		c.firstTok = at
 		m.ttft.Observe(at.Sub(j.start).Seconds())
+		c.span.Event("first token", at)
 		m.prompt.Add(float64(len(c.prompt.tokens)))
 		m.cached.Add(float64(c.prompt.cached))
 	} else {
@@ -492,6 +500,7 @@ func (j *job) close() {
 		j.record(c)
 	}
 	j.finished()
+	j.endSpan()
 	j.giveBuffer()
 	if j.timer != nil {
 		j.timer.Stop()

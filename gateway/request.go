@@ -24,12 +24,15 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 		return
 	}
 	var j *job
+	span := g.startSpan(ctx, on, start)
 	streaming := false
 	defer func() { // also after a panic
 		switch {
 		case j == nil:
+			span.end(ctx.Response.StatusCode())
 			g.inFlight.Add(-1)
 		case !streaming:
+			j.status = ctx.Response.StatusCode()
 			j.close()
 		}
 	}()
@@ -38,6 +41,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 		g.fail(ctx, fault)
 		return
 	}
+	j.describe(span)
 	if c, ok := ctx.Conn().(*clientConn); ok {
 		j.watch = c.watch()
 	}

@@ -31,6 +31,7 @@ func (c *choice) taken() { c.accepted, c.lost, c.pause = true, time.Time{}, 0 }
 // position, and where no node takes them it waits for one, a bounded time.
 func (j *job) retry(c *choice, err error) *openai.Error {
 	node := c.node
+	c.failSpan(err)
 	c.leave()
 	c.stream = nil
 	if fault := j.failed(c, node, err); fault != nil {
@@ -53,6 +54,7 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 
 // failed books a failed attempt; it returns an error when there may be no other.
 func (j *job) failed(c *choice, node *upstream.Node, err error) *openai.Error {
+	c.failSpan(err)
 	j.failure(node, err)
 	moved := len(c.output) > c.from // since the attempt began
 	if moved {

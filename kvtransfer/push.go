@@ -49,6 +49,13 @@ func newPush(s *writerSession, g *grant, o PushOptions) *Push {
 	}
 }
 
+// Bytes returns how many bytes of pages have been written to the reader.
+func (p *Push) Bytes() int64 {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	return int64(p.nSent) * int64(p.s.w.o.Layout.PageBytes)
+}
+
 // Pages returns how many positions the grant has in each region.
 func (p *Push) Pages() int { return p.nPages }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
@@ -23,6 +24,7 @@ type job struct {
 	tokens   []int32
 	priority int
 	grant    chan *nodepb.Grant // capacity 1
+	span     trace.Span
 
 	// Guarded by Node.mu.
 	admitted bool
@@ -98,6 +100,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	// At once, without asking the engine what it has cached: the answer would
 	// wait for the running step, and the grant is to travel during it.
 	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})
+	j.span.Event("asked for a grant", time.Now())
 	g, err := n.awaitGrant(ctx, j)
 	if err != nil {
 		return nil, err
@@ -118,6 +121,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	ej := &engine.Job{
 		Root: j.root, Tokens: j.tokens, Priority: j.priority,
 		Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
+		Ended: func(l engine.Life) { n.engineSpans(j, l) },
 	}
 	id, cached, err := n.o.Engine.AddJob(ej)
 	if err != nil {
@@ -129,8 +133,12 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	if err == nil {
 		err = push.Wait(ctx)
 	}
+	landed := time.Now()
+	t := f.transfer(landed)
+	t.Bytes = push.Bytes()
+	n.transferSpan(j, t, landed, err)
 	if err == nil && n.o.Transferred != nil {
-		n.o.Transferred(f.transfer(time.Now()))
+		n.o.Transferred(t)
 	}
 	if err != nil {
 		if aerr := push.Abort(err); aerr != nil {
@@ -229,6 +237,7 @@ func (f *feed) done(err error) {
 type Transfer struct {
 	First           time.Time
 	Hidden, Exposed time.Duration
+	Bytes           int64 // of pages
 }
 
 // transfer is the feed's, which had landed at a time.

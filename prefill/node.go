@@ -26,6 +26,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
@@ -42,6 +43,7 @@ type Options struct {
 	Identity Identity
 	Writer   *kvtransfer.Writer
 	Logger   *slog.Logger
+	Tracer   *trace.Tracer // nil: no spans
 
 	BlockTokens int
 	Layers      int
@@ -191,6 +193,7 @@ func (n *Node) accept(k key, payload []byte) {
 	if code == 0 {
 		n.count.Accepted++
 		j := newJob(k, p)
+		j.span = n.startSpan(p)
 		j.timer = time.AfterFunc(n.o.JobTimeout, func() { n.cancel(k, errTimeout) })
 		n.enqueue(j)
 		n.admit()

@@ -83,6 +83,7 @@ func (n *Node) forget(j *job, err error) {
 	default:
 		n.count.Failed++
 	}
+	j.endSpan(err)
 	delete(n.jobs, j.key)
 	j.timer.Stop()
 	n.ahead -= j.ahead

@@ -38,12 +38,14 @@ func (m *Model) Register(s *Set) {
 // Process is what every long-running command has.
 type Process struct {
 	LogLevel        string
+	TracesEndpoint  string
 	ShutdownTimeout Seconds
 }
 
 // Register declares the process's flags.
 func (p *Process) Register(s *Set) {
 	s.StringVar(&p.LogLevel, "log-level", "info", "debug, info, warning or error")
+	s.StringVar(&p.TracesEndpoint, "otlp-traces-endpoint", "", "collector that gets traces, as OTLP over HTTP, such as http://127.0.0.1:4318; default: what OTEL_EXPORTER_OTLP_ENDPOINT says")
 	p.ShutdownTimeout = Seconds(30 * time.Second)
 	s.Var(&p.ShutdownTimeout, "shutdown-timeout", "how long SIGTERM lets running requests finish")
 }

@@ -21,20 +21,20 @@ var mayImport = map[string][]string{
 		"bench", "bench/dataset", "bench/load",
 		"gateway", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
 		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/logs", "internal/metrics",
-		"internal/process", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf",
+		"internal/process", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/trace",
 	},
 
 	"gateway": {
 		"gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
-		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb",
+		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb", "internal/trace",
 	},
 	"gateway/render":                {"engine/tokenizer"},
 	"gateway/route":                 {"engine/kvcache"},
 	"gateway/upstream":              {"gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/upstream/upstreamtest": {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
-	"prefill": {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb"},
-	"decode":  {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb"},
+	"prefill": {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
+	"decode":  {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 
 	"bench":         {"bench/dataset", "bench/load", "bench/report", "engine/builtin", "engine/tokenizer"},
 	"bench/dataset": {},
@@ -75,6 +75,7 @@ var mayImport = map[string][]string{
 	"internal/rpc":           {"internal/rpc/nodepb"},
 	"internal/rpc/nodepb":    {},
 	"internal/tlsconf":       {},
+	"internal/trace":         {"internal/rpc/nodepb"},
 }
 
 // roles are what main puts together; rules below keep them apart.

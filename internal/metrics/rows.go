@@ -111,6 +111,7 @@ var Rows = [count]Row{
 	RPCSilent:      {"tandem:rpc_silent_connections_total", KindCounter, all, nil, nil, "Connections ended because the other side was silent or did not read."},
 	RPCRefused:     {"tandem:rpc_refused_connections_total", KindCounter, all, nil, nil, "Connections refused: strangers, other versions, too many."},
 	RPCDialErrors:  {"tandem:rpc_dial_errors_total", KindCounter, all, nil, nil, "Connections to other nodes that could not be made."},
+	TraceSpans:     {"tandem:trace_spans_total", KindCounter, all, []Label{{Name: "result", Values: []string{"sent", "failed"}}}, nil, "Spans handed to the collector, and those that it did not take."},
 }
 
 // positions are the places of guessed tokens that are told apart.

@@ -113,6 +113,7 @@ const (
 	RPCSilent
 	RPCRefused
 	RPCDialErrors
+	TraceSpans
 
 	count // number of rows; not a metric
 )

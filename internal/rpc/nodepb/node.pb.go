@@ -514,6 +514,7 @@ type Generate struct {
 	TopLogprobs     uint32                 `protobuf:"varint,16,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`                      // best tokens to report with each
 	PromptLogprobs  *uint32                `protobuf:"varint,17,opt,name=prompt_logprobs,json=promptLogprobs,proto3,oneof" json:"prompt_logprobs,omitempty"`       // PromptLogProbs of the prompt, with so many best tokens each
 	LogprobTokenIds []int32                `protobuf:"varint,18,rep,packed,name=logprob_token_ids,json=logprobTokenIds,proto3" json:"logprob_token_ids,omitempty"` // report these instead of the best
+	Trace           *TraceContext          `protobuf:"bytes,20,opt,name=trace,proto3" json:"trace,omitempty"`                                                      // of the span that this is part of; unset: none
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -674,6 +675,66 @@ func (x *Generate) GetLogprobTokenIds() []int32 {
 	return nil
 }
 
+func (x *Generate) GetTrace() *TraceContext {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
+// TraceContext names a span of another process as W3C's headers do.
+type TraceContext struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Traceparent   string                 `protobuf:"bytes,1,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Tracestate    string                 `protobuf:"bytes,2,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceContext) Reset() {
+	*x = TraceContext{}
+	mi := &file_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceContext) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceContext) ProtoMessage() {}
+
+func (x *TraceContext) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceContext.ProtoReflect.Descriptor instead.
+func (*TraceContext) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TraceContext) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *TraceContext) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
+	}
+	return ""
+}
+
 // PromptLogProbs tells of tokens of the prompt, under the model's own
 // distribution. The frames of a stream tell of every token but the first, in
 // order, before its first Tokens frame.
@@ -691,7 +752,7 @@ type PromptLogProbs struct {
 
 func (x *PromptLogProbs) Reset() {
 	*x = PromptLogProbs{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +764,7 @@ func (x *PromptLogProbs) String() string {
 func (*PromptLogProbs) ProtoMessage() {}
 
 func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +777,7 @@ func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptLogProbs.ProtoReflect.Descriptor instead.
 func (*PromptLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PromptLogProbs) GetAttempt() uint32 {
@@ -771,7 +832,7 @@ type LogProbs struct {
 
 func (x *LogProbs) Reset() {
 	*x = LogProbs{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +844,7 @@ func (x *LogProbs) String() string {
 func (*LogProbs) ProtoMessage() {}
 
 func (x *LogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +857,7 @@ func (x *LogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogProbs.ProtoReflect.Descriptor instead.
 func (*LogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LogProbs) GetTokens() []*TokenLogProbs {
@@ -823,7 +884,7 @@ type TokenLogProbs struct {
 
 func (x *TokenLogProbs) Reset() {
 	*x = TokenLogProbs{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +896,7 @@ func (x *TokenLogProbs) String() string {
 func (*TokenLogProbs) ProtoMessage() {}
 
 func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +909,7 @@ func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLogProbs.ProtoReflect.Descriptor instead.
 func (*TokenLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TokenLogProbs) GetStream() uint64 {
@@ -913,7 +974,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +986,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +999,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *End) GetCode() Code {
@@ -974,7 +1035,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1047,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1060,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Accepted) GetAttempt() uint32 {
@@ -1026,7 +1087,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1038,7 +1099,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1051,7 +1112,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Cancel) GetReason() string {
@@ -1075,13 +1136,14 @@ type Prefill struct {
 	Layout        uint64                 `protobuf:"varint,8,opt,name=layout,proto3" json:"layout,omitempty"` // hash of the KV layout
 	DeadlineMs    uint64                 `protobuf:"varint,9,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"`
 	Priority      int32                  `protobuf:"varint,10,opt,name=priority,proto3" json:"priority,omitempty"`
+	Trace         *TraceContext          `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"` // of the span that this is part of; unset: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Prefill) Reset() {
 	*x = Prefill{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1155,7 @@ func (x *Prefill) String() string {
 func (*Prefill) ProtoMessage() {}
 
 func (x *Prefill) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1168,7 @@ func (x *Prefill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefill.ProtoReflect.Descriptor instead.
 func (*Prefill) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Prefill) GetRequestId() string {
@@ -1179,6 +1241,13 @@ func (x *Prefill) GetPriority() int32 {
 	return 0
 }
 
+func (x *Prefill) GetTrace() *TraceContext {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
 // Queued tells decode that its Prefill still waits; sent while it does.
 type Queued struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1189,7 +1258,7 @@ type Queued struct {
 
 func (x *Queued) Reset() {
 	*x = Queued{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1270,7 @@ func (x *Queued) String() string {
 func (*Queued) ProtoMessage() {}
 
 func (x *Queued) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1283,7 @@ func (x *Queued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queued.ProtoReflect.Descriptor instead.
 func (*Queued) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Queued) GetPosition() uint32 {
@@ -1234,7 +1303,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1246,7 +1315,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1328,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GrantRequest) GetCachedTokens() uint32 {
@@ -1284,7 +1353,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1365,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1378,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Grant) GetGrant() []byte {
@@ -1359,7 +1428,7 @@ type PrefillDone struct {
 
 func (x *PrefillDone) Reset() {
 	*x = PrefillDone{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1440,7 @@ func (x *PrefillDone) String() string {
 func (*PrefillDone) ProtoMessage() {}
 
 func (x *PrefillDone) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1453,7 @@ func (x *PrefillDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefillDone.ProtoReflect.Descriptor instead.
 func (*PrefillDone) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PrefillDone) GetComputedTokens() uint32 {
@@ -1419,7 +1488,7 @@ type Stats struct {
 
 func (x *Stats) Reset() {
 	*x = Stats{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1500,7 @@ func (x *Stats) String() string {
 func (*Stats) ProtoMessage() {}
 
 func (x *Stats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1513,7 @@ func (x *Stats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stats.ProtoReflect.Descriptor instead.
 func (*Stats) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Stats) GetSteps() uint64 {
@@ -1519,7 +1588,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1600,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1613,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 // Bundle is that: gateways need no model files.
@@ -1568,7 +1637,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1649,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1662,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Bundle) GetModel() string {
@@ -1692,7 +1761,7 @@ type GenerationDefaults struct {
 
 func (x *GenerationDefaults) Reset() {
 	*x = GenerationDefaults{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1773,7 @@ func (x *GenerationDefaults) String() string {
 func (*GenerationDefaults) ProtoMessage() {}
 
 func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1786,7 @@ func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationDefaults.ProtoReflect.Descriptor instead.
 func (*GenerationDefaults) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GenerationDefaults) GetTemperature() float32 {
@@ -1751,7 +1820,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +1832,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +1845,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Drain) GetTimeoutMs() uint64 {
@@ -1822,7 +1891,7 @@ const file_node_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\x05R\x05token\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value\"+\n" +
 	"\rTokenSequence\x12\x1a\n" +
-	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\x80\x05\n" +
+	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\xb4\x05\n" +
 	"\bGenerate\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -1847,8 +1916,14 @@ const file_node_proto_rawDesc = "" +
 	"\blogprobs\x18\x0f \x01(\bR\blogprobs\x12!\n" +
 	"\ftop_logprobs\x18\x10 \x01(\rR\vtopLogprobs\x12,\n" +
 	"\x0fprompt_logprobs\x18\x11 \x01(\rH\x00R\x0epromptLogprobs\x88\x01\x01\x12.\n" +
-	"\x11logprob_token_ids\x18\x12 \x03(\x05B\x02\x10\x01R\x0flogprobTokenIdsB\x12\n" +
-	"\x10_prompt_logprobs\"\xc4\x01\n" +
+	"\x11logprob_token_ids\x18\x12 \x03(\x05B\x02\x10\x01R\x0flogprobTokenIds\x122\n" +
+	"\x05trace\x18\x14 \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05traceB\x12\n" +
+	"\x10_prompt_logprobs\"P\n" +
+	"\fTraceContext\x12 \n" +
+	"\vtraceparent\x18\x01 \x01(\tR\vtraceparent\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\x02 \x01(\tR\n" +
+	"tracestate\"\xc4\x01\n" +
 	"\x0ePromptLogProbs\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\rR\aattempt\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\rR\x05first\x12\x1e\n" +
@@ -1876,7 +1951,7 @@ const file_node_proto_rawDesc = "" +
 	"\aattempt\x18\x01 \x01(\rR\aattempt\x12#\n" +
 	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\" \n" +
 	"\x06Cancel\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xb1\x02\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xe5\x02\n" +
 	"\aPrefill\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -1891,7 +1966,8 @@ const file_node_proto_rawDesc = "" +
 	"\vdeadline_ms\x18\t \x01(\x04R\n" +
 	"deadlineMs\x12\x1a\n" +
 	"\bpriority\x18\n" +
-	" \x01(\x05R\bpriority\"$\n" +
+	" \x01(\x05R\bpriority\x122\n" +
+	"\x05trace\x18\v \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\"$\n" +
 	"\x06Queued\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\rR\bposition\"3\n" +
 	"\fGrantRequest\x12#\n" +
@@ -1971,7 +2047,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_node_proto_goTypes = []any{
 	(FinishReason)(0),          // 0: tandem.node.v1.FinishReason
 	(Code)(0),                  // 1: tandem.node.v1.Code
@@ -1980,36 +2056,39 @@ var file_node_proto_goTypes = []any{
 	(*LogitBias)(nil),          // 4: tandem.node.v1.LogitBias
 	(*TokenSequence)(nil),      // 5: tandem.node.v1.TokenSequence
 	(*Generate)(nil),           // 6: tandem.node.v1.Generate
-	(*PromptLogProbs)(nil),     // 7: tandem.node.v1.PromptLogProbs
-	(*LogProbs)(nil),           // 8: tandem.node.v1.LogProbs
-	(*TokenLogProbs)(nil),      // 9: tandem.node.v1.TokenLogProbs
-	(*End)(nil),                // 10: tandem.node.v1.End
-	(*Accepted)(nil),           // 11: tandem.node.v1.Accepted
-	(*Cancel)(nil),             // 12: tandem.node.v1.Cancel
-	(*Prefill)(nil),            // 13: tandem.node.v1.Prefill
-	(*Queued)(nil),             // 14: tandem.node.v1.Queued
-	(*GrantRequest)(nil),       // 15: tandem.node.v1.GrantRequest
-	(*Grant)(nil),              // 16: tandem.node.v1.Grant
-	(*PrefillDone)(nil),        // 17: tandem.node.v1.PrefillDone
-	(*Stats)(nil),              // 18: tandem.node.v1.Stats
-	(*BundleRequest)(nil),      // 19: tandem.node.v1.BundleRequest
-	(*Bundle)(nil),             // 20: tandem.node.v1.Bundle
-	(*GenerationDefaults)(nil), // 21: tandem.node.v1.GenerationDefaults
-	(*Drain)(nil),              // 22: tandem.node.v1.Drain
+	(*TraceContext)(nil),       // 7: tandem.node.v1.TraceContext
+	(*PromptLogProbs)(nil),     // 8: tandem.node.v1.PromptLogProbs
+	(*LogProbs)(nil),           // 9: tandem.node.v1.LogProbs
+	(*TokenLogProbs)(nil),      // 10: tandem.node.v1.TokenLogProbs
+	(*End)(nil),                // 11: tandem.node.v1.End
+	(*Accepted)(nil),           // 12: tandem.node.v1.Accepted
+	(*Cancel)(nil),             // 13: tandem.node.v1.Cancel
+	(*Prefill)(nil),            // 14: tandem.node.v1.Prefill
+	(*Queued)(nil),             // 15: tandem.node.v1.Queued
+	(*GrantRequest)(nil),       // 16: tandem.node.v1.GrantRequest
+	(*Grant)(nil),              // 17: tandem.node.v1.Grant
+	(*PrefillDone)(nil),        // 18: tandem.node.v1.PrefillDone
+	(*Stats)(nil),              // 19: tandem.node.v1.Stats
+	(*BundleRequest)(nil),      // 20: tandem.node.v1.BundleRequest
+	(*Bundle)(nil),             // 21: tandem.node.v1.Bundle
+	(*GenerationDefaults)(nil), // 22: tandem.node.v1.GenerationDefaults
+	(*Drain)(nil),              // 23: tandem.node.v1.Drain
 }
 var file_node_proto_depIdxs = []int32{
 	4,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
 	5,  // 1: tandem.node.v1.Sampling.bad_words:type_name -> tandem.node.v1.TokenSequence
 	3,  // 2: tandem.node.v1.Generate.sampling:type_name -> tandem.node.v1.Sampling
-	9,  // 3: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
-	1,  // 4: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
-	1,  // 5: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
-	21, // 6: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
-	7,  // [7:7] is the sub-list for method output_type
-	7,  // [7:7] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	7,  // 3: tandem.node.v1.Generate.trace:type_name -> tandem.node.v1.TraceContext
+	10, // 4: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
+	1,  // 5: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
+	7,  // 6: tandem.node.v1.Prefill.trace:type_name -> tandem.node.v1.TraceContext
+	1,  // 7: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
+	22, // 8: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
+	9,  // [9:9] is the sub-list for method output_type
+	9,  // [9:9] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2018,14 +2097,14 @@ func file_node_proto_init() {
 		return
 	}
 	file_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_proto_msgTypes[19].OneofWrappers = []any{}
+	file_node_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,122 @@
+package gateway
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/trace"
+)
+
+// span is a request's: the root of its trace, unless the client sent one.
+type span struct {
+	trace.Span
+	operation string // as OpenTelemetry names it
+}
+
+// startSpan begins a request's span.
+func (g *Gateway) startSpan(ctx *fasthttp.RequestCtx, on openai.Endpoint, start time.Time) span {
+	parent := ctx.Request.Header.Peek("Traceparent")
+	if g.o.Tracer == nil && len(parent) == 0 {
+		return span{}
+	}
+	operation := "text_completion"
+	if on == openai.Chat {
+		operation = "chat"
+	}
+	s := g.o.Tracer.Start(trace.Incoming(string(parent), string(ctx.Request.Header.Peek("Tracestate"))), operation, trace.Server, start)
+	if s.On() {
+		s.Set(trace.Operation.String(operation), trace.Provider.String("tandem"), trace.Method.String("POST"), trace.Path.String(string(ctx.Path())))
+	}
+	return span{s, operation}
+}
+
+// end ends the span of a request that became no job, or of a job.
+func (s span) end(status int) {
+	if !s.On() {
+		return
+	}
+	s.Set(trace.Status.Int(status))
+	if status >= 400 {
+		s.Fail(strconv.Itoa(status), "")
+	}
+	s.End(time.Now())
+}
+
+// describe gives the job its span, with what the request asks.
+func (j *job) describe(s span) {
+	j.span = s
+	if !s.On() {
+		return
+	}
+	r, tokens := j.req, 0
+	for i := range j.prompts {
+		tokens += len(j.prompts[i].tokens)
+	}
+	s.Name(s.operation + " " + j.model.name)
+	s.Set(trace.RequestModel.String(j.model.name), trace.ResponseModel.String(j.model.name), trace.RequestID.String(r.RequestID), trace.InputTokens.Int(tokens),
+		trace.Choices.Int(r.N), trace.MaxTokens.Int(j.prompts[0].maxTokens))
+	if r.Temperature != nil {
+		s.Set(trace.Temperature.Float64(float64(*r.Temperature)))
+	}
+	if r.TopP != nil {
+		s.Set(trace.TopP.Float64(float64(*r.TopP)))
+	}
+	if r.TopK != nil {
+		s.Set(trace.TopK.Int(int(*r.TopK)))
+	}
+	if r.Seed != nil {
+		s.Set(trace.Seed.Int64(int64(*r.Seed)))
+	}
+}
+
+// endSpan ends the job's span with what came of it.
+func (j *job) endSpan() {
+	if !j.span.On() {
+		return
+	}
+	var reasons []string
+	var first time.Time
+	for i := range j.choices {
+		c := &j.choices[i]
+		if c.done {
+			reasons = append(reasons, c.finish.Reason)
+		}
+		if !c.firstTok.IsZero() && (first.IsZero() || c.firstTok.Before(first)) {
+			first = c.firstTok
+		}
+	}
+	u := j.usage()
+	j.span.Set(trace.FinishReasons.StringSlice(reasons), trace.OutputTokens.Int(u.Completion), trace.CachedTokens.Int(u.Cached))
+	if !first.IsZero() {
+		j.span.Set(trace.FirstToken.Float64(first.Sub(j.start).Seconds()))
+	}
+	if j.cause != "" {
+		j.span.Fail(j.cause, "")
+	}
+	if j.status == 0 {
+		j.status = fasthttp.StatusOK
+	}
+	j.span.end(j.status)
+}
+
+// attemptSpan begins the span of a choice's next attempt.
+func (j *job) attemptSpan(c *choice, node *upstream.Node, d route.Decision) {
+	c.span = j.span.Child("attempt", trace.Client, c.since)
+	if c.span.On() {
+		c.span.Set(trace.Peer.String(node.Name), trace.Choice.Int(c.index), trace.Attempt.Int(int(c.attempt)), trace.Resumed.Int(c.from),
+			trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
+	}
+}
+
+// failSpan says why the current attempt failed.
+func (c *choice) failSpan(err error) {
+	if c.span.On() {
+		c.span.Fail(kindOf(err), err.Error())
+		c.span.End(time.Now())
+	}
+}

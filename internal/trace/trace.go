@@ -1,0 +1,272 @@
+// Package trace tells one request's way through the fleet as OpenTelemetry spans.
+//
+// A Tracer batches ended spans and sends them over OTLP (HTTP, protobuf) to a
+// collector. Who starts a span hands its W3C context to the next process, and so
+// gateway, decode node, prefill node and transfer end up in one trace. What the
+// package adds to OpenTelemetry's SDK is a way to be off: a nil *Tracer starts
+// zero Spans, whose methods do nothing and allocate nothing, so that code need
+// not ask.
+//
+// Invariant: nothing here blocks a request. Spans that cannot be sent in time
+// are dropped by the SDK's bounded queue.
+//
+// The package does not decide what is a span and never sees text of a prompt.
+package trace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	api "go.opentelemetry.io/otel/trace"
+
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// ErrOption is behind refusals of Options.
+var ErrOption = errors.New("trace: bad option")
+
+// Options of a Tracer.
+type Options struct {
+	// Endpoint is the collector's URL; without a path /v1/traces is meant. Empty:
+	// what OpenTelemetry's environment variables say, or no tracing.
+	Endpoint string
+	// Getenv reads those variables. The SDK reads more of them by itself:
+	// headers, sampler, batch sizes and timeouts.
+	Getenv              func(string) string
+	Role, Node, Version string
+	Log                 *slog.Logger     // of what could not be sent; nil: discarded
+	exporter            sdk.SpanExporter // of tests; nil: OTLP
+}
+
+// Tracer sends spans. A nil one is off.
+type Tracer struct {
+	t                api.Tracer
+	provider         *sdk.TracerProvider
+	exported, failed atomic.Uint64
+}
+
+// New makes a tracer; it is nil where nobody asked for one. It connects to
+// nobody before the first span has ended.
+func New(o Options) (*Tracer, error) {
+	endpoint := o.Endpoint
+	if endpoint == "" {
+		if o.Getenv("OTEL_SDK_DISABLED") == "true" || o.Getenv("OTEL_TRACES_EXPORTER") == "none" ||
+			o.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT")+o.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
+			return nil, nil
+		}
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
+		if p := o.Getenv(name); p != "" && p != "http/protobuf" {
+			return nil, fmt.Errorf("%w: %s=%s: traces leave as http/protobuf only; collectors take that on port 4318", ErrOption, name, p)
+		}
+	}
+	var options []otlptracehttp.Option
+	if endpoint != "" {
+		u, err := url.Parse(endpoint)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return nil, fmt.Errorf("%w: --otlp-traces-endpoint %q: give a URL such as http://127.0.0.1:4318", ErrOption, endpoint)
+		}
+		if u.Path == "" || u.Path == "/" {
+			u.Path = "/v1/traces"
+		}
+		options = append(options, otlptracehttp.WithEndpointURL(u.String()))
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	exporter := o.exporter
+	if exporter == nil {
+		var err error
+		if exporter, err = otlptracehttp.New(context.Background(), options...); err != nil {
+			return nil, fmt.Errorf("trace: exporter: %w", err)
+		}
+	}
+	// The SDK has one handler per process for what goes wrong behind its queue.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { o.Log.Warn("traces not sent", "err", err) }))
+	r, err := resource.New(context.Background(),
+		resource.WithTelemetrySDK(),
+		resource.WithAttributes(attribute.String("service.name", "tandem"), attribute.String("service.version", o.Version),
+			attribute.String("service.instance.id", o.Node), attribute.String("tandem.role", o.Role)),
+		resource.WithFromEnv())
+	if err != nil {
+		return nil, fmt.Errorf("%w: OTEL_RESOURCE_ATTRIBUTES: %w", ErrOption, err)
+	}
+	t := new(Tracer)
+	t.provider = sdk.NewTracerProvider(sdk.WithResource(r), sdk.WithBatcher(counted{exporter, t}))
+	t.t = t.provider.Tracer("github.com/tandem-serving/tandem", api.WithInstrumentationVersion(o.Version))
+	return t, nil
+}
+
+// counted counts what an exporter sends.
+type counted struct {
+	sdk.SpanExporter
+	t *Tracer
+}
+
+func (c counted) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	err := c.SpanExporter.ExportSpans(ctx, spans)
+	if err != nil {
+		c.t.failed.Add(uint64(len(spans)))
+	} else {
+		c.t.exported.Add(uint64(len(spans)))
+	}
+	return err
+}
+
+// Counts is how many spans were sent, and how many could not be.
+func (t *Tracer) Counts() (exported, failed uint64) {
+	if t == nil {
+		return 0, 0
+	}
+	return t.exported.Load(), t.failed.Load()
+}
+
+// Close sends what is left, until ctx ends.
+func (t *Tracer) Close(ctx context.Context) error {
+	if t == nil {
+		return nil
+	}
+	return t.provider.Shutdown(ctx)
+}
+
+// Context is a span's W3C trace context, as it travels: the headers traceparent
+// and tracestate. It passes through processes that trace nothing.
+type Context struct{ Parent, State string }
+
+// maxState bounds a tracestate that is passed on, as the standard does.
+const maxState = 512
+
+// Incoming is a context from outside, empty where it is not well-formed.
+func Incoming(parent, state string) Context {
+	c := Context{parent, state}
+	if len(state) > maxState || len(parent) > 256 || !c.span().IsValid() {
+		return Context{}
+	}
+	return c
+}
+
+// FromWire is the context that came with a message.
+func FromWire(c *nodepb.TraceContext) Context { return Incoming(c.GetTraceparent(), c.GetTracestate()) }
+
+// Wire is the span's context for a message; nil for a span that is part of nothing.
+func (s Span) Wire() *nodepb.TraceContext {
+	c := s.Context()
+	if c.Parent == "" {
+		return nil
+	}
+	return &nodepb.TraceContext{Traceparent: c.Parent, Tracestate: c.State}
+}
+
+func (c Context) span() api.SpanContext {
+	if c.Parent == "" {
+		return api.SpanContext{}
+	}
+	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": c.Parent, "tracestate": c.State})
+	return api.SpanContextFromContext(ctx)
+}
+
+// Kind says which side of a call a span is.
+type Kind = api.SpanKind
+
+// Kinds.
+const (
+	Internal = api.SpanKindInternal
+	Server   = api.SpanKindServer
+	Client   = api.SpanKindClient
+)
+
+// Attr is an attribute of a span or event.
+type Attr = attribute.KeyValue
+
+// Start begins a span below parent, or a trace of its own.
+func (t *Tracer) Start(parent Context, name string, kind Kind, at time.Time) Span {
+	if t == nil {
+		return Span{from: parent}
+	}
+	ctx := context.Background()
+	if sc := parent.span(); sc.IsValid() {
+		ctx = api.ContextWithRemoteSpanContext(ctx, sc)
+	}
+	_, s := t.t.Start(ctx, name, api.WithSpanKind(kind), api.WithTimestamp(at))
+	return Span{s: s, t: t, from: parent}
+}
+
+// Span is one operation. Its methods may be called from any goroutine; those of
+// the zero Span do nothing.
+type Span struct {
+	s    api.Span
+	t    *Tracer
+	from Context
+}
+
+// On says whether somebody will see the span: only then are attributes worth
+// making.
+func (s Span) On() bool { return s.s != nil && s.s.IsRecording() }
+
+// Context is what the span's children elsewhere get. A span that is off hands on
+// what it was given.
+func (s Span) Context() Context {
+	if s.s == nil {
+		return s.from
+	}
+	c := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(api.ContextWithSpan(context.Background(), s.s), c)
+	return Context{c["traceparent"], c["tracestate"]}
+}
+
+// Child begins a span below this one.
+func (s Span) Child(name string, kind Kind, at time.Time) Span {
+	if s.s == nil {
+		return s
+	}
+	_, c := s.t.t.Start(api.ContextWithSpan(context.Background(), s.s), name, api.WithSpanKind(kind), api.WithTimestamp(at))
+	return Span{s: c, t: s.t}
+}
+
+// Name changes the span's name.
+func (s Span) Name(name string) {
+	if s.s != nil {
+		s.s.SetName(name)
+	}
+}
+
+// Set adds attributes.
+func (s Span) Set(attrs ...Attr) {
+	if s.s != nil {
+		s.s.SetAttributes(attrs...)
+	}
+}
+
+// Event notes a moment.
+func (s Span) Event(name string, at time.Time) {
+	if s.s != nil {
+		s.s.AddEvent(name, api.WithTimestamp(at))
+	}
+}
+
+// Fail marks the operation as failed; kind is of few values, for error.type.
+func (s Span) Fail(kind, message string) {
+	if s.s != nil {
+		s.s.SetAttributes(attribute.String("error.type", kind))
+		s.s.SetStatus(codes.Error, message)
+	}
+}
+
+// End ends the span; a second end does nothing.
+func (s Span) End(at time.Time) {
+	if s.s != nil {
+		s.s.End(api.WithTimestamp(at))
+	}
+}
