@@ -74,6 +74,9 @@ generate: $(TOOLS)/protoc-gen-go ## write the code that comes from internal/rpc/
 	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
 	cd internal/rpc && protoc --go_out=nodepb --go_opt=paths=source_relative node.proto
 
+train: ## train the built-in model anew, for about an hour: by hand, never in CI; WORK=dir keeps what can be continued, STEPS=n
+	engine/builtin/train/run.sh $(or $(WORK),.cache/train) $(STEPS)
+
 clean: ## remove what was built and installed here
 	rm -rf bin .cache logs
 

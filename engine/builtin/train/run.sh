@@ -14,4 +14,6 @@ work=$1 steps=${2:-3000}
 "$work/venv/bin/python" "$here/evaluate.py" "$work/hf"
 echo "The model is in $work/hf. To ship it: copy it over engine/builtin/model, write eval.jsonl with"
 echo "  evaluate.py $work/hf --write-eval engine/builtin/eval.jsonl"
+echo "write parity.json with"
+echo "  parity.py engine/builtin/model"
 echo "and put the table above into MODEL_CARD.md."
