@@ -25,7 +25,7 @@ var ErrOption = errors.New("bench: bad option")
 type Options struct {
 	Backend, Label, BaseURL, Host, Endpoint, Model, ServedModel, Tokenizer string
 	Port, NumPrompts, Warmups, ReadyTimeout, MaxConcurrency                int
-	Headers, Metadata, GoodputSpec                                         []string
+	Headers, Metadata, GoodputSpec, RandomMix                              []string
 	Insecure, SkipTokenizer, DisableProgress                               bool
 	Seed                                                                   uint64
 	RequestRate, Burstiness, ProbeRate                                     float64
@@ -47,7 +47,8 @@ type Options struct {
 	SkipChatTemplate                 bool
 	Data                             dataset.Options
 
-	set *pflag.FlagSet // which of the flags without a default were given
+	metrics []string       // URLs to read beside the run
+	set     *pflag.FlagSet // which of the flags without a default were given
 }
 
 // Register declares the flags.
@@ -122,6 +123,7 @@ func (o *Options) registerData(s *pflag.FlagSet) {
 	s.IntVar(&d.Random.Input, "random-input-len", 1024, "prompt's tokens after the prefix")
 	s.IntVar(&d.Random.Output, "random-output-len", 128, "output tokens")
 	s.StringVar(&o.RangeRatio, "random-range-ratio", "0.0", `lengths vary by this share; one number, or {"input": 0.3, "output": 0.5}`)
+	s.StringArrayVar(&o.RandomMix, "random-mix", nil, "SHARE:INPUT:OUTPUT, such as 0.8:64:64 0.2:1024:16: kinds of requests instead of --random-input-len and --random-output-len; may be repeated")
 	s.IntVar(&d.Random.Prefix, "random-prefix-len", 0, "tokens that all prompts begin with")
 	s.IntVar(&d.Prefix.Prefix, "prefix-repetition-prefix-len", 256, "tokens of a prefix")
 	s.IntVar(&d.Prefix.Suffix, "prefix-repetition-suffix-len", 256, "tokens after it")
@@ -138,7 +140,7 @@ func (o *Options) registerData(s *pflag.FlagSet) {
 }
 
 // lists are the flags that take several words: --goodput ttft:100 tpot:20.
-var lists = []string{"--header", "--goodput", "--metadata"}
+var lists = []string{"--header", "--goodput", "--metadata", "--random-mix"}
 
 // JoinLists writes flags of several words as one flag per word.
 func JoinLists(args []string) []string {
@@ -216,6 +218,13 @@ func (o *Options) completeData() error {
 		case "prefix_repetition":
 			d.Prefix.Suffix = o.InputLen - d.Prefix.Prefix
 		}
+	}
+	for _, m := range o.RandomMix {
+		var k dataset.Kind
+		if n, err := fmt.Sscanf(m, "%g:%d:%d", &k.Share, &k.Input, &k.Output); err != nil || n != 3 {
+			return fmt.Errorf("%w: --random-mix %q: want SHARE:INPUT:OUTPUT, such as 0.2:1024:16", ErrOption, m)
+		}
+		d.Random.Mix = append(d.Random.Mix, k)
 	}
 	if o.set.Changed("output-len") {
 		d.Random.Output, d.Prefix.Output, d.ShareGPTOutput, d.CustomOutput = o.OutputLen, o.OutputLen, o.OutputLen, o.OutputLen

@@ -59,6 +59,8 @@ type Result struct {
 	Self    load.Self
 	Record  *load.Record // with the requests in the order of Summary's
 
+	Nodes []report.Node // of the server, as far as they told of themselves
+
 	RequestID func(i int) string // of request i
 }
 
@@ -76,16 +78,20 @@ func Serve(ctx context.Context, o *Options, out, errOut io.Writer) (*Result, err
 		return nil, err
 	}
 	r.announce()
-	stopProbes := r.probes(ctx)
+	stopProbes, stopObserving := r.probes(ctx), observe(ctx, r.metrics)
 	rec, err := r.client.Run(ctx, load.Plan{
 		At: r.at, Body: r.body, ID: r.requestID, MaxConcurrency: r.MaxConcurrency, Progress: r.progress(),
 	})
-	probe := stopProbes()
+	probe, nodes := stopProbes(), stopObserving()
 	r.endProgress()
 	if err != nil {
 		return nil, err
 	}
-	return r.finish(rec, probe)
+	res, err := r.finish(rec, probe)
+	if res != nil {
+		res.Nodes = nodes
+	}
+	return res, err
 }
 
 func (r *run) requestID(i int) string { return r.IDPrefix + strconv.Itoa(i) }

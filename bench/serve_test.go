@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +22,7 @@ import (
 
 // fake is an OpenAI-compatible server of 5 tokens each.
 func fake(t *testing.T, check func(path string, body map[string]any)) string {
+	var asked atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body map[string]any
 		if r.Method == http.MethodPost {
@@ -33,6 +34,9 @@ func fake(t *testing.T, check func(path string, body map[string]any)) string {
 		switch r.URL.Path {
 		case "/v1/models":
 			fmt.Fprint(w, `{"data":[{"id":"org/fake"}]}`)
+		case "/metrics":
+			n := asked.Add(1)
+			fmt.Fprintf(w, "# HELP x\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\nvllm:generation_tokens_total{engine=\"0\"} %d\nprocess_cpu_seconds_total %g 1700000000000\n", 10*n, float64(n)/10)
 		case "/tokenize":
 			fmt.Fprint(w, `{"tokens":[5,3,9,5]}`)
 		case "/v1/completions", "/v1/chat/completions":
@@ -157,48 +161,5 @@ func TestServeRefuses(t *testing.T) {
 		if _, err := Serve(context.Background(), parse(t, append([]string{"--model", "m", "--base-url", "http://127.0.0.1:1"}, strings.Fields(args)...)...), io.Discard, io.Discard); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", args, err, want)
 		}
-	}
-}
-
-// A sweep runs each pair, and its page needs nothing from elsewhere.
-func TestSweep(t *testing.T) {
-	var mu sync.Mutex
-	prompts := map[string]bool{} // no run sends those of another
-	url := fake(t, func(path string, body map[string]any) {
-		mu.Lock()
-		defer mu.Unlock()
-		if path == "/v1/completions" {
-			prompts[fmt.Sprint(body["prompt"])] = true
-		}
-	})
-	dir := t.TempDir()
-	o := parse(t, "--base-url", url, "--num-prompts", "6", "--input-len", "40", "--goodput", "ttft:1000")
-	if err := Sweep(t.Context(), o, SweepOptions{Rates: []float64{100, 200}, Concurrencies: []int{1, 3}, Dir: dir}, io.Discard, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	if len(prompts) != 24 {
-		t.Errorf("%d different prompts in 4 runs of 6", len(prompts))
-	}
-	read := func(name string) string {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(data)
-	}
-	csv := strings.Split(strings.TrimSpace(read("sweep.csv")), "\n")
-	if len(csv) != 5 || !strings.HasPrefix(csv[1], "100,1,6,0,") || !strings.HasPrefix(csv[4], "200,3,6,0,") {
-		t.Errorf("CSV: %q", csv)
-	}
-	var results []map[string]any
-	if err := json.Unmarshal([]byte(read("sweep.json")), &results); err != nil || len(results) != 4 || results[3]["request_rate"] != 200.0 || results[3]["completed"] != 6.0 {
-		t.Errorf("JSON: %v, %v", results, err)
-	}
-	page := read("report.html")
-	if strings.Count(page, "<svg") != 6 || strings.Contains(page, "NaN") || strings.Contains(page, "http://www") || strings.Contains(page, "<script") || strings.Contains(page, "src=") {
-		t.Errorf("page: %.2000s", page)
-	}
-	if err := Sweep(t.Context(), o, SweepOptions{Rates: []float64{0}, Dir: dir}, io.Discard, io.Discard); !errors.Is(err, ErrOption) {
-		t.Errorf("a rate of 0: %v", err)
 	}
 }

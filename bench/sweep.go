@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/bench/report"
@@ -20,24 +23,94 @@ const maxRuns = 256
 type SweepOptions struct {
 	Rates         []float64 // empty: the one of --request-rate
 	Concurrencies []int     // empty: the one of --max-concurrency
+	RunSeconds    int       // arrivals last so long at each finite rate; 0: --num-prompts
 	Dir           string    // of the report
+	Title         string
+	Notes         []string // for the page
 	Pause         time.Duration
+
+	Commands []string // servers to start, one after the other; empty: one that runs already
+	Labels   []string // of the commands, in their order
+	Vary     []string // NAME=V1,V2: flags of the servers, each value with each
+	Metrics  []string // URLs; empty: those that the server is known to have
 }
 
-// Sweep runs bench serve for each rate and concurrency and writes report.html,
-// sweep.csv and sweep.json. A run in which nothing succeeded is in them as such.
-func Sweep(ctx context.Context, o *Options, s SweepOptions, out, errOut io.Writer) error {
-	rates, concurrencies := s.Rates, s.Concurrencies
-	if len(rates) == 0 {
-		rates = []float64{o.RequestRate}
+// variant is one server of a sweep.
+type variant struct {
+	name, command string
+	flags         []string
+}
+
+// variants are the servers of the sweep: each command with each combination of
+// the values of its flags.
+func (s *SweepOptions) variants() ([]variant, error) {
+	if len(s.Commands) == 0 {
+		if len(s.Vary) > 0 || len(s.Labels) > 0 {
+			return nil, fmt.Errorf("%w: --vary and --serve-label are for servers that the sweep starts: give --serve-cmd, such as --serve-cmd 'tandem up --port 8000'", ErrOption)
+		}
+		return []variant{{}}, nil
 	}
-	if len(concurrencies) == 0 {
-		concurrencies = []int{o.MaxConcurrency}
+	if len(s.Labels) > 0 && len(s.Labels) != len(s.Commands) {
+		return nil, fmt.Errorf("%w: --serve-label: %d labels for %d commands", ErrOption, len(s.Labels), len(s.Commands))
 	}
-	if n := len(rates) * len(concurrencies); n > maxRuns {
-		return fmt.Errorf("%w: %d runs, want at most %d", ErrOption, n, maxRuns)
+	var vs []variant
+	for i, c := range s.Commands {
+		v := variant{command: c}
+		if len(s.Commands) > 1 {
+			v.name = c
+		}
+		if len(s.Labels) > 0 {
+			v.name = s.Labels[i]
+		}
+		vs = append(vs, v)
 	}
-	for _, r := range rates {
+	for _, f := range s.Vary {
+		name, values, ok := strings.Cut(f, "=")
+		if name = strings.TrimLeft(name, "-"); !ok || name == "" {
+			return nil, fmt.Errorf("%w: --vary %q: want NAME=V1,V2, such as max-num-batched-tokens=256,512", ErrOption, f)
+		}
+		var next []variant
+		for _, v := range vs {
+			for value := range strings.SplitSeq(values, ",") {
+				label := strings.TrimSpace(v.name + " " + name + "=" + value)
+				next = append(next, variant{label, v.command, append(slices.Clone(v.flags), "--"+name+"="+value)})
+			}
+		}
+		vs = next
+	}
+	return vs, nil
+}
+
+// sweep is one being made.
+type sweep struct {
+	*Options
+	SweepOptions
+	out, errOut io.Writer
+	total       int
+	points      []report.Point
+	results     []report.Object
+	facts       []string
+}
+
+// Sweep runs bench serve for each server, concurrency and rate and writes
+// report.html, sweep.csv and sweep.json. A run in which nothing succeeded is in
+// them as such.
+func Sweep(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Writer) error {
+	s := &sweep{Options: o, SweepOptions: so, out: out, errOut: errOut}
+	if len(s.Rates) == 0 {
+		s.Rates = []float64{o.RequestRate}
+	}
+	if len(s.Concurrencies) == 0 {
+		s.Concurrencies = []int{o.MaxConcurrency}
+	}
+	variants, err := s.variants()
+	if err != nil {
+		return err
+	}
+	if s.total = len(s.Rates) * len(s.Concurrencies) * len(variants); s.total > maxRuns {
+		return fmt.Errorf("%w: %d runs, want at most %d", ErrOption, s.total, maxRuns)
+	}
+	for _, r := range s.Rates {
 		if !(r > 0) {
 			return fmt.Errorf("%w: --request-rates %g: want more than 0", ErrOption, r)
 		}
@@ -45,50 +118,129 @@ func Sweep(ctx context.Context, o *Options, s SweepOptions, out, errOut io.Write
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return err
 	}
-	var points []report.Point
-	var results []report.Object
-	var facts []string
-	for _, c := range concurrencies {
-		for _, rate := range rates {
-			if len(points) > 0 {
+	for i, v := range variants {
+		if err := s.server(ctx, i, v); err != nil {
+			return err
+		}
+	}
+	return s.write()
+}
+
+// server runs all loads against one server.
+func (s *sweep) server(ctx context.Context, n int, v variant) error {
+	if v.command == "" {
+		return s.loads(ctx, v)
+	}
+	log, err := serverLog(s.Dir, n)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	fmt.Fprintf(s.out, "\nStarting %s %s\n", v.command, strings.Join(v.flags, " "))
+	p, err := startServer(v.command, v.flags, log)
+	if err != nil {
+		return err
+	}
+	timeout := readyDefault
+	if s.ReadyTimeout > 0 {
+		timeout = time.Duration(s.ReadyTimeout) * time.Second
+	}
+	if err := p.ready(ctx, s.base(), timeout); err != nil {
+		_ = p.drain() // it did not come up: that is the error
+		return fmt.Errorf("%w; its output is in %s", err, log.Name())
+	}
+	err = s.loads(ctx, v)
+	return errors.Join(err, p.drain())
+}
+
+// loads runs each concurrency and rate.
+func (s *sweep) loads(ctx context.Context, v variant) error {
+	metrics := s.Metrics
+	if len(metrics) == 0 {
+		metrics = nodeMetrics(ctx, s.base(), v.command != "")
+	}
+	for i, c := range s.Concurrencies {
+		for k, rate := range s.Rates {
+			if len(s.points) > 0 {
 				select { // the server settles between runs
 				case <-time.After(s.Pause):
 				case <-ctx.Done():
 					return ctx.Err()
 				}
 			}
-			one := *o
-			one.RequestRate, one.MaxConcurrency = rate, c
-			one.Seed += uint64(len(points)) // other prompts: a run must not find those of the one before in a prefix cache
-			p := report.Point{Rate: rate, Concurrency: c}
-			fmt.Fprintf(out, "\nRun %d of %d: %s\n", len(points)+1, len(rates)*len(concurrencies), p.Name())
-			res, err := Serve(ctx, &one, out, errOut)
-			if err != nil && (res == nil || !errors.Is(err, ErrFailed)) {
+			one := *s.Options
+			one.RequestRate, one.MaxConcurrency, one.metrics = rate, c, metrics
+			// Other prompts in each run of a server, so that none finds those of the one
+			// before in a prefix cache; the same for every server.
+			one.Seed += uint64(i*len(s.Rates) + k)
+			if s.RunSeconds > 0 && !math.IsInf(rate, 1) {
+				one.NumPrompts = max(1, int(math.Round(rate*float64(s.RunSeconds))))
+			}
+			if err := s.run(ctx, v, &one); err != nil {
 				return err
-			}
-			p.Summary, p.Limited = res.Summary, res.Self.Overloaded
-			points = append(points, p)
-			results = append(results, res.Summary.Result(res.Head, false))
-			facts = []string{
-				"model " + res.Head.Model + " at " + one.BaseURL + one.Endpoint,
-				fmt.Sprintf("dataset %s, %d requests per run, burstiness %g, seeds from %d on, one per run", one.Data.Name, res.Head.NumPrompts, one.Burstiness, o.Seed),
-				"finished " + res.Head.Date.Format(time.RFC3339),
-			}
-			if len(o.GoodputSpec) > 0 {
-				facts = append(facts, fmt.Sprintf("objectives in milliseconds: %v", o.GoodputSpec))
 			}
 		}
 	}
-	return writeSweep(s.Dir, facts, points, results, out)
+	return nil
 }
 
-func writeSweep(dir string, facts []string, points []report.Point, results []report.Object, out io.Writer) error {
+// run is one run.
+func (s *sweep) run(ctx context.Context, v variant, one *Options) error {
+	p := report.Point{Server: v.name, Rate: one.RequestRate, Concurrency: one.MaxConcurrency}
+	fmt.Fprintf(s.out, "\nRun %d of %d: %s\n", len(s.points)+1, s.total, p.Name())
+	res, err := Serve(ctx, one, s.out, s.errOut)
+	if err != nil && (res == nil || !errors.Is(err, ErrFailed)) {
+		return err
+	}
+	p.Summary, p.Limited, p.Start, p.Nodes = res.Summary, res.Self.Overloaded, res.Record.Start, res.Nodes
+	s.points = append(s.points, p)
+	if v.name != "" {
+		res.Head.Metadata = append(res.Head.Metadata, report.Field{Key: "server", Value: v.name})
+	}
+	s.results = append(s.results, res.Summary.Result(res.Head, false))
+	load := fmt.Sprintf("%d requests per run", one.NumPrompts)
+	if s.RunSeconds > 0 {
+		load = fmt.Sprintf("%d s of arrivals per run", s.RunSeconds)
+	}
+	s.facts = []string{
+		"model " + res.Head.Model + " at " + one.BaseURL + one.Endpoint,
+		fmt.Sprintf("dataset %s, %s, burstiness %g, seeds from %d on, one per load", one.Data.Name, load, one.Burstiness, s.Seed),
+		"finished " + res.Head.Date.Format(time.RFC3339) + ", on " + report.Machine(),
+	}
+	return nil
+}
+
+// base is the server's URL.
+func (s *sweep) base() string {
+	if s.BaseURL != "" {
+		return strings.TrimSuffix(s.BaseURL, "/")
+	}
+	return fmt.Sprintf("http://%s:%d", bracketed(s.Host), s.Port)
+}
+
+func (s *sweep) write() error {
+	facts := s.facts
+	if len(s.GoodputSpec) > 0 {
+		facts = append(facts, fmt.Sprintf("objectives in milliseconds: %s", strings.Join(s.GoodputSpec, ", ")))
+	}
+	for i, c := range s.Commands {
+		label := "server"
+		if len(s.Labels) > 0 {
+			label = s.Labels[i]
+		}
+		facts = append(facts, label+": "+c)
+	}
+	facts = append(facts, s.Notes...)
+	title := s.Title
+	if title == "" {
+		title = "Sweep"
+	}
 	for name, write := range map[string]func(io.Writer) error{
-		"sweep.csv":   func(w io.Writer) error { return report.WriteCSV(w, points) },
-		"sweep.json":  func(w io.Writer) error { return json.NewEncoder(w).Encode(results) },
-		"report.html": func(w io.Writer) error { return report.WritePage(w, "Sweep", facts, points) },
+		"sweep.csv":   func(w io.Writer) error { return report.WriteCSV(w, s.points) },
+		"sweep.json":  func(w io.Writer) error { return json.NewEncoder(w).Encode(s.results) },
+		"report.html": func(w io.Writer) error { return report.WritePage(w, title, facts, s.points) },
 	} {
-		f, err := os.Create(filepath.Join(dir, name))
+		f, err := os.Create(filepath.Join(s.Dir, name))
 		if err != nil {
 			return err
 		}
@@ -96,6 +248,6 @@ func writeSweep(dir string, facts []string, points []report.Point, results []rep
 			return fmt.Errorf("write %s: %w", f.Name(), err)
 		}
 	}
-	_, err := fmt.Fprintf(out, "\nWrote %s with sweep.csv and sweep.json beside it.\n", filepath.Join(dir, "report.html"))
+	_, err := fmt.Fprintf(s.out, "\nWrote %s with sweep.csv and sweep.json beside it.\n", filepath.Join(s.Dir, "report.html"))
 	return err
 }

@@ -6,12 +6,43 @@ import "fmt"
 type RandomOptions struct {
 	Input, Output, Prefix   int     // tokens
 	InputRatio, OutputRatio float64 // in [0, 1): lengths vary by this much
+	Mix                     []Kind  // of requests, instead of Input and Output; empty: those
+}
+
+// Kind is one kind of request in a mix.
+type Kind struct {
+	Share         float64 // of all requests, relative to the other kinds'
+	Input, Output int     // tokens
+}
+
+// kind draws the lengths that the next request is to vary.
+func (m *maker) kind() Kind {
+	o := m.Random
+	if len(o.Mix) == 0 {
+		return Kind{1, o.Input, o.Output}
+	}
+	sum := 0.0
+	for _, k := range o.Mix {
+		sum += k.Share
+	}
+	at := m.rng.Float64() * sum
+	for _, k := range o.Mix {
+		if at -= k.Share; at < 0 {
+			return k
+		}
+	}
+	return o.Mix[len(o.Mix)-1]
 }
 
 func (m *maker) random() ([]Request, error) {
 	o := m.Random
 	if o.Input < 1 || o.Output < 1 || o.Prefix < 0 || o.Output > maxPrompt {
 		return nil, fmt.Errorf("%w: --random-input-len %d, --random-output-len %d, --random-prefix-len %d: want lengths of at least 1 and no negative prefix", ErrOption, o.Input, o.Output, o.Prefix)
+	}
+	for _, k := range o.Mix {
+		if !(k.Share > 0 && k.Share <= 1e9) || k.Input < 1 || k.Output < 1 || k.Output > maxPrompt {
+			return nil, fmt.Errorf("%w: --random-mix %g:%d:%d: want a share of more than 0 and lengths of at least 1", ErrOption, k.Share, k.Input, k.Output)
+		}
 	}
 	for _, r := range []float64{o.InputRatio, o.OutputRatio} {
 		if !(r >= 0 && r < 1) {
@@ -24,11 +55,12 @@ func (m *maker) random() ([]Request, error) {
 	}
 	rs := make([]Request, m.N)
 	for i := range rs {
-		body, err := m.tokens(max(1, m.length(o.Input, o.InputRatio)))
+		k := m.kind()
+		body, err := m.tokens(max(1, m.length(k.Input, o.InputRatio)))
 		if err != nil {
 			return nil, err
 		}
-		rs[i] = m.prompt(max(1, m.length(o.Output, o.OutputRatio)), prefix, body)
+		rs[i] = m.prompt(max(1, m.length(k.Output, o.OutputRatio)), prefix, body)
 	}
 	return rs, nil
 }

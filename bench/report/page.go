@@ -9,18 +9,22 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Point is one run of a sweep.
 type Point struct {
+	Server      string  // which of the sweep's servers; empty: there is one only
 	Rate        float64 // requests per second, +Inf: all at once
 	Concurrency int     // 0: no bound
 	Summary     *Summary
 	Limited     string // why the client was the limit; empty: it was not
+	Start       time.Time
+	Nodes       []Node // what the server's processes told meanwhile
 }
 
-// Name says which run it is.
-func (p *Point) Name() string {
+// Load says what was sent.
+func (p *Point) Load() string {
 	n := "rate inf"
 	if !math.IsInf(p.Rate, 1) {
 		n = "rate " + strconv.FormatFloat(p.Rate, 'g', -1, 64)
@@ -31,22 +35,32 @@ func (p *Point) Name() string {
 	return n
 }
 
-// sweepColumns are the columns of the table and the CSV.
+// Name says which run it is.
+func (p *Point) Name() string {
+	if p.Server == "" {
+		return p.Load()
+	}
+	return p.Server + ": " + p.Load()
+}
+
+// sweepColumns are the columns of the table and the CSV. better is the sign of
+// what is wanted of a figure, 0 where that says nothing.
 var sweepColumns = []struct {
-	name string
-	of   func(*Summary) float64
+	name   string
+	better int
+	of     func(*Summary) float64
 }{
-	{"completed", func(s *Summary) float64 { return float64(s.Completed) }},
-	{"failed", func(s *Summary) float64 { return float64(s.Failed) }},
-	{"request_throughput", (*Summary).RequestThroughput},
-	{"output_throughput", (*Summary).Throughput},
-	{"request_goodput", (*Summary).Goodput},
-	{"median_ttft_ms", func(s *Summary) float64 { return s.quantile("ttft", 50) }},
-	{"p99_ttft_ms", func(s *Summary) float64 { return s.quantile("ttft", 99) }},
-	{"median_tpot_ms", func(s *Summary) float64 { return s.quantile("tpot", 50) }},
-	{"p99_tpot_ms", func(s *Summary) float64 { return s.quantile("tpot", 99) }},
-	{"p99_itl_ms", func(s *Summary) float64 { return s.quantile("itl", 99) }},
-	{"p99_e2el_including_client_queue_ms", func(s *Summary) float64 { return s.quantile("e2el_including_client_queue", 99) }},
+	{"completed", 0, func(s *Summary) float64 { return float64(s.Completed) }},
+	{"failed", -1, func(s *Summary) float64 { return float64(s.Failed) }},
+	{"request_throughput", 1, (*Summary).RequestThroughput},
+	{"output_throughput", 1, (*Summary).Throughput},
+	{"request_goodput", 1, (*Summary).Goodput},
+	{"median_ttft_ms", -1, func(s *Summary) float64 { return s.quantile("ttft", 50) }},
+	{"p99_ttft_ms", -1, func(s *Summary) float64 { return s.quantile("ttft", 99) }},
+	{"median_tpot_ms", -1, func(s *Summary) float64 { return s.quantile("tpot", 50) }},
+	{"p99_tpot_ms", -1, func(s *Summary) float64 { return s.quantile("tpot", 99) }},
+	{"p99_itl_ms", -1, func(s *Summary) float64 { return s.quantile("itl", 99) }},
+	{"p99_e2el_including_client_queue_ms", -1, func(s *Summary) float64 { return s.quantile("e2el_including_client_queue", 99) }},
 }
 
 func (s *Summary) quantile(key string, percent float64) float64 {
@@ -58,20 +72,20 @@ func (s *Summary) quantile(key string, percent float64) float64 {
 // WriteCSV writes a line per run.
 func WriteCSV(w io.Writer, points []Point) error {
 	c := csv.NewWriter(w)
-	head := []string{"request_rate", "max_concurrency"}
+	head := []string{"server", "request_rate", "max_concurrency"}
 	for _, col := range sweepColumns {
 		head = append(head, col.name)
 	}
-	if err := c.Write(append(head, "client_was_limit")); err != nil {
+	if err := c.Write(append(head, "peak_kv_fill", "client_was_limit")); err != nil {
 		return err
 	}
 	for i := range points {
 		p := &points[i]
-		line := []string{fmt.Sprint(rateValue(p.Rate)), strconv.Itoa(p.Concurrency)}
+		line := []string{p.Server, fmt.Sprint(rateValue(p.Rate)), strconv.Itoa(p.Concurrency)}
 		for _, col := range sweepColumns {
 			line = append(line, strconv.FormatFloat(col.of(p.Summary), 'g', 8, 64))
 		}
-		if err := c.Write(append(line, p.Limited)); err != nil {
+		if err := c.Write(append(line, strconv.FormatFloat(p.peakFill(), 'g', 4, 64), p.Limited)); err != nil {
 			return err
 		}
 	}
@@ -79,74 +93,21 @@ func WriteCSV(w io.Writer, points []Point) error {
 	return c.Error()
 }
 
-// series is one line of a plot.
-type series struct {
-	name string
-	x, y []float64
-	dots bool // no line between the points
-}
-
-// Size of a plot in pixels, and the room for its labels.
-const (
-	plotWidth, plotHeight          = 560, 320
-	plotLeft, plotBottom, plotEdge = 64, 44, 14
-)
-
-var colours = []string{"#0b6e99", "#c4541a", "#2e8540", "#7b4ab5", "#b8860b", "#c2185b", "#00838f", "#5d4037"}
-
-// plot is a figure as SVG. Both axes begin at 0.
-func plot(title, xName, yName string, all []series) string {
-	xMax, yMax := 0.0, 0.0
-	for _, s := range all {
-		for i := range s.x {
-			xMax, yMax = max(xMax, s.x[i]), max(yMax, s.y[i])
+// peakFill is the fullest that a node that generates was.
+func (p *Point) peakFill() (most float64) {
+	for i := range p.Nodes {
+		if p.Nodes[i].Generated() > 0 {
+			most = max(most, p.Nodes[i].PeakFill())
 		}
 	}
-	if xMax == 0 {
-		xMax = 1
-	}
-	if yMax == 0 {
-		yMax = 1
-	}
-	px := func(x float64) float64 { return plotLeft + x/xMax*(plotWidth-plotLeft-plotEdge) }
-	py := func(y float64) float64 { return plotHeight - plotBottom - y/yMax*(plotHeight-plotBottom-plotEdge) }
-	var b strings.Builder
-	fmt.Fprintf(&b, "<figure><figcaption>%s</figcaption><svg viewBox=\"0 0 %d %d\" role=\"img\">", html.EscapeString(title), plotWidth, plotHeight)
-	for i := range 5 {
-		x, y := xMax*float64(i)/4, yMax*float64(i)/4
-		fmt.Fprintf(&b, `<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%.4g</text><text x="%.1f" y="%d" text-anchor="middle">%.4g</text>`,
-			plotLeft, py(y), plotWidth-plotEdge, plotLeft-6, py(y)+4, y, px(x), plotHeight-plotBottom+16, x)
-	}
-	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%s</text><text transform="translate(14 %d) rotate(-90)" text-anchor="middle">%s</text>`,
-		(plotWidth+plotLeft)/2, plotHeight-6, html.EscapeString(xName), (plotHeight-plotBottom)/2, html.EscapeString(yName))
-	for n, s := range all {
-		colour := colours[n%len(colours)]
-		if !s.dots && len(s.x) > 1 {
-			fmt.Fprintf(&b, `<polyline fill="none" stroke="%s" stroke-width="1.5" points="`, colour)
-			for i := range s.x {
-				fmt.Fprintf(&b, "%.1f,%.1f ", px(s.x[i]), py(s.y[i]))
-			}
-			b.WriteString(`"/>`)
-		}
-		if s.dots || len(s.x) <= 64 {
-			for i := range s.x {
-				fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="2.5" fill="%s"/>`, px(s.x[i]), py(s.y[i]), colour)
-			}
-		}
-	}
-	b.WriteString("</svg><p class=\"key\">")
-	for n, s := range all {
-		fmt.Fprintf(&b, `<span style="color:%s">■ %s</span> `, colours[n%len(colours)], html.EscapeString(s.name))
-	}
-	b.WriteString("</p></figure>\n")
-	return b.String()
+	return most
 }
 
 // curvePoints is how many points a distribution is drawn with, and timelinePoints
 // how many requests a timeline shows at most, evenly chosen.
 const (
-	curvePoints    = 200
-	timelinePoints = 2000
+	curvePoints    = 100
+	timelinePoints = 300
 )
 
 // distribution is the share of values up to x, as a line.
@@ -172,10 +133,122 @@ func timeline(p *Point) series {
 	return s
 }
 
+// tokenTimeline is the chunks that came in each second.
+func tokenTimeline(p *Point) series {
+	s := series{name: p.Name()}
+	for i, n := range p.Summary.perSecondOfRun() {
+		s.x, s.y = append(s.x, float64(i)+0.5), append(s.y, float64(n))
+	}
+	return s
+}
+
+// groups are the indices of the points of each server, in order.
+func groups(points []Point) (servers []string, of map[string][]*Point) {
+	of = map[string][]*Point{}
+	for i := range points {
+		p := &points[i]
+		if of[p.Server] == nil {
+			servers = append(servers, p.Server)
+		}
+		of[p.Server] = append(of[p.Server], p)
+	}
+	return servers, of
+}
+
+// prefixed is a series' name among those of other servers.
+func prefixed(server, name string) string {
+	if server == "" {
+		return name
+	}
+	return server + ": " + name
+}
+
+// kneeShare is the share of completed requests that has to meet the objectives
+// for a rate to be called served.
+const kneeShare = 0.9
+
+// Knee is the highest offered rate at which a server served so, and whether any was.
+func Knee(points []*Point) (rate float64, found bool) {
+	for _, p := range points {
+		s := p.Summary
+		if !math.IsInf(p.Rate, 1) && p.Rate > rate && s.Failed == 0 && float64(s.Good) >= kneeShare*float64(s.Completed) && s.Completed > 0 {
+			rate, found = p.Rate, true
+		}
+	}
+	return rate, found
+}
+
+// curves are the plots with a line per server.
+func curves(points []Point, objectives bool) []plotted {
+	ttft := plotted{title: "Time to first token against throughput", x: "output tokens/s", y: "ms"}
+	tpot := plotted{title: "Time per output token against throughput", x: "output tokens/s", y: "ms"}
+	good := plotted{title: "Goodput against offered load", x: "requests/s offered", y: "requests/s"}
+	servers, of := groups(points)
+	for _, server := range servers {
+		add := func(p *plotted, name string, x, y func(*Point) float64) {
+			s := series{name: prefixed(server, name)}
+			for _, q := range of[server] {
+				if vx := x(q); !math.IsInf(vx, 1) {
+					s.x, s.y = append(s.x, vx), append(s.y, y(q))
+				}
+			}
+			p.all = append(p.all, s)
+		}
+		quantile := func(key string, percent float64) func(*Point) float64 {
+			return func(p *Point) float64 { return p.Summary.quantile(key, percent) }
+		}
+		tokens := func(p *Point) float64 { return p.Summary.Throughput() }
+		rate := func(p *Point) float64 { return p.Rate }
+		add(&ttft, "median TTFT", tokens, quantile("ttft", 50))
+		add(&ttft, "P99 TTFT", tokens, quantile("ttft", 99))
+		add(&tpot, "median TPOT", tokens, quantile("tpot", 50))
+		add(&tpot, "P99 TPOT", tokens, quantile("tpot", 99))
+		add(&good, "completed", rate, func(p *Point) float64 { return p.Summary.RequestThroughput() })
+		if objectives {
+			add(&good, "met every objective", rate, func(p *Point) float64 { return p.Summary.Goodput() })
+			knee := "its knee is below every rate here"
+			if r, found := Knee(of[server]); found {
+				knee = fmt.Sprintf("knee at %g requests/s", r)
+			}
+			good.note += prefixed(server, knee) + ". "
+		}
+	}
+	if objectives {
+		good.note += fmt.Sprintf("The knee is the highest rate here at which %.0f %% of the requests meet every objective.", 100*kneeShare)
+	}
+	return []plotted{ttft, tpot, good}
+}
+
+// runPlots are the plots with a line per run.
+func runPlots(points []Point) []plotted {
+	ps := []plotted{
+		{title: "Distribution of time to first token", x: "ms", y: "% of requests", logX: true},
+		{title: "Distribution of inter-token latency", x: "ms", y: "% of gaps", logX: true},
+		{title: "Time to first token over the run", x: "s since the run's start", y: "ms"},
+		{title: "Tokens over the run", x: "s since the run's start", y: "chunks in one second"},
+		{title: "Throughput against KV fill", x: "% of the node's KV blocks in use", y: "tokens/s of the node"},
+		{title: "KV fill over the run", x: "s since the run's start", y: "% of KV blocks in use"},
+	}
+	told := false
+	for i := range points {
+		p := &points[i]
+		for n, s := range []series{distribution(p.Name(), p.Summary.Samples("ttft")), distribution(p.Name(), p.Summary.Samples("itl")), timeline(p), tokenTimeline(p), fillSeries(p), fillTimeline(p)} {
+			ps[n].all = append(ps[n].all, s)
+		}
+		told = told || len(ps[4].all[i].x) > 0
+	}
+	ps[4].note = "Each point is half a second of a node. Where the load is below what the node can do, it shows the load."
+	if !told {
+		ps[4].note = "The server does not tell vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
+	}
+	return ps
+}
+
 const style = `body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(460px,1fr));gap:1em}figure{margin:0}figcaption{font-weight:600}
-svg{width:100%}svg text{font-size:11px;fill:#555}.grid{stroke:#ddd}.key{font-size:12px;margin:0}
-table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}td,th{padding:.3em .7em;text-align:right;border-bottom:1px solid #ddd}`
+svg{width:100%}svg text{font-size:11px;fill:#555}.grid{stroke:#ddd}.dots{stroke-width:4;stroke-linecap:round;fill:none}.key{font-size:12px;margin:0}
+table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto;margin-bottom:1em}td,th{padding:.3em .7em;text-align:right;border-bottom:1px solid #ddd}
+.ahead{color:#2e8540}.behind{color:#b3261e}`
 
 // WritePage writes the sweep as one page that needs no other file.
 func WritePage(w io.Writer, title string, facts []string, points []Point) error {
@@ -185,45 +258,108 @@ func WritePage(w io.Writer, title string, facts []string, points []Point) error 
 	for _, f := range facts {
 		fmt.Fprintf(&b, "<li>%s</li>", html.EscapeString(f))
 	}
-	b.WriteString("</ul>\n<table><tr><th>run</th>")
+	b.WriteString("</ul>\n")
+	writeRuns(&b, points)
+	writeContest(&b, points)
+	writeNodes(&b, points)
+	b.WriteString("<main>\n")
+	objectives := len(points) > 0 && len(points[0].Summary.Options.Goodput) > 0
+	for _, p := range append(curves(points, objectives), runPlots(points)...) {
+		b.WriteString(p.svg())
+	}
+	b.WriteString("</main></html>\n")
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// writeRuns is the table of all runs.
+func writeRuns(b *strings.Builder, points []Point) {
+	b.WriteString("<table><tr><th>run</th>")
 	for _, c := range sweepColumns {
-		fmt.Fprintf(&b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
+		fmt.Fprintf(b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
 	}
 	b.WriteString("<th>note</th></tr>\n")
-	median, tail := series{name: "median TTFT"}, series{name: "P99 TTFT"}
-	tpot, good, done := series{name: "P99 TPOT"}, series{name: "requests that met every objective"}, series{name: "completed requests"}
-	var ttfts, itls, lines []series
 	for i := range points {
 		p := &points[i]
-		s := p.Summary
-		fmt.Fprintf(&b, "<tr><th>%s</th>", html.EscapeString(p.Name()))
+		fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(p.Name()))
 		for _, c := range sweepColumns {
-			fmt.Fprintf(&b, "<td>%.5g</td>", c.of(s))
+			fmt.Fprintf(b, "<td>%.5g</td>", c.of(p.Summary))
 		}
 		note := ""
 		if p.Limited != "" {
 			note = "the client was the limit: " + p.Limited
 		}
-		fmt.Fprintf(&b, "<td>%s</td></tr>\n", html.EscapeString(note))
-		x := s.Throughput()
-		median.x, median.y = append(median.x, x), append(median.y, s.quantile("ttft", 50))
-		tail.x, tail.y = append(tail.x, x), append(tail.y, s.quantile("ttft", 99))
-		tpot.x, tpot.y = append(tpot.x, x), append(tpot.y, s.quantile("tpot", 99))
-		if !math.IsInf(p.Rate, 1) {
-			good.x, good.y = append(good.x, p.Rate), append(good.y, s.Goodput())
-			done.x, done.y = append(done.x, p.Rate), append(done.y, s.RequestThroughput())
-		}
-		ttfts, itls = append(ttfts, distribution(p.Name(), s.Samples("ttft"))), append(itls, distribution(p.Name(), s.Samples("itl")))
-		lines = append(lines, timeline(p))
+		fmt.Fprintf(b, "<td>%s</td></tr>\n", html.EscapeString(note))
 	}
-	b.WriteString("</table>\n<main>\n")
-	b.WriteString(plot("Time to first token against throughput", "output tokens/s", "ms", []series{median, tail}))
-	b.WriteString(plot("Time per output token against throughput", "output tokens/s", "ms", []series{tpot}))
-	b.WriteString(plot("Goodput against offered load", "requests/s offered", "requests/s", []series{good, done}))
-	b.WriteString(plot("Distribution of time to first token", "ms", "% of requests", ttfts))
-	b.WriteString(plot("Distribution of inter-token latency", "ms", "% of gaps", itls))
-	b.WriteString(plot("Time to first token over the run", "s since the run's start", "ms", lines))
-	b.WriteString("</main></html>\n")
-	_, err := io.WriteString(w, b.String())
-	return err
+	b.WriteString("</table>\n")
+}
+
+// clearly is by how much two servers' figures have to differ to be called ahead or
+// behind: runs are single, and their noise is of this size.
+const clearly = 0.05
+
+// writeContest holds the first server against each other one under equal load.
+func writeContest(b *strings.Builder, points []Point) {
+	servers, of := groups(points)
+	if len(servers) < 2 {
+		return
+	}
+	for _, server := range servers[1:] {
+		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>What %s has, for each of the other's 100 %%; green: better by more than %.0f %%, red: worse.</p>\n<table><tr><th>load</th>",
+			html.EscapeString(servers[0]), html.EscapeString(server), html.EscapeString(servers[0]), 100*clearly)
+		for _, c := range sweepColumns {
+			if c.better != 0 {
+				fmt.Fprintf(b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
+			}
+		}
+		b.WriteString("</tr>\n")
+		for _, p := range of[servers[0]] {
+			i := slices.IndexFunc(of[server], func(q *Point) bool { return q.Rate == p.Rate && q.Concurrency == p.Concurrency })
+			if i < 0 {
+				continue
+			}
+			fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(p.Load()))
+			for _, c := range sweepColumns {
+				if c.better != 0 {
+					b.WriteString(contestCell(c.of(p.Summary), c.of(of[server][i].Summary), c.better))
+				}
+			}
+			b.WriteString("</tr>\n")
+		}
+		b.WriteString("</table>\n")
+	}
+}
+
+// contestCell is one figure of two servers as a share.
+func contestCell(a, other float64, better int) string {
+	if other == 0 {
+		if a == 0 {
+			return "<td>=</td>"
+		}
+		return fmt.Sprintf("<td>%.4g : 0</td>", a)
+	}
+	class := ""
+	switch d := (a/other - 1) * float64(better); {
+	case d > clearly:
+		class = ` class="ahead"`
+	case d < -clearly:
+		class = ` class="behind"`
+	}
+	return fmt.Sprintf("<td%s>%.0f %%</td>", class, 100*a/other)
+}
+
+// writeNodes is the table of what the server's processes used.
+func writeNodes(b *strings.Builder, points []Point) {
+	if !slices.ContainsFunc(points, func(p Point) bool { return len(p.Nodes) > 0 }) {
+		return
+	}
+	b.WriteString("<h2>What the server's processes used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>peak KV fill</th></tr>\n")
+	for i := range points {
+		for k := range points[i].Nodes {
+			n := &points[i].Nodes[k]
+			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.1f %%</td></tr>\n",
+				html.EscapeString(points[i].Name()), html.EscapeString(n.Name), n.Cores(), n.Generated(), 100*n.PeakFill())
+		}
+	}
+	b.WriteString("</table>\n")
 }

@@ -182,23 +182,42 @@ func (s *Summary) peaks() {
 	if s.Completed == 0 {
 		return
 	}
-	tokens, running := make([]int, int((last-first)/time.Second)+1), make([]int, int((last-first)/time.Second)+1)
+	tokens, running := s.chunks(first, last), make([]int, int((last-first)/time.Second)+1)
 	for _, r := range s.Requests {
 		o := r.Outcome
 		if o.Err != nil {
 			continue
-		}
-		at := o.First - first
-		tokens[at/time.Second]++
-		for _, gap := range o.ITL {
-			at += gap
-			tokens[at/time.Second]++
 		}
 		for i := (o.Sent - first) / time.Second; i <= (o.Last-first)/time.Second; i++ {
 			running[i]++
 		}
 	}
 	s.PeakTokens, s.PeakConcurrent = slices.Max(tokens), slices.Max(running)
+}
+
+// chunks counts those that came in each second from first to last.
+func (s *Summary) chunks(first, last time.Duration) []int {
+	n := make([]int, int((last-first)/time.Second)+1)
+	for _, r := range s.Requests {
+		if o := r.Outcome; o.Err == nil {
+			at := o.First - first
+			n[at/time.Second]++
+			for _, gap := range o.ITL {
+				at += gap
+				n[at/time.Second]++
+			}
+		}
+	}
+	return n
+}
+
+// perSecondOfRun is the chunks of each second since the run's start.
+func (s *Summary) perSecondOfRun() []int {
+	last := time.Duration(0)
+	for _, r := range s.Requests {
+		last = max(last, r.Outcome.Last)
+	}
+	return s.chunks(0, last)
 }
 
 // stats of values; all 0 of none.

@@ -25,7 +25,7 @@ var benchmarks = []struct {
 		"tandem bench serve --port 8000 --dataset-name random --random-input-len 256 --random-output-len 64 --num-prompts 200 --request-rate 4", benchServe},
 	{"compare", "A.json B.json [flags]", "Compares two results of bench serve, with confidence intervals; save them with --save-detailed, or several runs with --append-result.",
 		"tandem bench compare before.json after.json", benchCompare},
-	{"sweep", "[flags]", "Runs bench serve over rates and concurrencies and writes one HTML page with plots, a CSV and a JSON.",
+	{"sweep", "[flags]", "Runs bench serve over rates, concurrencies and servers' flags and writes one HTML page with plots, a CSV and a JSON.",
 		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
 	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and writes down the truth, to check load testers.",
 		"tandem bench mock --port 9000 --gap 100ms", benchMock},
@@ -90,6 +90,13 @@ func benchSweep(v *Invocation) error {
 	o.Register(v.FlagSet)
 	v.Float64SliceVar(&s.Rates, "request-rates", nil, "requests per second of each run; default: that of --request-rate")
 	v.IntSliceVar(&s.Concurrencies, "max-concurrencies", nil, "--max-concurrency of each run, for every rate")
+	v.IntVar(&s.RunSeconds, "run-seconds", 0, "seconds of arrivals in each run at a finite rate; 0: --num-prompts requests")
+	v.StringArrayVar(&s.Commands, "serve-cmd", nil, "command line of a server to start for its runs and to end after them, such as 'tandem up --port 8000'; may be repeated")
+	v.StringArrayVar(&s.Labels, "serve-label", nil, "what the report calls it; one for each --serve-cmd")
+	v.StringArrayVar(&s.Vary, "vary", nil, "NAME=V1,V2: a flag of the servers, a server for each value; several flags: for each combination")
+	v.StringArrayVar(&s.Metrics, "metrics-url", nil, "metrics to read beside each run; default: the server's /metrics, and its nodes' where the sweep starts a cluster")
+	v.StringVar(&s.Title, "title", "Sweep", "title of the page")
+	v.StringArrayVar(&s.Notes, "note", nil, "a line for the page's head; may be repeated")
 	v.StringVar(&s.Dir, "report-dir", "bench-report", "folder of report.html, sweep.csv and sweep.json")
 	v.DurationVar(&s.Pause, "pause", time.Second, "rest between runs")
 	if _, err := v.Parse(0); err != nil {

@@ -1,0 +1,132 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// ErrServer is returned when a server that the sweep starts does not come up or
+// does not end as it should.
+var ErrServer = errors.New("bench: the server did not run")
+
+// Bounds on servers that a sweep starts.
+const (
+	readyPoll    = 100 * time.Millisecond
+	readyDefault = 120 * time.Second // without --ready-check-timeout-sec
+	drainTimeout = 60 * time.Second
+	maxNodes     = 64 // of tandem up, whose metrics are on the ports after its own
+)
+
+// started is a server process of the sweep's.
+type started struct {
+	cmd    *exec.Cmd
+	exited chan struct{}
+	err    error // after exited
+}
+
+// startServer runs a command line with more flags behind it, by the shell, so
+// that it may be quoted as usual. A first word of tandem is this program.
+func startServer(command string, flags []string, log io.Writer) (*started, error) {
+	s := &started{exited: make(chan struct{})}
+	s.cmd = exec.Command("sh", append([]string{"-c", "exec " + command + ` "$@"`, "sh"}, flags...)...)
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	s.cmd.WaitDelay = time.Second
+	s.cmd.SysProcAttr = ownGroup()
+	if self, err := os.Executable(); err == nil && strings.HasPrefix(command, "tandem ") {
+		s.cmd.Args[2] = `exec "$TANDEM_SELF"` + strings.TrimPrefix(command, "tandem") + ` "$@"`
+		s.cmd.Env = append(os.Environ(), "TANDEM_SELF="+self)
+	}
+	if err := s.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", ErrServer, command, err)
+	}
+	go func() {
+		s.err = s.cmd.Wait()
+		close(s.exited)
+	}()
+	return s, nil
+}
+
+// ready waits until the server answers /health with 200, as vLLM's does too.
+func (s *started) ready(ctx context.Context, base string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	client := http.Client{Timeout: askTimeout}
+	for {
+		q, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/health", nil)
+		if err != nil {
+			return err
+		}
+		a, err := client.Do(q)
+		if err == nil {
+			_ = a.Body.Close() // its status is all that matters
+			if a.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-s.exited:
+			return fmt.Errorf("%w: it ended before it was ready: %w", ErrServer, s.err)
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s/health is not ready after %v", ErrServer, base, timeout)
+		case <-time.After(readyPoll):
+		}
+	}
+}
+
+// drain asks the server to end and waits for it.
+func (s *started) drain() error {
+	select {
+	case <-s.exited:
+		return fmt.Errorf("%w: it ended during the run: %w", ErrServer, s.err)
+	default:
+	}
+	if err := interrupt(s.cmd.Process); err != nil {
+		return err
+	}
+	select {
+	case <-s.exited:
+		return nil
+	case <-time.After(drainTimeout):
+		_ = killGroup(s.cmd.Process) // the wait that follows says whether it worked
+		<-s.exited
+		return fmt.Errorf("%w: it did not end within %v of SIGTERM and was killed", ErrServer, drainTimeout)
+	}
+}
+
+// nodeMetrics are the URLs of the metrics of a server at base: its own, and where
+// the sweep has started a cluster those of the nodes, on the ports that follow.
+func nodeMetrics(ctx context.Context, base string, cluster bool) []string {
+	urls := []string{base + "/metrics"}
+	u, err := url.Parse(base)
+	if err != nil || !cluster {
+		return urls
+	}
+	port, err := strconv.Atoi(u.Port())
+	if err != nil {
+		return urls
+	}
+	o := &observer{client: http.Client{Timeout: sampleTimeout}}
+	for i := 1; i <= maxNodes; i++ {
+		next := fmt.Sprintf("%s://%s:%d/metrics", u.Scheme, bracketed(u.Hostname()), port+i)
+		if _, ok := o.read(ctx, next); !ok {
+			break
+		}
+		urls = append(urls, next)
+	}
+	return urls
+}
+
+// serverLog is where a started server's output goes.
+func serverLog(dir string, n int) (*os.File, error) {
+	return os.Create(filepath.Join(dir, fmt.Sprintf("server-%d.log", n)))
+}

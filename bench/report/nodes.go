@@ -1,0 +1,91 @@
+package report
+
+import "time"
+
+// Sample is what a node's metrics said at a time.
+type Sample struct {
+	At        time.Time
+	Fill      float64 // share of its KV blocks in use
+	Tokens    float64 // generated since it started
+	CPU       float64 // seconds since it started
+	HasFill   bool    // it tells its fill
+	Generates bool    // it tells its tokens
+}
+
+// Node is one process of the server and what it said during a run.
+type Node struct {
+	Name    string
+	Samples []Sample
+}
+
+// Cores is the CPU that the node used on average; 0: it does not tell.
+func (n *Node) Cores() float64 {
+	if len(n.Samples) < 2 {
+		return 0
+	}
+	a, b := n.Samples[0], n.Samples[len(n.Samples)-1]
+	return (b.CPU - a.CPU) / b.At.Sub(a.At).Seconds()
+}
+
+// PeakFill is the largest share of KV blocks in use.
+func (n *Node) PeakFill() (most float64) {
+	for _, s := range n.Samples {
+		most = max(most, s.Fill)
+	}
+	return most
+}
+
+// Generated is the tokens that the node made between its first and last sample.
+func (n *Node) Generated() float64 {
+	if len(n.Samples) < 2 {
+		return 0
+	}
+	return n.Samples[len(n.Samples)-1].Tokens - n.Samples[0].Tokens
+}
+
+// rates are a node's tokens per second and its fill, halfway between each two
+// samples; intervals in which it made none are left out.
+func (n *Node) rates() (at []time.Time, fill, tokens []float64) {
+	for i := 1; i < len(n.Samples); i++ {
+		a, b := n.Samples[i-1], n.Samples[i]
+		d := b.At.Sub(a.At)
+		if !a.HasFill || !b.Generates || b.Tokens <= a.Tokens || d <= 0 {
+			continue
+		}
+		at = append(at, a.At.Add(d/2))
+		fill = append(fill, 100*(a.Fill+b.Fill)/2)
+		tokens = append(tokens, (b.Tokens-a.Tokens)/d.Seconds())
+	}
+	return at, fill, tokens
+}
+
+// fillSeries is a point for each interval of each node: what its throughput was
+// at that fill, as a node's log tells the two side by side.
+func fillSeries(p *Point) series {
+	s := series{name: p.Name(), dots: true}
+	for i := range p.Nodes {
+		_, fill, tokens := p.Nodes[i].rates()
+		s.x, s.y = append(s.x, fill...), append(s.y, tokens...)
+	}
+	return s
+}
+
+// fillTimeline is the fill of the run's fullest generating node over time.
+func fillTimeline(p *Point) series {
+	s := series{name: p.Name()}
+	best := -1
+	for i := range p.Nodes {
+		if n := &p.Nodes[i]; n.Generated() > 0 && len(n.Samples) > 0 && n.Samples[0].HasFill && (best < 0 || n.PeakFill() > p.Nodes[best].PeakFill()) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return s
+	}
+	for _, x := range p.Nodes[best].Samples {
+		if at := x.At.Sub(p.Start).Seconds(); at >= 0 {
+			s.x, s.y = append(s.x, at), append(s.y, 100*x.Fill)
+		}
+	}
+	return s
+}
