@@ -384,6 +384,10 @@ func (a *visit) refused(resp *http.Response, text []byte) {
 func (a *visit) allowed(code int, says string, begun bool) {
 	why := ""
 	switch code {
+	case 499: // which a client can read in the moment in which it closes
+		if !a.conn.left.Load() {
+			why = "it is still there"
+		}
 	case http.StatusBadRequest:
 		if a.conn.how != nonsense {
 			why = "it makes sense"
