@@ -47,8 +47,11 @@ func TestVirtualCancel(t *testing.T) {
 	qs, count := inquiries(64), &counts{n: map[string]int{}}
 	calmAnswers(t, ds, qs)
 	n := 1000
-	if os.Getenv("TANDEM_SOAK") != "" {
+	switch {
+	case os.Getenv("TANDEM_SOAK") != "":
 		n = 50_000
+	case raceEnabled:
+		n = 300
 	}
 	inBubble(t, ds, qs, count, func(v *virtual, o *gateway.Options) {
 		v.gentle = true

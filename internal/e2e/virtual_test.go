@@ -344,7 +344,7 @@ func TestVirtualCluster(t *testing.T) {
 	for what, least := range map[string]int{
 		"requests": 50 * seeds, "whole answers": 10 * seeds, "whole streams": 20 * seeds, "resumed": seeds / 2, "slow clients served": seeds,
 		"pauses for slow clients": seeds / 15, "left": seeds, "left while it was answered": seeds / 10, "frozen clients cut": seeds / 2,
-		"refused with 400": seeds, "refused with 503": seeds / 2, "refused with 504": seeds / 5,
+		"refused with 400": seeds, "refused with 503": seeds / 5, "refused with 504": seeds / 15,
 		"gateway gone": seeds / 10, "gateway stopped while it served": seeds / 15, "checked": seeds,
 		"remote prefills": 15 * seeds, "local prefills": 8 * seeds, "prefill failures": 3 * seeds, "preemptions": seeds,
 		"edge cut": seeds / 3, "rpc connection cut": seeds / 5, "kv connection cut": seeds / 6, "lease taken away": seeds / 3, "silence": seeds / 5,
