@@ -15,8 +15,12 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
+	"github.com/tandem-serving/tandem/engine/ngram"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
+
+// MaxLookup bounds Speculation's Lookup, in tokens.
+const MaxLookup = 64
 
 // Builtin is the model name that stands for the one in the binary.
 const Builtin = "builtin"
@@ -50,6 +54,8 @@ type LoadOptions struct {
 	MaxBatchedTokens int
 	MaxQueued        int
 
+	Speculation Speculation // none where it is zero
+
 	ChatTemplate string // instead of the model's own; empty: that
 
 	Progress func(done, total int64) // bytes of weights
@@ -58,6 +64,16 @@ type LoadOptions struct {
 	// tests that must notice.
 	FaultBatchOrder bool
 }
+
+// Speculation has tokens guessed from what stood behind the same words before;
+// the model checks several at once, and only what it would have drawn stays.
+type Speculation struct {
+	Tokens int // guesses per step and request, at most; 0: none
+	Lookup Lookup
+}
+
+// Lookup is re-exported so that nobody else need import engine/ngram.
+type Lookup = ngram.Lookup
 
 // Loaded is a model on a device, ready to be given to New.
 type Loaded struct {
@@ -143,6 +159,10 @@ func (o *LoadOptions) check() error {
 			return fmt.Errorf("%w: %s %d, want at least 1", ErrOption, v.flag, v.value)
 		}
 	}
+	if s := o.Speculation; s.Tokens < 0 || s.Tokens > scheduler.DraftLimit || s.Tokens > 0 && (s.Lookup.Min < 1 || s.Lookup.Max < s.Lookup.Min || s.Lookup.Max > MaxLookup) {
+		return fmt.Errorf("%w: --speculative-config with num_speculative_tokens %d, prompt_lookup_min %d and prompt_lookup_max %d: want at most %d tokens, and 1 <= min <= max <= %d",
+			ErrOption, s.Tokens, s.Lookup.Min, s.Lookup.Max, scheduler.DraftLimit, MaxLookup)
+	}
 	if o.MaxModelLen < 0 || o.Threads < 0 || o.KVMemory < 0 {
 		return fmt.Errorf("%w: --max-model-len %d, --threads %d, --kv-cache-memory-bytes %d: want at least 0, for the default", ErrOption, o.MaxModelLen, o.Threads, o.KVMemory)
 	}
@@ -227,6 +247,9 @@ func (l *Loaded) plan(o LoadOptions) error {
 	l.Scheduler = scheduler.Config{
 		Pool:             kvcache.Config{Blocks: l.KV.Blocks, BlockTokens: o.BlockTokens},
 		MaxBatchedTokens: o.MaxBatchedTokens, MaxSeqs: o.MaxSeqs, MaxOutputs: o.MaxSeqs + extraOutputs, MaxQueued: o.MaxQueued, MaxModelLen: maxLen,
+	}
+	if o.Speculation.Tokens > 0 {
+		l.Scheduler.MaxDrafts, l.Scheduler.Draft = o.Speculation.Tokens, o.Speculation.Lookup.Draft
 	}
 	return nil
 }

@@ -46,12 +46,18 @@ func TestLogProbsJoinTheirToken(t *testing.T) {
 	if p := next(); p != nil {
 		t.Errorf("token 11 came with %v, nothing was told", p)
 	}
-	frame(probs(5, 1, 12), probs(5, 2, 40))
+	frame(probs(5, 2, 12), probs(5, 2, 13), probs(5, 2, 14)) // a step brings several where guesses were right
+	for want := float32(-12); want > -15; want-- {
+		if p := next(); p == nil || p.Logprob != want {
+			t.Errorf("came with %v, want %g", p, want)
+		}
+	}
+	frame(probs(5, 1, 15), probs(5, 2, 40))
 	if p := next(); p != nil {
-		t.Errorf("token 12 came with another's: %v", p)
+		t.Errorf("token 15 came with another's: %v", p)
 	}
 	for range 1000 {
-		frame(probs(5, 2, 13))
+		frame(probs(5, 2, 16))
 	}
 	if n := len(l.streams[5].probs); n != maxProbs {
 		t.Errorf("%d wait, the bound is %d", n, maxProbs)

@@ -12,6 +12,7 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -246,6 +247,13 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 		}
 		v = strings.Join(parts, ",")
 	case yaml.MappingNode:
+		if f.Value.Type() == jsonType {
+			var err error
+			if v, err = asJSON(value); err != nil {
+				return fmt.Errorf("%w: %s:%d: %s: %w", ErrValue, path, value.Line, f.Name, err)
+			}
+			break
+		}
 		if ours(f) {
 			return fmt.Errorf("%w: %s:%d: %s: want a value or a list", ErrValue, path, value.Line, f.Name)
 		}
@@ -258,6 +266,16 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 	}
 	s.origin[f.Name] = fmt.Sprintf("file %s:%d", path, key.Line)
 	return nil
+}
+
+// asJSON is a mapping of the file as a flag takes it.
+func asJSON(n *yaml.Node) (string, error) {
+	var v map[string]any
+	if err := n.Decode(&v); err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(v)
+	return string(text), err
 }
 
 // Origin says where a flag's value came from: "flag", "environment NAME",
@@ -277,7 +295,7 @@ func (s *Set) print() {
 			return
 		}
 		v := f.Value.String()
-		if f.Value.Type() == "string" || v == "" {
+		if kind := f.Value.Type(); kind == "string" || kind == jsonType || v == "" {
 			v = fmt.Sprintf("%q", v)
 		}
 		fmt.Fprintf(s.out, "%-42s # %s\n", f.Name+": "+v, s.Origin(f.Name))

@@ -14,6 +14,7 @@ type Model struct {
 	Threads, BlockTokens, MaxModelLen          int
 	MaxSeqs, MaxBatchedTokens, MaxQueued       int
 	KVMemory                                   Bytes
+	Speculation                                Speculation
 }
 
 // Register declares the model's flags.
@@ -33,6 +34,7 @@ func (m *Model) Register(s *Set) {
 	s.IntVar(&m.MaxSeqs, "max-num-seqs", 256, "requests that run at once")
 	s.IntVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, "tokens per step; more fills wide machines better, fewer keeps steps short")
 	s.IntVar(&m.MaxQueued, "max-num-queued-reqs", 1024, "requests that may wait for the engine")
+	s.Var(&m.Speculation, "speculative-config", `guess tokens ahead, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3}; answers are the same`)
 }
 
 // Process is what every long-running command has.

@@ -12,7 +12,7 @@ const (
 	noMamba    = "models with state-space layers are not served, so that there is nothing to tune"
 	noAdapters = "adapters are not served; merge the adapter into the weights and serve the merged folder"
 	noLora     = "adapters are not served, so that there is nothing to tune"
-	noSpec     = "speculative decoding is not done; leave the flag out, the answers are the same"
+	noSpec     = "--speculative-config takes it all as JSON"
 	noOffload  = "weights are mapped from their files, and KV blocks stay in the node's memory; size it by --kv-cache-memory-bytes"
 	noPlugin   = "code is not loaded at run time; put a proxy in front of the gateway, or change Tandem"
 	noProfiler = "read /metrics, or profile the process with perf"
@@ -246,7 +246,7 @@ var VLLM = []VLLMGroup{
 		{"show-hidden-metrics-for-version", "", value, NoEffect, "", "no metric is hidden"},
 		{"otlp-traces-endpoint", "", value, Supported, "", ""},
 		{"collect-detailed-traces", "", value, NoEffect, "", "spans of queue, prompt and tokens are always part of a trace"},
-		{"per-request-spec-decode-metrics", "", onOff, NoEffect, "", noSpec},
+		{"per-request-spec-decode-metrics", "", onOff, NoEffect, "", "/metrics counts guessed and accepted tokens of all requests together"},
 		{"kv-cache-metrics", "", onOff, NoEffect, "", "/metrics always tells how the KV cache is used"},
 		{"kv-cache-metrics-sample", "", value, NoEffect, "", "/metrics always tells how the KV cache is used"},
 		{"custom-histogram-buckets", "", value, Refused, "", "histograms have fixed buckets"},
@@ -284,7 +284,7 @@ var VLLM = []VLLMGroup{
 		{"max-num-partial-prefills", "", value, NoEffect, "", noTune},
 	}},
 	{"other engine flags", nodes, []VLLMFlag{
-		{"speculative-config", "sc", value, Refused, "", noSpec},
+		{"speculative-config", "sc", value, Supported, "", ""},
 		{"spec-method", "", value, Refused, "", noSpec},
 		{"spec-model", "", value, Refused, "", noSpec},
 		{"spec-tokens", "", value, Refused, "0", noSpec},

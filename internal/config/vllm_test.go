@@ -142,7 +142,7 @@ func TestVLLMSpellings(t *testing.T) {
 		"environment":          {env: []string{"TANDEM_ENFORCE_EAGER=1"}, warnings: "--enforce-eager"},
 		"environment, refused": {env: []string{"TANDEM_LORA_MODULES=a=b"}, refused: "TANDEM_LORA_MODULES=a=b: --lora-modules"},
 		"file":                 {file: "enforce_eager: true\ncompilation-config: {mode: 3}\nno-enable-lora: true\ncudagraph-capture-sizes: [1, 2]\n", warnings: "--enforce-eager|--compilation-config|--no-enable-lora|--cudagraph-capture-sizes"},
-		"file, refused":        {file: "port: 1\nspeculative-config: {method: ngram}\n", refused: ":2: --speculative-config"},
+		"file, refused":        {file: "port: 1\nhf-overrides: {a: 1}\n", refused: ":2: --hf-overrides"},
 		"nearly one of them":   {args: []string{"--enforce-eagre"}, refused: "did you mean enforce-eager?"},
 		"variable, mistyped":   {env: []string{"TANDEM_MAX_NUM_SEQ=1"}, warnings: "did you mean TANDEM_MAX_NUM_SEQS?"},
 		"variable of no flag":  {env: []string{"TANDEM_SOAK=1", "TANDEM_BINARY=x"}},

@@ -22,9 +22,10 @@ const checkpoints = "../../engine/model/testdata"
 
 // One request gives the same bits on every path: alone, in a batch, in chunks,
 // after a prefix hit, after a preemption, prefilled on another node, resumed
-// from its own output. A seed makes a fleet with random bounds and a random
-// load; every token and every logit behind it must equal what the same request
-// gets alone on a node of its own.
+// from its own output, with tokens guessed ahead. A seed makes a fleet with
+// random bounds and a random load; every token, every logit behind it and every
+// log-probability of a prompt must equal what the same request gets alone on a
+// node of its own, with nothing guessed.
 
 // load is one request of a schedule.
 type load struct {
@@ -34,12 +35,12 @@ type load struct {
 
 // paths counts how often each path ran.
 type paths struct {
-	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored uint64
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted uint64
 }
 
 func (p *paths) String() string {
-	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d",
-		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored)
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted)
 }
 
 // alone runs requests one at a time, without cache hits, as the reference.
@@ -173,6 +174,9 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 		Model: dir, Kernels: kernels, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
 		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault,
 	}
+	if rng.IntN(2) == 0 {
+		o.Speculation = engine.Speculation{Tokens: 1 + rng.IntN(6), Lookup: engine.Lookup{Min: 1, Max: 1 + rng.IntN(3)}}
+	}
 	blockBytes := int64(ref.f.loaded[0].KV.BlockBytes())
 	o.KVMemory = blockBytes * int64(12+rng.IntN(6)) // 192 tokens fit, a batch of them does not
 	var pre *engine.LoadOptions
@@ -223,6 +227,10 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	count.batched += st.BatchedSteps
 	count.hits += st.Scheduler.PrefixHits
 	count.preempted += st.Scheduler.Preemptions
+	count.guessed += st.Scheduler.Drafted
+	for _, n := range st.Scheduler.Accepted {
+		count.accepted += n
+	}
 	count.remote += c.RemotePrefills
 	count.local += c.LocalPrefills
 	return nil
@@ -305,6 +313,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"prefix hits", count.hits, 2000}, {"preemptions", count.preempted, 15}, {"remote prefills", count.remote, 100},
 				{"local prefills", count.local, 20}, {"resumed", count.resumed, 60}, {"penalties and masks", count.controlled, 120},
 				{"stop tokens", count.stopped, 20}, {"scored prompts", count.scored, 50},
+				{"guessed tokens", count.guessed, 2000}, {"accepted guesses", count.accepted, 200},
 			} {
 				if c.n < uint64(c.min*seeds/100) {
 					t.Errorf("%s: ran %d times in %d schedules, want at least %d in a hundred: the campaign no longer covers this path", c.path, c.n, seeds, c.min)

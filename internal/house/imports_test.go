@@ -47,8 +47,9 @@ var mayImport = map[string][]string{
 
 	"engine": {
 		"engine/backend", "engine/backend/cpu", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
-		"engine/sample", "engine/scheduler",
+		"engine/ngram", "engine/sample", "engine/scheduler",
 	},
+	"engine/ngram":       {},
 	"engine/scheduler":   {"engine/kvcache"},
 	"engine/kvcache":     {},
 	"engine/memory":      {"engine/backend"}, // the shape of a model's KV

@@ -1,0 +1,77 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Speculation is vLLM's --speculative-config, as far as it is done here: tokens
+// are guessed from what followed the same words before.
+type Speculation struct {
+	Tokens   int // guesses per step; 0: none
+	Min, Max int // tokens that have to occur again
+	given    string
+}
+
+// defaultLookup is vLLM's, where neither bound of the lookup is given.
+const defaultLookup = 5
+
+// String is what was given.
+func (c *Speculation) String() string { return c.given }
+
+// Type names the value in help texts.
+func (c *Speculation) Type() string { return jsonType }
+
+// jsonType is the Type of flags whose value is JSON; in a file it may be a
+// mapping.
+const jsonType = "JSON"
+
+// Set parses a JSON object; nothing, null and {} mean no speculation.
+func (c *Speculation) Set(v string) error {
+	var in struct {
+		Method *string `json:"method"`
+		Model  *string `json:"model"`
+		Tokens *int    `json:"num_speculative_tokens"`
+		Max    *int    `json:"prompt_lookup_max"`
+		Min    *int    `json:"prompt_lookup_min"`
+	}
+	if v == "" {
+		v = "{}"
+	}
+	d := json.NewDecoder(strings.NewReader(v))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&in); err != nil || d.More() {
+		return fmt.Errorf("%s: want a JSON object with method, num_speculative_tokens, prompt_lookup_max and prompt_lookup_min (%v)", v, err)
+	}
+	*c = Speculation{given: v}
+	if in.Method == nil && in.Model == nil && in.Tokens == nil && in.Max == nil && in.Min == nil {
+		c.given = ""
+		return nil
+	}
+	method := ""
+	for _, name := range []*string{in.Model, in.Method} {
+		if name != nil {
+			method = strings.Trim(*name, "[]")
+		}
+	}
+	if method != "ngram" {
+		return fmt.Errorf("%s: method %q is not done; \"ngram\" is", v, method)
+	}
+	if in.Tokens == nil || *in.Tokens < 1 {
+		return fmt.Errorf("%s: num_speculative_tokens must be at least 1", v)
+	}
+	c.Tokens, c.Min, c.Max = *in.Tokens, defaultLookup, defaultLookup
+	switch {
+	case in.Max != nil && in.Min != nil:
+		c.Min, c.Max = *in.Min, *in.Max
+	case in.Max != nil:
+		c.Min, c.Max = *in.Max, *in.Max
+	case in.Min != nil:
+		c.Min, c.Max = *in.Min, *in.Min
+	}
+	if c.Min < 1 || c.Max < c.Min {
+		return fmt.Errorf("%s: prompt_lookup_min %d and prompt_lookup_max %d: want 1 <= min <= max", v, c.Min, c.Max)
+	}
+	return nil
+}
