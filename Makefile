@@ -1,6 +1,7 @@
 # `make` alone lists the targets. Tools are installed below .cache, by name and
 # version, when a target first needs them; only apt-get needs root, and only on
-# a machine that lacks Python's venv module or protoc.
+# a machine that lacks Python's venv module, protoc, or the compiler and the
+# emulator for ARM.
 
 # What the build may use comes from the environment: GOFLAGS, GOPROXY,
 # CGO_ENABLED, CC. With a C compiler the fast kernels are built in.
@@ -48,7 +49,7 @@ build: ## build bin/tandem
 up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --port 9000" are for tandem up
 	@exec $(BINARY) up $(ARGS)
 
-test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) ## all checks and tests; ONLY="race binary" picks steps
+test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) arm64 ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
 soak: build $(PYENV) ## the long forms of the tests, for hours; all output with its seeds goes to logs/
@@ -84,6 +85,11 @@ clean: ## remove what was built and installed here
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install $(1) (apt-get install $(1)), or run make as root" >&2; exit 1; }; \
 	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
 	apt-get install -y -q $(1) || { apt-get update -q && apt-get install -y -q $(1); }; }
+
+# The kernels for 64-bit ARM are compiled and run on any machine.
+arm64:
+	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] \
+		|| $(call apt,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 
 $(TOOLS)/staticcheck-$(STATICCHECK_VERSION):
 	@mkdir -p $(TOOLS)

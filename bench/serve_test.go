@@ -138,8 +138,11 @@ func TestServeChat(t *testing.T) {
 		}
 	})
 	res, err := Serve(t.Context(), parse(t, "--base-url", url, "--backend", "openai-chat", "--num-prompts", "4", "--input-len", "12", "--max-concurrency", "2"), io.Discard, io.Discard)
-	if err != nil || res.Summary.Output != 20 || res.Summary.Input != 120 || !(res.Summary.Stats["itl"].Median > 0.5) {
-		t.Errorf("%+v, %v", res, err)
+	if err != nil || res.Summary.Output != 20 || res.Summary.Input != 120 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	if _, ok := res.Summary.Stats["itl"]; !ok {
+		t.Errorf("no gaps between tokens in %+v", res.Summary)
 	}
 }
 

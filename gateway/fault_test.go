@@ -207,7 +207,11 @@ func TestRetries(t *testing.T) {
 		}}, 503, "connection"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{AcceptTimeout: 100 * time.Millisecond, MaxAttempts: 2}
+			// Only the mute are waited for, and a good node is not to seem mute.
+			o := Options{AcceptTimeout: time.Second, MaxAttempts: 2}
+			if name != "mute" {
+				o.AcceptTimeout = soon
+			}
 			b := newBed(t, o, map[string]upstreamtest.Options{"bad": c.bad, "good": {}})
 			for i := range 40 {
 				body := fmt.Sprintf(`{"prompt":"prompt %d","max_tokens":5,"seed":%d,"stream":%v}`, i, i, i%2 == 0)
@@ -371,11 +375,12 @@ func TestClientThatNeverReads(t *testing.T) {
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":99999,"stream":true}`)
-	b.until(func() bool { return b.g.meters.paused.Get() >= 1 })
+	aborted := b.g.meters.set.Counter(metrics.GatewayStreamsAborted, "slow_client")
+	b.until(func() bool { return b.g.meters.paused.Get() >= 1 || aborted.Get() == 1 })
 	if err := b.nodes["d1"].Wait(soon, func() bool { return b.nodes["d1"].Running() == 0 }); err != nil {
 		t.Fatal(err)
 	}
-	b.until(func() bool { return b.g.meters.set.Counter(metrics.GatewayStreamsAborted, "slow_client").Get() == 1 })
+	b.until(func() bool { return aborted.Get() == 1 })
 	raw, _ := io.ReadAll(c.r)
 	if strings.Contains(string(raw), "[DONE]") || strings.HasSuffix(string(raw), "0\r\n\r\n") {
 		t.Error("the body of a client that was given up ends cleanly")
@@ -411,6 +416,9 @@ func TestDeadline(t *testing.T) {
 		t.Fatalf("%d %q after %v", r.StatusCode, r.body, time.Since(start))
 	}
 	b.until(func() bool { return b.nodes["d1"].Running() == 0 })
+
+	// Once it streams; the first token has to be in time.
+	b = newBed(t, Options{RequestTimeout: 2 * time.Second}, one(upstreamtest.Options{Gate: gate}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)
@@ -424,7 +432,7 @@ func TestDeadline(t *testing.T) {
 // Draining: unready at once, new connections for a while, what runs to its end.
 func TestDrainFinishesWhatRuns(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{DrainDelay: 300 * time.Millisecond}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{DrainDelay: 3 * time.Second}, one(upstreamtest.Options{Gate: gate}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)

@@ -177,7 +177,7 @@ type MoESpec struct {
 // fault of the model file, found by its first test.
 type Backend interface {
 	// Variant names device, instruction set and kernel version, as in
-	// "cpu-avx512-1": the part of the numerics class that the backend owns.
+	// "cpu-avx512-amd64-1": the part of the numerics class that the backend owns.
 	Variant() string
 
 	Alloc(rows Rows, cols int) (Buf, error)

@@ -25,7 +25,7 @@ func (m *Model) Register(s *Set) {
 	s.StringVar(&m.ChatTemplate, "chat-template", "", "file with a chat template instead of the model's own")
 	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
 	s.StringVar(&m.Device, "device", "auto", "auto or cpu")
-	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, avx512, avx2, generic or portable")
+	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, avx512, avx2, neon, generic or portable")
 	s.IntVar(&m.Threads, "threads", 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
 	s.Var(&m.KVMemory, "kv-cache-memory-bytes", "memory for KV blocks, taken as it is used; 0: 1GiB, or less where the machine's or the cgroup's memory is short")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")

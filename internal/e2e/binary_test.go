@@ -29,8 +29,9 @@ import (
 // the processes they started by a state folder of their own.
 
 const (
-	startBound = 15 * time.Second // until a cluster says that it is up
-	stopBound  = 45 * time.Second // from a signal until nothing is left
+	startBound = time.Minute     // until a cluster says that it is up
+	buildBound = 5 * time.Minute // until one does that make builds first
+	stopBound  = time.Minute     // from a signal until nothing is left
 )
 
 // binary is the program under test: the one that make built, or else one that
@@ -191,7 +192,12 @@ func (c *cluster) start(name string, args ...string) {
 // waitUp waits for the words that tell a person to begin.
 func (c *cluster) waitUp() {
 	c.t.Helper()
-	c.wait(startBound, "the cluster says that it is up", func() bool {
+	c.upWithin(startBound)
+}
+
+func (c *cluster) upWithin(bound time.Duration) {
+	c.t.Helper()
+	c.wait(bound, "the cluster says that it is up", func() bool {
 		select {
 		case <-c.ended:
 			c.t.Fatalf("up has ended: %s", c.cmd.ProcessState)

@@ -242,6 +242,8 @@ static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const
                                int keys, tandem_scratch *s) {
 	int bt = st->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
 	int lo[QUERIES], hi[QUERIES];
+	if (i0 >= i1)
+		return;
 	for (int i = i0; i < i1; i++) {
 		lo[i] = p->first[i] > from ? p->first[i] - from : 0;
 		hi[i] = min_int(keys, p->keys[i] - from);

@@ -2,7 +2,7 @@
 //
 // A step is a recorded list of operations (plan.go) that one of several kernel
 // variants repeats: portable Go, which is the oracle and all that is left with
-// CGO_ENABLED=0, or C for AVX-512, AVX2 and anything else. C packs each weight
+// CGO_ENABLED=0, or C for AVX-512, AVX2, NEON and anything else. C packs each weight
 // matrix at load into tiles of 16 outputs, k-major, so that one vector lane is
 // one output and every output is one sequential chain of fused multiply-adds.
 // Attention cuts the positions into segments at fixed absolute positions and
@@ -11,7 +11,7 @@
 //
 // Invariant: no reduction depends on how many rows share a step, on how a
 // prompt was cut into chunks, on the number of threads or on which thread
-// claimed a tile. AVX2 and AVX-512 run one source and give the same bits.
+// claimed a tile. AVX2, AVX-512 and NEON run one source and give the same bits.
 //
 // The package does not schedule, does not own block tables, does not know
 // models, and quantizes nothing: weights are float32 or bfloat16, activations
@@ -39,6 +39,7 @@ const (
 	Generic  = "generic"
 	AVX2     = "avx2"
 	AVX512   = "avx512"
+	NEON     = "neon"
 )
 
 // Bounds on shapes. They keep index arithmetic far from overflow and fix the
@@ -183,9 +184,10 @@ func newRunner(c *CPU) (runner, error) {
 	return newNative(c)
 }
 
-// Variant names the kernels for the numerics class.
+// Variant names the kernels for the numerics class, and the architecture, whose
+// Go has its own last bits in what is computed beside them.
 func (c *CPU) Variant() string {
-	return fmt.Sprintf("cpu-%s-%d", c.opts.Kernels, kernelVersion)
+	return fmt.Sprintf("cpu-%s-%s-%d", c.opts.Kernels, runtime.GOARCH, kernelVersion)
 }
 
 // limit is the most rows of a kind.

@@ -105,12 +105,14 @@ typedef struct {
 extern const tandem_kernels tandem_generic;
 #if defined(__x86_64__)
 extern const tandem_kernels tandem_avx2, tandem_avx512;
+#elif defined(__aarch64__)
+extern const tandem_kernels tandem_neon;
 #endif
 
 typedef struct tandem_pool tandem_pool;
 
-// Variant 0 is generic, 1 avx2, 2 avx512; the caller knows that the processor
-// has it. Null when threads or memory are short. The caller of tandem_run is one of the
+// Variant 0 is generic, 1 avx2, 2 avx512, 3 neon; the caller knows that the
+// processor has it. Null when threads or memory are short. The caller of tandem_run is one of the
 // threads.
 tandem_pool *tandem_pool_new(int threads, int variant);
 void tandem_pool_free(tandem_pool *);

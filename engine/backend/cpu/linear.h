@@ -136,7 +136,7 @@ static TARGET void linear_one_tile(int bf16, int nt, const part *p) {
 // memory and wants several streams.
 #if KERNEL_ISA == 512
 enum { GROUP_NT = LINEAR_NT };
-#elif KERNEL_ISA == 2
+#elif KERNEL_ISA
 enum { GROUP_NT = 1 };
 #else
 enum { GROUP_NT = 0 };

@@ -6,8 +6,6 @@ import (
 	"math"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
@@ -24,7 +22,7 @@ func (m *memory) bytes(n int, hot bool) ([]byte, error) {
 	if n <= 0 {
 		return nil, fmt.Errorf("%w: mapping of %d bytes", backend.ErrShape, n)
 	}
-	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	b, err := mapBytes(n)
 	if err != nil {
 		return nil, fmt.Errorf("%w: mapping of %d bytes: %v", backend.ErrMemory, n, err)
 	}
@@ -54,7 +52,7 @@ func (m *memory) ints(n int) ([]int32, error) {
 func (m *memory) free() error {
 	var errs []error
 	for _, b := range m.maps {
-		errs = append(errs, unix.Munmap(b))
+		errs = append(errs, unmapBytes(b))
 	}
 	m.maps = nil
 	return errors.Join(errs...)

@@ -22,7 +22,7 @@ import (
 )
 
 // nativeNames are indexed by the variant number of kernels.h.
-var nativeNames = [...]string{Generic, AVX2, AVX512}
+var nativeNames = [...]string{Generic, AVX2, AVX512, NEON}
 
 // nativeVariants asks for what the kernels are compiled with, vec.h's TARGET,
 // and that the system saves those registers.
@@ -35,6 +35,9 @@ func nativeVariants() []string {
 	}
 	if avx2 {
 		names = append(names, AVX2)
+	}
+	if cpu.ARM64.HasASIMD {
+		names = append(names, NEON)
 	}
 	return append(names, Generic)
 }

@@ -210,6 +210,9 @@ static const tandem_kernels *kernels_of(int variant) {
 		return &tandem_avx512;
 	if (variant == 1)
 		return &tandem_avx2;
+#elif defined(__aarch64__)
+	if (variant == 3)
+		return &tandem_neon;
 #endif
 	(void)variant;
 	return &tandem_generic;

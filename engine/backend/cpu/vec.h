@@ -1,7 +1,7 @@
 // Vectors of one instruction set, under names that kernels_body.h is written
 // in. Two widths: V is the native register, VL lanes, for the inner loops; v16
 // is always 16 lanes, whose reductions are the same tree everywhere. vfma and
-// v16_fma round once on AVX2 and AVX-512.
+// v16_fma round once on AVX2, AVX-512 and NEON, which so give the same bits.
 //
 // LINEAR_NT is how many rows, SCORE_NQ x SCORE_NG how many queries and groups
 // of 16 positions, MIX_NQ x MIX_NV how many queries and registers of the output
@@ -15,6 +15,9 @@
 #elif KERNEL_ISA == 2
 #include <immintrin.h>
 #define TARGET __attribute__((target("avx2,fma")))
+#elif KERNEL_ISA == 128
+#include <arm_neon.h>
+#define TARGET // every 64-bit ARM has it
 #else
 #define TARGET
 #endif
@@ -114,6 +117,63 @@ FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
 	return (v16){_mm256_and_ps(v.a, _mm256_cmp_ps(x.a, lo.a, _CMP_NLT_UQ)),
 	             _mm256_and_ps(v.b, _mm256_cmp_ps(x.b, lo.b, _CMP_NLT_UQ))};
 }
+
+#elif KERNEL_ISA == 128
+
+enum { VL = 4, LINEAR_NT = 6, SCORE_NQ = 2, SCORE_NG = 2, MIX_NQ = 4, MIX_NV = 4 }; // 32 registers
+typedef float32x4_t V;
+typedef uint32x4_t VI;
+typedef struct {
+	float32x4_t a, b, c, d;
+} v16;
+
+FN V vzero(void) { return vdupq_n_f32(0); }
+FN V vset1(float f) { return vdupq_n_f32(f); }
+FN V vload(const float *p) { return vld1q_f32(p); }
+FN void vstore(float *p, V v) { vst1q_f32(p, v); }
+FN V vadd(V a, V b) { return vaddq_f32(a, b); }
+FN V vfma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
+FN VI vload_pairs(const void *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
+FN V veven(VI v) { return vreinterpretq_f32_u32(vshlq_n_u32(v, 16)); }
+FN V vodd(VI v) { return vreinterpretq_f32_u32(vandq_u32(v, vdupq_n_u32(0xffff0000))); }
+FN V vload_bf16(const void *p) {
+	return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+}
+
+FN v16 v16_zero(void) { return (v16){vzero(), vzero(), vzero(), vzero()}; }
+FN v16 v16_set1(float f) { return (v16){vset1(f), vset1(f), vset1(f), vset1(f)}; }
+FN v16 v16_load(const float *p) { return (v16){vload(p), vload(p + 4), vload(p + 8), vload(p + 12)}; }
+FN void v16_store(float *p, v16 v) { vstore(p, v.a), vstore(p + 4, v.b), vstore(p + 8, v.c), vstore(p + 12, v.d); }
+FN v16 v16_loadn(const float *p, int n) {
+	float t[16] = {0};
+	memcpy(t, p, n * sizeof *t);
+	return v16_load(t);
+}
+FN void v16_storen(float *p, v16 v, int n) {
+	float t[16];
+	v16_store(t, v);
+	memcpy(p, t, n * sizeof *t);
+}
+// Each of the four registers of x, y and z alike.
+#define V16_EACH(f) (v16){f(a), f(b), f(c), f(d)}
+#define ADD(r) vaddq_f32(x.r, y.r)
+#define SUB(r) vsubq_f32(x.r, y.r)
+#define MUL(r) vmulq_f32(x.r, y.r)
+#define DIV(r) vdivq_f32(x.r, y.r)
+#define FMA(r) vfmaq_f32(z.r, x.r, y.r)
+#define MAX(r) vbslq_f32(vcgtq_f32(x.r, y.r), x.r, y.r) // of a NaN, y: as on x86
+#define MIN(r) vbslq_f32(vcltq_f32(x.r, y.r), x.r, y.r)
+#define POW2(r) vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vreinterpretq_s32_f32(x.r), vdupq_n_s32(127)), 23))
+#define CLEAR(r) vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.r), vcltq_f32(y.r, z.r)))
+FN v16 v16_add(v16 x, v16 y) { return V16_EACH(ADD); }
+FN v16 v16_sub(v16 x, v16 y) { return V16_EACH(SUB); }
+FN v16 v16_mul(v16 x, v16 y) { return V16_EACH(MUL); }
+FN v16 v16_div(v16 x, v16 y) { return V16_EACH(DIV); }
+FN v16 v16_fma(v16 x, v16 y, v16 z) { return V16_EACH(FMA); }
+FN v16 v16_max(v16 x, v16 y) { return V16_EACH(MAX); }
+FN v16 v16_min(v16 x, v16 y) { return V16_EACH(MIN); }
+FN v16 v16_pow2(v16 x) { return V16_EACH(POW2); }
+FN v16 v16_zero_below(v16 x, v16 y, v16 z) { return V16_EACH(CLEAR); }
 
 #else // any processor: 4 lanes, product and sum rounded apart
 

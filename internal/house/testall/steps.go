@@ -31,8 +31,7 @@ var steps = []step{
 	{name: "vet", what: "go vet, which also compiles every test", command: []string{"go", "vet", "./..."}},
 	{name: "staticcheck", what: "staticcheck", command: []string{"staticcheck", "./..."}},
 	{name: "build-nocgo", what: "the build without a C compiler", env: []string{"CGO_ENABLED=0"}, command: []string{"go", "build", "./..."}},
-	{name: "build-arm64", what: "the build for another architecture", env: []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=arm64"},
-		command: []string{"go", "build", "./..."}},
+	{name: "build-arm64", what: "the build for another architecture, kernels included", env: arm64, command: []string{"go", "build", "./..."}},
 
 	{name: "race", what: "all tests under the race detector", args: []string{"-race", "-skip", "^TestBinary"},
 		packages: func(all []string) []string {
@@ -44,6 +43,16 @@ var steps = []step{
 		}},
 	{name: "portable", what: "the engine's tests without C kernels", env: []string{"CGO_ENABLED=0"}, each: true,
 		packages: func([]string) []string { return []string{module + "/engine/backend/cpu", module + "/engine/model"} }},
+	{name: "sanitize", what: "the C kernels under the address and undefined-behaviour sanitizers", each: true,
+		env: []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O1 -fsanitize=undefined -fno-sanitize-recover=all", "CGO_LDFLAGS=-fsanitize=undefined"},
+		// The package's own Go is left as it is: naive references, which would take most of the time.
+		args:     []string{"-asan", "-gcflags=-asan=false", "-run", "/^(avx512|avx2|neon|generic)$", "-skip", distorted},
+		packages: func([]string) []string { return []string{module + "/engine/backend/cpu"} }},
+	{name: "arm64", what: "the kernels for 64-bit ARM, emulated", env: arm64, each: true,
+		args: []string{"-exec", "qemu-aarch64 -L /usr/aarch64-linux-gnu", "-run", "/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$/^neon$/^random$", "-skip", distorted},
+		packages: func([]string) []string {
+			return []string{module + "/engine/backend/cpu", module + "/engine/model"}
+		}},
 	{name: "binary", what: "the built binary, end to end", args: []string{"-run", "^TestBinary"}, each: true,
 		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 
@@ -53,6 +62,13 @@ var steps = []step{
 		args:     []string{"-run", "^TestBinary(FirstToken|OpenAIClient|OpenAIFields|OpenAPI|Accounting|PrefillKilled|DecodeKilled|Drain|Serve)$"},
 		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 }
+
+// arm64 builds for that architecture with Debian's compiler for it.
+var arm64 = []string{"CGO_ENABLED=1", "GOOS=linux", "GOARCH=arm64", "CC=aarch64-linux-gnu-gcc"}
+
+// distorted are tests of the kernels that hold under a sanitizer or an emulator
+// too, but there say nothing or take minutes.
+const distorted = "Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable"
 
 // withoutRace lists the packages whose tests do not run under the race
 // detector, with the reason.

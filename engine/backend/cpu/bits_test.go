@@ -1,0 +1,106 @@
+package cpu
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// plainBits are the low digits of a sequence in [-1, 1): every processor makes
+// the same ones, as they need no rounding.
+type plainBits uint32
+
+func (p *plainBits) next() float32 {
+	*p = *p*1664525 + 1013904223
+	return float32(int32(*p)>>8) / (1 << 23)
+}
+
+func (p *plainBits) fill(data []float32) {
+	for i := range data {
+		data[i] = p.next()
+	}
+}
+
+// TestSameBits: all kernels with a fused multiply-add give the very same bits,
+// those written here; so AVX2, AVX-512 and NEON do, on whichever machine each
+// is tested.
+func TestSameBits(t *testing.T) {
+	const want = 0xf50c4f6d6f8a375a // changes only with kernelVersion
+	for _, kernels := range Variants() {
+		if kernels == Portable || kernels == Generic {
+			continue
+		}
+		if got := bitsOf(t, kernels); got != want {
+			t.Errorf("%s: the results hash to %#x, want %#x", kernels, got, uint64(want))
+		}
+	}
+}
+
+// bitsOf hashes results of the operations in which something is summed.
+func bitsOf(t *testing.T, kernels string) uint64 {
+	const rows, in, out, heads, kvHeads, dim, bt = 37, 1100, 150, 6, 2, 40, 8
+	p := plainBits(1)
+	b := newRig(t, kernels, rows, rand.New(rand.NewPCG(1, 1)))
+	defer b.Close()
+	buf := func(cols int) (backend.Buf, []float32) {
+		id, data := b.buf(backend.TokenRows, cols, 1)
+		p.fill(data)
+		return id, data
+	}
+	load := func(dt backend.DType, dims ...int) backend.Weight {
+		n := 1
+		for _, d := range dims {
+			n *= d
+		}
+		var data []byte
+		for range n {
+			if v := p.next(); dt == backend.BF16 {
+				data = binary.LittleEndian.AppendUint16(data, toBF16(v))
+			} else {
+				data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+			}
+		}
+		w, err := b.Load(backend.Tensor{Name: "plain", DType: dt, Shape: dims, Data: data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	if err := b.AllocKV(backend.KVSpec{Layers: 1, Blocks: 8, BlockTokens: bt, KVHeads: kvHeads, HeadDim: dim, DType: backend.BF16}); err != nil {
+		t.Fatal(err)
+	}
+	x, xs := buf(in)
+	y, ys := buf(out)
+	z, zs := buf(out)
+	n, ns := buf(in)
+	g, gs := buf(in)
+	q, _ := buf(heads * dim)
+	k, _ := buf(kvHeads * dim)
+	v, _ := buf(kvHeads * dim)
+	a, as := buf(heads * dim)
+	single, half, norm := load(backend.F32, out, in), load(backend.BF16, out, in), load(backend.F32, in)
+	st := &backend.Step{Tokens: make([]int32, rows), Spans: []backend.Span{{Tokens: rows, Blocks: []int32{3, 0, 5, 1, 7}}}}
+	for i := range int32(rows) {
+		st.Positions = append(st.Positions, i)
+		st.Slots = append(st.Slots, st.Spans[0].Blocks[i/bt]*bt+i%bt)
+	}
+	b.once(st, func() {
+		b.Linear(y, x, single, backend.NoWeight)
+		b.Linear(z, x, half, backend.NoWeight)
+		b.RMSNorm(n, x, norm, 1e-5)
+		b.SiluMul(g, x, n)
+		b.StoreKV(0, k, v)
+		b.Attention(a, q, backend.AttentionSpec{Heads: heads, KVHeads: kvHeads, HeadDim: dim, Scale: 2.5, Window: 30})
+	})
+	h := fnv.New64a()
+	for _, data := range [][]float32{xs, ys, zs, ns, gs, as} {
+		for _, f := range data {
+			h.Write(binary.LittleEndian.AppendUint32(nil, math.Float32bits(f)))
+		}
+	}
+	return h.Sum64()
+}

@@ -1,0 +1,5 @@
+//go:build cgo && arm64
+
+#define KERNEL_ISA 128
+#define KERNELS tandem_neon
+#include "kernels_body.h"

@@ -1,0 +1,29 @@
+//go:build asan
+
+package cpu
+
+// #include <stdlib.h>
+// #include <string.h>
+import "C"
+
+import (
+	"errors"
+	"unsafe"
+)
+
+// Under the address sanitizer memory comes from C, which guards each piece on
+// both sides to the byte; a mapping has guards by luck only.
+
+func mapBytes(n int) ([]byte, error) {
+	var p unsafe.Pointer
+	if C.posix_memalign(&p, 4096, C.size_t(n)) != 0 {
+		return nil, errors.New("out of memory")
+	}
+	C.memset(p, 0, C.size_t(n))
+	return unsafe.Slice((*byte)(p), n), nil
+}
+
+func unmapBytes(b []byte) error {
+	C.free(unsafe.Pointer(&b[0]))
+	return nil
+}
