@@ -101,7 +101,7 @@ func runUp(v *command.Invocation) error {
 	if last := g.Port + *nPrefill + *nDecode; g.Port == 0 || last > 65535 {
 		return fmt.Errorf("%w: --port %d: the nodes' metrics take the ports up to %d after it; want --port 1 to %d", config.ErrValue, g.Port, last, 65535-*nPrefill-*nDecode)
 	}
-	log, err := process.Logger(p.LogLevel, v.ErrOut)
+	log, _, err := process.Logger(p.LogLevel, p.LogFormat, v.ErrOut)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func begin(v *command.Invocation, p *config.Process, c *config.Cluster, role str
 	if c.TLSDir == "" {
 		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes trust nobody without it", config.ErrValue)
 	}
-	d, err := process.Start(process.Options{Role: role, Name: c.Name, LogLevel: p.LogLevel, Out: v.ErrOut, TLSDir: c.TLSDir})
+	d, err := process.Start(process.Options{Role: role, Name: c.Name, LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut, TLSDir: c.TLSDir})
 	if err == nil {
 		d.ExitAtSecondSignal()
 	}
@@ -235,7 +235,7 @@ func runGateway(v *command.Invocation) error {
 		return err
 	}
 	defer d.End()
-	o := gatewayOptions(&f.g, &f.p, d.Log)
+	o := gatewayOptions(&f.g, &f.p, d)
 	o.TLS, o.ServedModelName, o.ChatTemplate = cert, f.name, template
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, TLS: d.Certs.Client(), Log: d.Log, Counters: new(rpc.Counters)}
 	if o.Tracer, err = tracer(d, v.Environ, &f.p, "gateway"); err != nil {
@@ -243,6 +243,9 @@ func runGateway(v *command.Invocation) error {
 	}
 	o.Metrics = metrics.New(metrics.Gateway, f.name)
 	meterTraces(o.Metrics, o.Tracer)
+	if o.AdminListener, err = adminListener(&f.g); err != nil {
+		return err
+	}
 	o.Metrics.Info(metrics.BuildInfo, version, "gateway")
 	meterRPC(o.Metrics, o.RPC.Counters)
 	g, err := gateway.New(o)
@@ -284,17 +287,37 @@ func runGateway(v *command.Invocation) error {
 	return g.Run(d.Ctx)
 }
 
-func gatewayOptions(g *config.Gateway, p *config.Process, log *slog.Logger) gateway.Options {
+func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) gateway.Options {
 	port := g.Port
 	if port == 0 {
 		port = -1
 	}
 	return gateway.Options{
-		Host: g.Host, Port: port, APIKeys: g.APIKeys, Version: version, Log: log,
+		Host: g.Host, Port: port, APIKeys: g.APIKeys, Version: version, Log: d.Log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
 		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), MaxAttempts: g.MaxAttempts,
 		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody),
+		Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
 	}
+}
+
+// adminListener is that of --admin-listen; nil without one.
+func adminListener(g *config.Gateway) (net.Listener, error) {
+	if g.AdminListen == "" {
+		return nil, nil
+	}
+	host, _, err := net.SplitHostPort(g.AdminListen)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --admin-listen %q: want host:port", config.ErrValue, g.AdminListen)
+	}
+	if !process.Loopback(host) && !g.Insecure {
+		return nil, fmt.Errorf("%w: --admin-listen %s is reachable from other machines, which need no key there: add --insecure if only operators reach it", config.ErrValue, g.AdminListen)
+	}
+	l, err := net.Listen("tcp", g.AdminListen)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen for --admin-listen: %w", err)
+	}
+	return l, nil
 }
 
 // never is what Options take for a bound that is 0, off, in a flag.
@@ -388,6 +411,8 @@ type node struct {
 	role string
 	asks rpc.Counters // of the connections that this node dials
 	tr   *trace.Tracer
+	// transfers adds what a role's side of KV transfers counts; nil until it runs.
+	transfers atomic.Pointer[func(*logs.Counts)]
 }
 
 // hooks are what a role hears from the step goroutine.
@@ -429,7 +454,9 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 		"seconds", fmt.Sprintf("%.2f", l.LoadTime.Seconds()), "class", l.Class)
 	d.Log.Info("KV cache", "tokens", l.Plan.Tokens, "blocks", l.KV.Blocks, "block_bytes", l.KV.BlockBytes(), "memory", memory.Bytes(l.Plan.Bytes),
 		"max_model_len", l.Scheduler.MaxModelLen, "concurrency", fmt.Sprintf("%.2fx", float64(l.Plan.Tokens)/float64(l.Scheduler.MaxModelLen)))
-	d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.counts) })
+	if !p.DisableLogStats {
+		d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.counts) })
+	}
 	return n, nil
 }
 
@@ -481,7 +508,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	}
 	var draining atomic.Bool
 	n.Work(func(ctx context.Context) {
-		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.set, Version: version, Ready: func() error {
+		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.set, Version: version, Level: n.Level, Ready: func() error {
 			switch {
 			case draining.Load():
 				return errors.New("draining")
@@ -653,7 +680,7 @@ func runServe(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	d, err := process.Start(process.Options{Role: "serve", LogLevel: p.LogLevel, Out: v.ErrOut})
+	d, err := process.Start(process.Options{Role: "serve", LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut})
 	if err != nil {
 		return err
 	}
@@ -674,7 +701,7 @@ func runServe(v *command.Invocation) error {
 	d.Work(func(ctx context.Context) {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
 	})
-	o := gatewayOptions(&g, &p, d.Log)
+	o := gatewayOptions(&g, &p, d)
 	o.TLS = cert
 	if m.ChatTemplate != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
@@ -683,6 +710,9 @@ func runServe(v *command.Invocation) error {
 	meterRPC(n.set, &n.asks)
 	o.Members = []upstream.Member{{ID: d.Name, Role: "serve", RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
 	o.Metrics, o.Tracer = n.set, n.tr
+	if o.AdminListener, err = adminListener(&g); err != nil {
+		return err
+	}
 	gw, err := gateway.New(o)
 	if err != nil {
 		return err

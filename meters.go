@@ -27,11 +27,16 @@ import (
 // counts is what the line of rates is made of.
 func (n *node) counts() logs.Counts {
 	s := n.eng.Stats()
-	return logs.Counts{
+	c := logs.Counts{
 		PromptTokens: s.PromptComputed, GeneratedTokens: s.Generated,
 		PrefixQueries: s.Scheduler.PrefixQueries, PrefixHits: s.Scheduler.PrefixHits,
-		Running: s.Scheduler.Running, Waiting: s.Scheduler.Waiting + s.Scheduler.Held, KVUsage: n.usage(),
+		ExternalQueries: s.Scheduler.ExternalQueries, ExternalHits: s.Scheduler.ExternalHits, Preemptions: s.Scheduler.Preemptions,
+		Running: s.Scheduler.Running, Waiting: s.Scheduler.Waiting + s.Scheduler.Held, Deferred: s.Scheduler.Held, KVUsage: n.usage(),
 	}
+	if f := n.transfers.Load(); f != nil {
+		(*f)(&c)
+	}
+	return c
 }
 
 // usage is the share of blocks that cannot be handed out.
@@ -187,6 +192,11 @@ func (n *node) meterReader(r *kvtransfer.Reader, news *decode.News) {
 	gauge("granted", func(s kvtransfer.ReaderStats) int { return s.Granted })
 	gauge("arriving", func(s kvtransfer.ReaderStats) int { return s.Arriving })
 	gauge("quarantined", func(s kvtransfer.ReaderStats) int { return s.Quarantined })
+	told := func(c *logs.Counts) {
+		s := r.Stats()
+		c.Transfers, c.TransferFailures, c.TransferBytes = s.LeasesArrived, s.LeasesFailed, s.PayloadBytes
+	}
+	n.transfers.Store(&told)
 	n.set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(news.Dropped()) })
 }
 
@@ -217,6 +227,14 @@ func (n *node) meterPrefill(p *prefill.Node, w *kvtransfer.Writer) {
 	counter(metrics.KVTransferFailures, func(s kvtransfer.WriterStats) uint64 { return s.PushesFailed }, "out")
 	counter(metrics.KVTransferRetries, func(s kvtransfer.WriterStats) uint64 { return s.Retries })
 
+	hidden, exposed := n.set.Histogram(metrics.KVTransferHidden), n.set.Histogram(metrics.KVTransferExposed)
+	told := func(c *logs.Counts) {
+		s := w.Stats()
+		c.Transfers, c.TransferFailures, c.TransferBytes = s.PushesDone, s.PushesFailed, s.PayloadBytes
+		c.TransferHidden = time.Duration(hidden.Sum() * float64(time.Second))
+		c.TransferExposed = time.Duration(exposed.Sum() * float64(time.Second))
+	}
+	n.transfers.Store(&told)
 	queued := func() int { waiting, _ := p.Queued(); return waiting }
 	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() })
 	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() }, "capacity")

@@ -140,6 +140,16 @@ type Options struct {
 
 	Log    *slog.Logger  // nil: discarded
 	Tracer *trace.Tracer // nil: no spans
+
+	// AdminListener serves what is for operators, who need no key there, and
+	// takes it off the clients' port; nil: it is served there.
+	AdminListener net.Listener
+	Level         *slog.LevelVar // of the process' log; nil: it cannot be changed
+	// LogRequests has a line logged for each request, with that many characters
+	// of its prompt.
+	LogRequests   bool
+	LogPromptText int
+	QuietStats    bool // no lines of rates
 }
 
 func (o *Options) setDefaults() {
@@ -291,9 +301,14 @@ func (g *Gateway) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { g.keepModel(work) })
-	wg.Go(func() { g.logStats(work) })
+	if !g.o.QuietStats {
+		wg.Go(func() { g.logStats(work) })
+	}
 	served := make(chan error, 1)
 	go func() { served <- g.server.Serve(g.l) }()
+	if g.o.AdminListener != nil {
+		wg.Go(func() { g.serveAdmin(work) })
+	}
 
 	var err error
 	select {
@@ -343,19 +358,19 @@ func (g *Gateway) drain() {
 func (g *Gateway) logStats(ctx context.Context) {
 	tick := time.NewTicker(statsInterval)
 	defer tick.Stop()
-	tokens, busy := g.meters.tokens.Get(), false
+	tokens, prompt, busy := g.meters.tokens.Get(), g.meters.prompt.Get(), false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now, running := g.meters.tokens.Get(), g.inFlight.Load()
+		now, prompts, running := g.meters.tokens.Get(), g.meters.prompt.Get(), g.inFlight.Load()
 		if active := now != tokens || running > 0; active || busy {
-			g.log.Info(fmt.Sprintf("Gateway: Avg generation throughput: %.1f tokens/s, Running: %d reqs, Usable decode nodes: %d",
-				(now-tokens)/statsInterval.Seconds(), running, g.usable()))
+			g.log.Info(fmt.Sprintf("Gateway: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, Usable decode nodes: %d",
+				(prompts-prompt)/statsInterval.Seconds(), (now-tokens)/statsInterval.Seconds(), running, g.usable()))
 			busy = active
 		}
-		tokens = now
+		tokens, prompt = now, prompts
 	}
 }

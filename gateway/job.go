@@ -501,6 +501,7 @@ func (j *job) close() {
 	}
 	j.finished()
 	j.endSpan()
+	j.logRequest()
 	j.giveBuffer()
 	if j.timer != nil {
 		j.timer.Stop()

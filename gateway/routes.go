@@ -7,6 +7,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
 
@@ -14,7 +15,17 @@ import (
 type endpoint struct {
 	openai.Operation
 	handle func(*Gateway, *fasthttp.RequestCtx)
+	who    audience
 }
+
+// audience says whom an endpoint is for.
+type audience uint8
+
+const (
+	clients   audience = iota // on their port; with a key where Operation says so
+	everybody                 // probes: on both ports
+	operators                 // on the admin port, or, without one, on the clients' by rules of its own
+)
 
 const modelsPath = "/v1/models/"
 
@@ -22,26 +33,29 @@ const modelsPath = "/v1/models/"
 // it. HEAD is served wherever GET is, OPTIONS everywhere.
 var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: "/v1/chat/completions", Summary: "Continue a chat", Body: openai.Chat,
-		Answer: "ChatCompletion", Events: "ChatChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Chat) }},
+		Answer: "ChatCompletion", Events: "ChatChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Chat) }, clients},
 	{openai.Operation{Method: "POST", Path: "/v1/completions", Summary: "Continue a prompt", Body: openai.Completions,
-		Answer: "Completion", Events: "CompletionChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Completions) }},
-	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models},
-	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel},
+		Answer: "Completion", Events: "CompletionChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Completions) }, clients},
+	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
+	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
 	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,
-		Answer: "Tokenized", Key: true, Errors: []int{503}}, (*Gateway).tokenize},
+		Answer: "Tokenized", Key: true, Errors: []int{503}}, (*Gateway).tokenize, clients},
 	{openai.Operation{Method: "POST", Path: "/detokenize", Summary: "The text of tokens", Body: openai.Detokenize,
-		Answer: "Detokenized", Key: true, Errors: []int{503}}, (*Gateway).detokenize},
+		Answer: "Detokenized", Key: true, Errors: []int{503}}, (*Gateway).detokenize, clients},
 
-	{openai.Operation{Method: "GET", Path: "/livez", Summary: "The process runs"}, func(_ *Gateway, ctx *fasthttp.RequestCtx) { ctx.SetBodyString("ok\n") }},
-	{openai.Operation{Method: "GET", Path: "/readyz", Summary: "Requests are welcome", Errors: []int{503}}, (*Gateway).health},
-	{openai.Operation{Method: "GET", Path: "/health", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health},
-	{openai.Operation{Method: "GET", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health},
-	{openai.Operation{Method: "POST", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health},
-	{openai.Operation{Method: "GET", Path: "/version", Summary: "The program's version", Answer: "Version"}, (*Gateway).version},
-	{openai.Operation{Method: "GET", Path: "/load", Summary: "Requests being answered", Answer: "Load"}, (*Gateway).load},
-	{openai.Operation{Method: "GET", Path: "/metrics", Summary: "Prometheus metrics"}, (*Gateway).exposition},
-	{openai.Operation{Method: "GET", Path: "/openapi.json", Summary: "This document", Answer: "Object"}, (*Gateway).openAPI},
-	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes},
+	{openai.Operation{Method: "GET", Path: "/livez", Summary: "The process runs"}, func(_ *Gateway, ctx *fasthttp.RequestCtx) { ctx.SetBodyString("ok\n") }, everybody},
+	{openai.Operation{Method: "GET", Path: "/readyz", Summary: "Requests are welcome", Errors: []int{503}}, (*Gateway).health, everybody},
+	{openai.Operation{Method: "GET", Path: "/health", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
+	{openai.Operation{Method: "GET", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
+	{openai.Operation{Method: "POST", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
+	{openai.Operation{Method: "GET", Path: "/version", Summary: "The program's version", Answer: "Version"}, (*Gateway).version, everybody},
+	{openai.Operation{Method: "GET", Path: "/load", Summary: "Requests being answered", Answer: "Load"}, (*Gateway).load, clients},
+	{openai.Operation{Method: "GET", Path: "/metrics", Summary: "Prometheus metrics", Errors: []int{401}}, (*Gateway).exposition, operators},
+	{openai.Operation{Method: "GET", Path: "/debug/targets", Summary: "The fleet's addresses of metrics, for Prometheus' http_sd_configs", Answer: "Targets", Errors: []int{401}}, (*Gateway).targets, operators},
+	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
+	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
+	{openai.Operation{Method: "GET", Path: "/openapi.json", Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
+	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes, clients},
 }
 
 var generateErrors = []int{500, 503, 504}
@@ -57,12 +71,17 @@ func (r *endpoint) at(path string) bool {
 
 // dispatch finds the route of a request and serves it.
 func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string) {
+	g.dispatchTo(ctx, path, clients)
+}
+
+// dispatchTo is dispatch on the port of clients or of operators.
+func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audience) {
 	method := string(ctx.Method())
 	var here *endpoint
 	var allowed []string
 	for i := range routes {
 		r := &routes[i]
-		if !r.at(path) {
+		if !r.at(path) || port == operators && r.who == clients || port == clients && r.who == operators && g.o.AdminListener != nil {
 			continue
 		}
 		if allowed = append(allowed, r.Method); r.Method == "GET" {
@@ -82,6 +101,12 @@ func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string) {
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
 		return
+	}
+	if here != nil && here.who == operators && port == clients {
+		if fault := g.admit(ctx, method); fault != nil {
+			g.fail(ctx, fault)
+			return
+		}
 	}
 	switch {
 	case here == nil && len(allowed) == 1:

@@ -40,6 +40,8 @@ func (m *Model) Register(s *Set) {
 // Process is what every long-running command has.
 type Process struct {
 	LogLevel        string
+	LogFormat       string
+	DisableLogStats bool
 	TracesEndpoint  string
 	ShutdownTimeout Seconds
 }
@@ -47,6 +49,8 @@ type Process struct {
 // Register declares the process's flags.
 func (p *Process) Register(s *Set) {
 	s.StringVar(&p.LogLevel, "log-level", "info", "debug, info, warning or error")
+	s.StringVar(&p.LogFormat, "log-format", "text", "text, lines in vLLM's manner, or json")
+	s.BoolVar(&p.DisableLogStats, "disable-log-stats", false, "leave out the lines of rates")
 	s.StringVar(&p.TracesEndpoint, "otlp-traces-endpoint", "", "collector that gets traces, as OTLP over HTTP, such as http://127.0.0.1:4318; default: what OTEL_EXPORTER_OTLP_ENDPOINT says")
 	p.ShutdownTimeout = Seconds(30 * time.Second)
 	s.Var(&p.ShutdownTimeout, "shutdown-timeout", "how long SIGTERM lets running requests finish")
@@ -92,6 +96,9 @@ type Gateway struct {
 	Port, NATSPort        int
 	APIKeys               []string
 	Insecure              bool
+	AdminListen           string
+	LogRequests           bool
+	MaxLogLen             int
 	MinRemotePrefill      int
 	RequestTimeout        Seconds
 	ResumeTimeout         Seconds
@@ -108,6 +115,9 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.StringVar(&g.SSLCert, "ssl-certfile", "", "certificate for clients, PEM")
 	s.StringVar(&g.SSLKey, "ssl-keyfile", "", "its key, PEM")
 	s.BoolVar(&g.Insecure, "insecure", false, "serve clients beyond loopback without certificates")
+	s.StringVar(&g.AdminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")
+	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
+	s.IntVar(&g.MaxLogLen, "max-log-len", 0, "characters of the prompt in that line; 0: none")
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens that clients must present, any of them")
 	s.IntVar(&g.MinRemotePrefill, "min-remote-prefill-tokens", minRemotePrefill, "prompts with fewer tokens to compute are prefilled on the decode node")
 	g.RequestTimeout = Seconds(30 * time.Minute)

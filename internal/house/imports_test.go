@@ -70,7 +70,7 @@ var mayImport = map[string][]string{
 	"internal/house/testall": {},
 	"internal/launch":        {"internal/console", "internal/tlsconf"},
 	"internal/logs":          {},
-	"internal/metrics":       {},
+	"internal/metrics":       {"internal/logs"},
 	"internal/openai":        {},
 	"internal/process":       {"internal/logs", "internal/tlsconf"},
 	"internal/rpc":           {"internal/rpc/nodepb"},

@@ -13,6 +13,7 @@ package logs
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"strconv"
@@ -40,13 +41,33 @@ func New(w io.Writer, level slog.Leveler) *Handler {
 	return &Handler{out: &output{w: w}, level: level}
 }
 
+// Format says how records are written.
+type Format string
+
+// Formats.
+const (
+	Text Format = "text" // one line in vLLM's manner
+	JSON Format = "json" // one object, as log/slog writes it
+)
+
+// Log makes a logger of a format; ok is false for a format that is not known.
+func Log(w io.Writer, level slog.Leveler, f Format) (log *slog.Logger, ok bool) {
+	switch f {
+	case Text, "":
+		return slog.New(New(w, level)), true
+	case JSON:
+		return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})), true
+	}
+	return nil, false
+}
+
 // Enabled says whether records of this level are written.
 func (h *Handler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
 
 // Handle writes one line.
 func (h *Handler) Handle(_ context.Context, r slog.Record) error {
 	b := make([]byte, 0, 256)
-	b = append(b, levelName(r.Level)...)
+	b = append(b, LevelName(r.Level)...)
 	b = append(b, ' ')
 	b = r.Time.AppendFormat(b, "01-02 15:04:05")
 	b = append(b, ' ')
@@ -81,7 +102,8 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &d
 }
 
-func levelName(l slog.Level) string {
+// LevelName is a level as lines begin with it.
+func LevelName(l slog.Level) string {
 	switch {
 	case l >= slog.LevelError:
 		return "ERROR"
@@ -91,6 +113,21 @@ func levelName(l slog.Level) string {
 		return "INFO"
 	}
 	return "DEBUG"
+}
+
+// ParseLevel is the level of a name: debug, info, warning or error.
+func ParseLevel(name string) (slog.Level, error) {
+	switch strings.ToLower(name) {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warning", "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return 0, fmt.Errorf("%q; use debug, info, warning or error", name)
 }
 
 func appendAttr(b []byte, prefix string, a slog.Attr) []byte {

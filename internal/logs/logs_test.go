@@ -38,6 +38,11 @@ func TestLine(t *testing.T) {
 	if got := Line(b, b, time.Second); !strings.HasSuffix(got, "n/a") {
 		t.Errorf("no look-ups: got %s", got)
 	}
+	b.Preemptions, b.Deferred, b.ExternalQueries, b.ExternalHits = 3, 1, 200, 150
+	want = "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 5.0 tokens/s, Running: 2 reqs, Waiting: 1 reqs, Deferred: 1 reqs, Preemptions: 3, KV cache usage: 12.5%, Prefix cache hit rate: 25.0%, External prefix cache hit rate: 75.0%"
+	if got := Line(a, b, 10*time.Second); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
 }
 
 // shared is a buffer and counts for two goroutines.
@@ -84,4 +89,42 @@ func TestRatesAreSilentWhenIdle(t *testing.T) {
 		cancel()
 		synctest.Wait()
 	})
+}
+
+func TestTransferLine(t *testing.T) {
+	a := Counts{Transfers: 1, TransferBytes: 1 << 20}
+	if got := TransferLine(a, a, time.Second); got != "" {
+		t.Errorf("no transfers: %s", got)
+	}
+	b := Counts{Transfers: 5, TransferBytes: 9 << 20, TransferFailures: 1, TransferHidden: 40 * time.Millisecond, TransferExposed: 2 * time.Millisecond}
+	want := "KV Transfer metrics: Num successful transfers=4, Avg MB per transfer=2.000, Avg hidden time (ms)=10.000, Avg exposed time (ms)=0.500, Throughput (MB/s)=0.800, Num failed transfers=1"
+	if got := TransferLine(a, b, 10*time.Second); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestFormats(t *testing.T) {
+	var b bytes.Buffer
+	var v slog.LevelVar
+	log, ok := Log(&b, &v, JSON)
+	if !ok {
+		t.Fatal("no JSON")
+	}
+	log.Debug("hidden")
+	v.Set(slog.LevelDebug)
+	log.Debug("shown\nhere", "n", 1)
+	if got := b.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `"msg":"shown\nhere","n":1}`) {
+		t.Errorf("got %s", got)
+	}
+	if _, ok := Log(&b, &v, "yaml"); ok {
+		t.Error("any format will do")
+	}
+	for name, want := range map[string]slog.Level{"debug": slog.LevelDebug, "Info": slog.LevelInfo, "warning": slog.LevelWarn, "error": slog.LevelError} {
+		if got, err := ParseLevel(name); err != nil || got != want {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	if _, err := ParseLevel("loud"); err == nil {
+		t.Error("loud is a level")
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"time"
 
@@ -19,6 +20,7 @@ type NodeOptions struct {
 	// Live says whether the node's loop still turns; nil: always.
 	Live    func() error
 	Version string
+	Level   *slog.LevelVar // of the process' log; nil: it cannot be changed here
 }
 
 // Bounds of a node's HTTP side. It serves scrapers and probes only, so they
@@ -72,6 +74,14 @@ func ServeNode(ctx context.Context, l net.Listener, o NodeOptions) error {
 }
 
 func (o NodeOptions) handle(ctx *fasthttp.RequestCtx) {
+	if string(ctx.Path()) == LevelPath && o.Level != nil {
+		if ctx.IsPut() && !ctx.RemoteIP().IsLoopback() {
+			ctx.Error("the log level is changed from this machine only\n", fasthttp.StatusForbidden)
+			return
+		}
+		ServeLevel(ctx, o.Level)
+		return
+	}
 	if !ctx.IsGet() && !ctx.IsHead() {
 		ctx.Error("method not allowed\n", fasthttp.StatusMethodNotAllowed)
 		ctx.Response.Header.Set("Allow", "GET, HEAD")

@@ -184,7 +184,9 @@ func generated(object, usage, probs, choice string) string {
 var answers = map[string]string{
 	"Usage":        usageSchema,
 	"TokenLogprob": tokenProb,
-	"TokenIDs":     `{"type": "array", "items": {"type": "integer", "minimum": 0}}`,
+	"Targets": `{"type": "array", "items": {"type": "object", "required": ["targets", "labels"], "properties": {
+		"targets": {"type": "array", "items": {"type": "string"}}, "labels": {"type": "object", "additionalProperties": {"type": "string"}}}}}`,
+	"TokenIDs": `{"type": "array", "items": {"type": "integer", "minimum": 0}}`,
 	"PromptLogprobs": `{"type": "array", "items": {"type": ["object", "null"], "additionalProperties": {"type": "object", "required": ["logprob", "rank", "decoded_token"], "properties": {
 		"logprob": {"type": "number"}, "rank": {"type": "integer", "minimum": 1}, "decoded_token": {"type": "string"}}}}}`,
 	"Error": `{"type": "object", "required": ["error"], "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"], "properties": {

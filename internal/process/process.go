@@ -18,7 +18,6 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/tandem-serving/tandem/internal/logs"
@@ -32,6 +31,7 @@ var ErrOption = errors.New("process: bad option")
 type Options struct {
 	Role, Name string // an empty name becomes the role and a random suffix
 	LogLevel   string // debug, info, warning or error
+	LogFormat  string // text or json
 	Out        io.Writer
 	TLSDir     string // folder of the node's certificates; empty: none
 }
@@ -43,34 +43,65 @@ type Process struct {
 	Second <-chan struct{} // closed at the second
 	Name   string
 	Certs  *tlsconf.Material // nil without TLSDir
+	Level  *slog.LevelVar    // of Log; may be set at any time
 	stop   []func()
 }
 
 // Logger makes a logger and the default of slog.
-func Logger(level string, w io.Writer) (*slog.Logger, error) {
-	var l slog.Level
-	name := level
-	if strings.EqualFold(name, "warning") {
-		name = "warn"
+func Logger(level, format string, w io.Writer) (*slog.Logger, *slog.LevelVar, error) {
+	l, err := logs.ParseLevel(level)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: --log-level %w", ErrOption, err)
 	}
-	if err := l.UnmarshalText([]byte(name)); err != nil {
-		return nil, fmt.Errorf("%w: --log-level %q; use debug, info, warning or error", ErrOption, level)
+	v := new(slog.LevelVar)
+	v.Set(l)
+	log, ok := logs.Log(w, v, logs.Format(format))
+	if !ok {
+		return nil, nil, fmt.Errorf("%w: --log-format %q; use text or json", ErrOption, format)
 	}
-	log := slog.New(logs.New(w, l))
 	slog.SetDefault(log)
-	return log, nil
+	return log, v, nil
+}
+
+// toggleDebug has SIGUSR1 switch between the level of now and debug, until stop.
+func toggleDebug(log *slog.Logger, v *slog.LevelVar) (stop func()) {
+	got, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(got, syscall.SIGUSR1)
+	go func() {
+		before := slog.LevelInfo
+		for {
+			select {
+			case <-done:
+				return
+			case <-got:
+			}
+			to := slog.LevelDebug
+			if now := v.Level(); now == to {
+				to = before
+			} else {
+				before = now
+			}
+			v.Set(to)
+			log.Info("log level changed", "level", logs.LevelName(to), "by", "SIGUSR1")
+		}
+	}()
+	return func() { signal.Stop(got); close(done) }
 }
 
 // Start makes a process. The caller must End it.
 func Start(o Options) (*Process, error) {
-	log, err := Logger(o.LogLevel, o.Out)
+	log, level, err := Logger(o.LogLevel, o.LogFormat, o.Out)
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{Log: log, Name: o.Name}
+	p := &Process{Log: log, Level: level, Name: o.Name}
 	if p.Name == "" {
 		p.Name = fmt.Sprintf("%s-%08x", o.Role, rand.Uint32())
 	}
+	if logs.Format(o.LogFormat) == logs.JSON { // collectors mix the lines of many
+		p.Log = log.With("role", o.Role, "node", p.Name)
+	}
+	p.OnEnd(toggleDebug(p.Log, level))
 	if o.TLSDir != "" {
 		if p.Certs, err = tlsconf.Load(o.TLSDir, log); errors.Is(err, tlsconf.ErrMaterial) {
 			return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR NAME` makes a folder that fits", ErrOption, o.TLSDir, err)

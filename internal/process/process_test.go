@@ -70,7 +70,7 @@ func TestLoopbackAndAt(t *testing.T) {
 	if got := At("10.1.2.3", &net.TCPAddr{IP: net.IPv4zero, Port: 7}); got != "10.1.2.3:7" {
 		t.Errorf("got %s", got)
 	}
-	if _, err := Logger("loud", &bytes.Buffer{}); !errors.Is(err, ErrOption) {
+	if _, _, err := Logger("loud", "text", &bytes.Buffer{}); !errors.Is(err, ErrOption) {
 		t.Errorf("got %v, want ErrOption", err)
 	}
 }

@@ -1,0 +1,113 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// admit says who may use what is for operators on the clients' port: this
+// machine; others with a key, where there are keys; and others without one only
+// to look. nil: welcome.
+func (g *Gateway) admit(ctx *fasthttp.RequestCtx, method string) *openai.Error {
+	if ip := ctx.RemoteIP(); ip.IsLoopback() || ip.IsUnspecified() { // the latter: a connection in memory
+		return nil
+	}
+	switch {
+	case !g.keys.allow(ctx.Request.Header.Peek("Authorization")):
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+		return &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
+			Message: "from other machines this needs an API key, sent as Authorization: Bearer KEY, or the gateway's --admin-listen"}
+	case len(g.keys) == 0 && method != "GET" && method != "HEAD":
+		return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+			Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
+	}
+	return nil
+}
+
+// level tells the log level or changes it.
+func (g *Gateway) level(ctx *fasthttp.RequestCtx) {
+	if g.o.Level == nil {
+		g.fail(ctx, &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Message: "this gateway's log level is not to be seen from here"})
+		return
+	}
+	metrics.ServeLevel(ctx, g.o.Level)
+}
+
+// targetGroup is one address in the format of Prometheus' HTTP discovery.
+type targetGroup struct {
+	Targets []string          `json:"targets"`
+	Labels  map[string]string `json:"labels"`
+}
+
+// targets answers with this gateway's address of metrics and those of the nodes
+// that it knows, so that Prometheus needs to be told of gateways only.
+func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
+	self := g.Addr()
+	if g.o.AdminListener != nil {
+		self = g.o.AdminListener.Addr().String()
+	}
+	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": g.o.RPC.Hello.NodeId}}}
+	fleet := g.fleet.Now()
+	for _, n := range append(append(fleet.Prefill[:0:0], fleet.Prefill...), fleet.Decode...) {
+		if m := n.Member(); m.HTTP != "" {
+			groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.ID}})
+		}
+	}
+	body, err := json.Marshal(groups)
+	if err != nil {
+		panic(err) // plain fields only
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(body)
+}
+
+// serveAdmin serves the operators' port until ctx ends.
+func (g *Gateway) serveAdmin(ctx context.Context) {
+	s := &fasthttp.Server{
+		Handler: func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, string(ctx.Path()), operators) }, Name: "tandem",
+		ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: headBytes, Concurrency: adminConns,
+		CloseOnShutdown: true, NoDefaultDate: true, Logger: serverLog{g},
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(g.o.AdminListener) }()
+	select {
+	case err := <-served:
+		g.log.Error("the admin listener ended", "addr", g.o.AdminListener.Addr(), "error", err)
+		return
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.Background(), cutGrace)
+	defer cancel()
+	_ = s.ShutdownWithContext(stop) // what is still open is closed with the process
+	<-served
+}
+
+// adminConns bounds scrapers and people.
+const adminConns = 256
+
+// logRequest tells of a request's end, with as much of its prompt as was asked for.
+func (j *job) logRequest() {
+	if !j.g.o.LogRequests {
+		return
+	}
+	u, finish := j.usage(), j.cause
+	for i := range j.choices {
+		if j.choices[i].done {
+			finish = j.choices[i].finish.Reason
+		}
+	}
+	attrs := []any{"request", j.req.RequestID, "model", j.model.name, "finish", finish, "prompt_tokens", u.Prompt, "cached_tokens", u.Cached,
+		"output_tokens", u.Completion, "choices", len(j.choices), "max_tokens", j.prompts[0].maxTokens, "stream", j.req.Stream}
+	if c := &j.choices[0]; !c.firstTok.IsZero() {
+		attrs = append(attrs, "first_token", c.firstTok.Sub(j.start), "total", c.lastTok.Sub(j.start))
+	}
+	if n := j.g.o.LogPromptText; n > 0 && j.model.text != nil {
+		attrs = append(attrs, "prompt", clip(j.model.text.decode(j.prompts[0].tokens, false), n))
+	}
+	j.g.log.Info("request ended", attrs...)
+}

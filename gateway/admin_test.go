@@ -1,0 +1,118 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/valyala/fasthttp"
+	"github.com/valyala/fasthttp/fasthttputil"
+
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// asked is what a gateway answers a peer at an address, without a connection.
+func asked(g *Gateway, port audience, peer, method, path, body string, headers ...string) (int, string) {
+	var req fasthttp.Request
+	req.Header.SetMethod(method)
+	req.SetRequestURI(path)
+	req.SetBodyString(body)
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	var ctx fasthttp.RequestCtx
+	ctx.Init(&req, &net.TCPAddr{IP: net.ParseIP(peer), Port: 1}, nil)
+	g.dispatchTo(&ctx, path, port)
+	return ctx.Response.StatusCode(), string(ctx.Response.Body())
+}
+
+func idle(t *testing.T, o Options) *Gateway {
+	t.Helper()
+	o.Listener = fasthttputil.NewInmemoryListener()
+	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}}
+	o.Level = new(slog.LevelVar)
+	g, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.fleet.Close)
+	return g
+}
+
+const here, there = "127.0.0.1", "10.1.2.3"
+
+// Metrics are open to this machine; others need a key where there are keys, and
+// change nothing where there are none.
+func TestWhoMayOperate(t *testing.T) {
+	key := []string{"Authorization", "Bearer k"}
+	for _, c := range []struct {
+		keys         []string
+		peer         string
+		method, path string
+		headers      []string
+		want         int
+	}{
+		{nil, here, "GET", "/metrics", nil, 200},
+		{nil, there, "GET", "/metrics", nil, 200},
+		{[]string{"k"}, here, "GET", "/metrics", nil, 200},
+		{[]string{"k"}, there, "GET", "/metrics", nil, 401},
+		{[]string{"k"}, there, "GET", "/metrics", key, 200},
+		{[]string{"k"}, there, "GET", "/debug/targets", nil, 401},
+		{nil, there, "GET", "/debug/targets", nil, 200},
+		{nil, here, "PUT", "/log-level", nil, 200},
+		{nil, there, "GET", "/log-level", nil, 200},
+		{nil, there, "PUT", "/log-level", nil, 403},
+		{[]string{"k"}, there, "PUT", "/log-level", nil, 401},
+		{[]string{"k"}, there, "PUT", "/log-level", key, 200},
+	} {
+		g := idle(t, Options{APIKeys: c.keys})
+		if got, body := asked(g, clients, c.peer, c.method, c.path, "debug", c.headers...); got != c.want {
+			t.Errorf("%+v: %d %s", c, got, body)
+		}
+		if changed := g.o.Level.Level() == slog.LevelDebug; changed != (c.method == "PUT" && c.want == 200) {
+			t.Errorf("%+v: level changed %v", c, changed)
+		}
+	}
+	g := idle(t, Options{})
+	if got, body := asked(g, clients, here, "PUT", "/log-level", "loud"); got != 400 || !strings.Contains(body, "loud") {
+		t.Errorf("%d %s", got, body)
+	}
+}
+
+// With --admin-listen what is for operators is there and only there, and what is
+// for clients is not.
+func TestAdminListener(t *testing.T) {
+	admin := fasthttputil.NewInmemoryListener()
+	b := newBed(t, Options{AdminListener: admin, APIKeys: []string{"k"}}, map[string]upstreamtest.Options{"d": {}})
+	for path, want := range map[string][2]int{
+		"/metrics": {404, 200}, "/debug/targets": {404, 200}, "/livez": {200, 200}, "/readyz": {200, 200}, "/version": {200, 200}, "/v1/models": {401, 401}, "/openapi.json": {200, 404},
+	} {
+		if r := b.do("GET", path, ""); r.StatusCode != want[0] {
+			t.Errorf("clients: %s is %d, want %d", path, r.StatusCode, want[0])
+		}
+		c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return admin.Dial() }}}
+		resp, err := c.Get("http://admin" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != want[1] {
+			t.Errorf("operators: %s is %d, want %d: %v", path, resp.StatusCode, want[1], err)
+		}
+		if path != "/debug/targets" {
+			continue
+		}
+		var groups []targetGroup
+		if err := json.Unmarshal(body, &groups); err != nil || len(groups) != 1 || groups[0].Labels["role"] != "gateway" {
+			t.Errorf("targets are %s, %v", body, err)
+		}
+	}
+}
