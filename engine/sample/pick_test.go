@@ -46,6 +46,12 @@ func reference(logits []float32, p Params, position int32) (token int32, tight b
 		}
 		order = order[:k]
 	}
+	order = slices.DeleteFunc(order, func(i int) bool {
+		if p.MinP > 0 && math.Abs(weight(i)-float64(p.MinP)) < slack {
+			tight = true
+		}
+		return weight(i) < float64(p.MinP)
+	})
 	sum := 0.0
 	for _, i := range order {
 		sum += weight(i)
@@ -125,6 +131,9 @@ func randomParams(r *rand.Rand, n int) Params {
 	}
 	if r.IntN(3) > 0 {
 		p.TopP = float32(r.Float64()) * 1.1
+	}
+	if r.IntN(3) == 0 {
+		p.MinP = float32(r.Float64() * r.Float64())
 	}
 	switch r.IntN(12) {
 	case 0:

@@ -73,7 +73,15 @@ func TestTextEqualsNaive(t *testing.T) {
 		for range rng.IntN(4) {
 			o.Stops = append(o.Stops, randomStop(rng, whole))
 		}
-		want, wantStop := naiveStop(whole, o.Stops, o.IncludeStop)
+		free := "" // of the tokens that no stop ends
+		if rng.IntN(3) == 0 {
+			o.MinTokens = rng.IntN(len(ids) + 1)
+			for s, i := tok.NewStream(skip), 0; i < o.MinTokens; i++ {
+				free += s.Next(ids[i])
+			}
+		}
+		want, wantStop := naiveStop(whole[len(free):], o.Stops, o.IncludeStop)
+		want = free + want
 
 		x := NewText(tok, o)
 		var got strings.Builder

@@ -157,8 +157,38 @@ def tokenize(client):
     assert r["count"] == used and r["token_strs"] is None, (r, used)
 
 
+def prompt_logprobs(client):
+    ask = dict(model="", prompt="Once upon a time there was a dragon.", temperature=0, logprobs=3)
+    alone = client.completions.create(**ask, max_tokens=0, echo=True)
+    told = client.completions.create(**ask, max_tokens=4, echo=True, extra_body={"prompt_logprobs": 3, "return_token_ids": True})
+    c, n = told.choices[0], told.usage.prompt_tokens
+    assert alone.choices[0].text == ask["prompt"] and alone.usage.completion_tokens == 0, alone
+    for got in alone.choices[0].logprobs, c.logprobs:
+        assert "".join(got.tokens[:n]) == ask["prompt"] and got.token_logprobs[0] is None and got.top_logprobs[0] is None, got
+        assert got.token_logprobs[:n] == c.logprobs.token_logprobs[:n], (got, c.logprobs)
+    assert len(c.logprobs.tokens) == n + told.usage.completion_tokens and len(c.token_ids) == told.usage.completion_tokens, c
+    assert len(c.prompt_logprobs) == n and c.prompt_logprobs[0] is None, c.prompt_logprobs
+    for i, entry in enumerate(c.prompt_logprobs[1:], 1):
+        own = entry[str(c.prompt_token_ids[i])]
+        assert own["logprob"] == c.logprobs.token_logprobs[i] and own["decoded_token"] == c.logprobs.tokens[i], (own, i)
+        best = sorted(entry.values(), key=lambda p: p["rank"])
+        assert [p["rank"] for p in best[:3]] == [1, 2, 3] and best == sorted(best, key=lambda p: -p["logprob"]), entry
+    # What the model drew is what it would say of it as part of a prompt.
+    again = client.completions.create(**{**ask, "prompt": c.prompt_token_ids + c.token_ids}, max_tokens=0, echo=True)
+    assert again.choices[0].logprobs.token_logprobs == c.logprobs.token_logprobs, (again, c.logprobs)
+    refused(400, "prompt_logprobs", lambda: client.completions.create(**ask, stream=True, extra_body={"prompt_logprobs": 1}))
+    refused(400, "prompt_logprobs", lambda: client.completions.create(**ask, extra_body={"prompt_logprobs": 21}), "at most 20")
+
+
+def named_logprobs(client):
+    r = client.chat.completions.create(model="", messages=STORY, max_tokens=2, logprobs=True,
+                                       extra_body={"logprob_token_ids": [70, 40, 90], "return_tokens_as_token_ids": True})
+    for token in r.choices[0].logprobs.content:
+        assert token.token.startswith("token_id:") and [t.token for t in token.top_logprobs] == ["token_id:70", "token_id:40", "token_id:90"], token
+
+
 CLAIMS = [usage_of_a_completion_stream, no_usage_unless_asked, usage_on_every_chunk, cached_tokens, several_chats_streamed, seeds, stop_lists,
-          errors, harmless_fields, tokenize]
+          errors, harmless_fields, tokenize, prompt_logprobs, named_logprobs]
 
 
 def main():
