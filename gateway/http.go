@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -82,6 +83,8 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &small):
 		e = &openai.Error{Status: 431, Type: "Request Header Fields Too Large",
 			Message: fmt.Sprintf("the request's head is larger than %d bytes", headBytes)}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive whole within %v", readTimeout)}
 	}
 	ctx.Response.Header.Set(requestIDHeader, newID())
 	g.fail(ctx, e)

@@ -67,24 +67,6 @@ func tandem(t *testing.T, env []string, args ...string) (stdout, stderr string, 
 	return out.String(), errOut.String(), err
 }
 
-// output collects what a process writes.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
 // cluster is a running `tandem up`.
 type cluster struct {
 	t                *testing.T

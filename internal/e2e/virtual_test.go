@@ -265,6 +265,9 @@ func (v *virtual) end(clients *sync.WaitGroup) {
 	time.Sleep(time.Minute) // the HTTP server's own ticker
 }
 
+// rounds of clients and faults in a seed.
+const rounds = 4
+
 // virtualSeed runs one seed with some 60 requests.
 func virtualSeed(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, count *counts) {
 	before := goleak.IgnoreCurrent()
@@ -277,11 +280,14 @@ func virtualSeed(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, 
 				v.timeout = time.Duration(20+v.rng.IntN(400)) * time.Millisecond
 			}
 		}
+		if v.gentle {
+			o.MaxAttempts = rounds + 1 // nobody is hit more often
+		}
 		o.ShutdownTimeout = time.Duration(1+v.rng.IntN(300)) * time.Millisecond
 		v.faulty.Store(v.rng.IntN(4) > 0)
 	})
 	var clients sync.WaitGroup
-	for range 4 {
+	for range rounds {
 		for range 8 {
 			mine := rand.New(rand.NewPCG(v.rng.Uint64(), 31))
 			clients.Go(func() { v.client(mine) })
