@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 
@@ -13,7 +14,10 @@ import (
 // bodies writes requests' bodies: what all have in common is encoded once.
 type bodies struct {
 	chat   bool
-	common []byte // fields of every body, each with a comma after it
+	common []byte   // fields of every body, each with a comma after it
+	models []string // one of them for each request; empty: the model is among the common
+	random bool     // which by chance, not in turn
+	seed   uint64
 	max    string // the name of the output's bound
 }
 
@@ -27,6 +31,12 @@ func (o *Options) newBodies(model string) (*bodies, error) {
 		if o.set.Changed(name) {
 			fields[apiName(name)] = v
 		}
+	}
+	if o.BeamSearch {
+		fields["use_beam_search"] = true
+	}
+	if len(o.LoraModules) > 0 {
+		delete(fields, "model")
 	}
 	if o.IgnoreEOS {
 		fields["ignore_eos"] = true
@@ -46,7 +56,7 @@ func (o *Options) newBodies(model string) (*bodies, error) {
 			fields[k] = v
 		}
 	}
-	b := &bodies{chat: o.chat(), max: "max_tokens"}
+	b := &bodies{chat: o.chat(), max: "max_tokens", models: o.LoraModules, random: o.LoraAssignment == "random", seed: o.Seed}
 	if b.chat {
 		b.max = "max_completion_tokens"
 	}
@@ -71,9 +81,20 @@ func apiName(flag string) string {
 	return string(b)
 }
 
-// body is a request's.
-func (b *bodies) body(r *dataset.Request) ([]byte, error) {
+// body is that of request i.
+func (b *bodies) body(i int, r *dataset.Request) ([]byte, error) {
 	out := append([]byte{'{'}, b.common...)
+	if n := len(b.models); n > 0 {
+		k := i % n
+		if b.random {
+			k = rand.New(rand.NewPCG(b.seed, uint64(i))).IntN(n)
+		}
+		model, err := json.Marshal(b.models[k])
+		if err != nil {
+			return nil, err
+		}
+		out = append(append(append(out, `"model":`...), model...), ',')
+	}
 	out = append(append(append(out, '"'), b.max...), `":`...)
 	out = strconv.AppendInt(out, int64(r.OutputTokens), 10)
 	if !b.chat && r.Text == "" {

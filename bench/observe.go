@@ -103,25 +103,7 @@ func (o *observer) read(ctx context.Context, url string) (s report.Sample, ok bo
 // several engines tells one line for each.
 func readSample(r io.Reader, s *report.Sample) error {
 	fills := 0
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, maxMetrics)
-	for lines.Scan() {
-		line := lines.Text()
-		name, rest, ok := strings.Cut(line, " ")
-		if i := strings.IndexByte(line, '{'); i >= 0 && (!ok || i < len(name)) {
-			name, rest = line[:i], line[strings.LastIndexByte(line, '}')+1:]
-		}
-		if name != fillMetric && name != tokensMetric && name != cpuMetric {
-			continue
-		}
-		f := strings.Fields(rest) // the value, and perhaps a time
-		if len(f) == 0 {
-			continue
-		}
-		v, err := strconv.ParseFloat(f[0], 64)
-		if err != nil {
-			continue
-		}
+	err := eachMetric(r, func(name, _ string, v float64) {
 		switch name {
 		case fillMetric:
 			s.Fill += v
@@ -132,8 +114,102 @@ func readSample(r io.Reader, s *report.Sample) error {
 		case cpuMetric:
 			s.CPU += v
 		}
-	}
+	})
 	s.Fill /= float64(max(1, fills))
 	s.HasFill = fills > 0
+	return err
+}
+
+// eachMetric calls f for each value of a text in Prometheus' format; labels are
+// as written, without their braces.
+func eachMetric(r io.Reader, f func(name, labels string, v float64)) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxMetrics)
+	for lines.Scan() {
+		line := lines.Text()
+		name, rest, _ := strings.Cut(line, " ")
+		labels := ""
+		if i := strings.IndexByte(line, '{'); i >= 0 && i <= len(name) {
+			end := strings.LastIndexByte(line, '}')
+			if end < i {
+				continue
+			}
+			name, labels, rest = line[:i], line[i+1:end], line[end+1:]
+		}
+		fields := strings.Fields(rest) // the value, and perhaps a time
+		if len(fields) == 0 {
+			continue
+		}
+		if v, err := strconv.ParseFloat(fields[0], 64); err == nil {
+			f(name, labels, v)
+		}
+	}
 	return lines.Err()
+}
+
+// specCounters is what the server has counted of speculative decoding; nil: it
+// tells nothing of that.
+func (r *run) specCounters(ctx context.Context) *report.Spec {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.BaseURL+"/metrics", nil)
+	if err != nil {
+		return nil
+	}
+	t := transport(r.Insecure)
+	defer t.CloseIdleConnections()
+	a, err := (&http.Client{Timeout: sampleTimeout, Transport: t}).Do(q)
+	if err != nil {
+		return nil
+	}
+	defer a.Body.Close()
+	if a.StatusCode != http.StatusOK {
+		return nil
+	}
+	return readSpec(io.LimitReader(a.Body, maxMetrics))
+}
+
+// maxPositions bounds the places in a draft.
+const maxPositions = 256
+
+func readSpec(r io.Reader) *report.Spec {
+	s := &report.Spec{}
+	found := false
+	if err := eachMetric(r, func(name, labels string, v float64) {
+		switch name {
+		case "vllm:spec_decode_num_drafts_total":
+			s.Drafts += v
+			found = true
+		case "vllm:spec_decode_num_draft_tokens_total":
+			s.DraftTokens += v
+		case "vllm:spec_decode_num_accepted_tokens_total":
+			s.Accepted += v
+		case "vllm:spec_decode_num_accepted_tokens_per_pos_total":
+			_, rest, _ := strings.Cut(labels, `position="`)
+			at, err := strconv.Atoi(rest[:max(0, strings.IndexByte(rest, '"'))])
+			if err != nil || at < 0 || at >= maxPositions {
+				return
+			}
+			for len(s.PerPosition) <= at {
+				s.PerPosition = append(s.PerPosition, 0)
+			}
+			s.PerPosition[at] += v
+		}
+	}); err != nil || !found {
+		return nil
+	}
+	return s
+}
+
+// specDuring is what was counted between two readings, nil where nothing was.
+func specDuring(before, after *report.Spec) *report.Spec {
+	if before == nil || after == nil || after.Drafts <= before.Drafts {
+		return nil
+	}
+	s := &report.Spec{Drafts: after.Drafts - before.Drafts, DraftTokens: after.DraftTokens - before.DraftTokens, Accepted: after.Accepted - before.Accepted}
+	for i, n := range after.PerPosition {
+		if i < len(before.PerPosition) {
+			n -= before.PerPosition[i]
+		}
+		s.PerPosition = append(s.PerPosition, n)
+	}
+	return s
 }

@@ -45,6 +45,11 @@ type Options struct {
 	ResultDir, ResultFile            string
 	RangeRatio                       string
 	SkipChatTemplate                 bool
+	PlotTimeline, PlotStats          bool
+	TimelineThresholds               string
+	LoraModules                      []string
+	LoraAssignment                   string
+	BeamSearch, Profile              bool
 	Data                             dataset.Options
 
 	metrics []string       // URLs to read beside the run
@@ -81,9 +86,11 @@ func (o *Options) Register(s *pflag.FlagSet) {
 	s.BoolVar(&o.NoSelfTimed, "no-self-timed", false, "a trace's requests arrive at --request-rate")
 	s.StringVar(&o.IDPrefix, "request-id-prefix", "", "start of X-Request-Id; default: bench- and eight random hex digits")
 	s.BoolVar(&o.DisableProgress, "disable-tqdm", false, "no progress line")
+	s.BoolVar(&o.Profile, "profile", false, "start the server's profiler before the load and stop it after (/start_profile, /stop_profile)")
 	o.registerBody(s)
 	o.registerResults(s)
 	o.registerData(s)
+	refuseOthers(s)
 }
 
 func (o *Options) registerBody(s *pflag.FlagSet) {
@@ -98,6 +105,9 @@ func (o *Options) registerBody(s *pflag.FlagSet) {
 	s.Float64Var(&o.Frequency, "frequency-penalty", 0, "penalty on tokens by how often they came")
 	s.Float64Var(&o.Presence, "presence-penalty", 0, "penalty on tokens that came")
 	s.Float64Var(&o.Repetition, "repetition-penalty", 0, "factor on tokens that came")
+	s.BoolVar(&o.BeamSearch, "use-beam-search", false, "set use_beam_search in the request")
+	s.StringArrayVar(&o.LoraModules, "lora-modules", nil, "adapters, one of which is each request's model; may be repeated")
+	s.StringVar(&o.LoraAssignment, "lora-assignment", "random", "how: random or round-robin")
 	s.StringVar(&o.ExtraBody, "extra-body", "", "JSON object whose keys go into each request's body")
 }
 
@@ -109,6 +119,9 @@ func (o *Options) registerResults(s *pflag.FlagSet) {
 	s.BoolVar(&o.SaveDetailed, "save-detailed", false, "with each request's own figures")
 	s.BoolVar(&o.Append, "append-result", false, "append to the file, one object a line")
 	s.StringArrayVar(&o.Metadata, "metadata", nil, "KEY=VALUE copied into the JSON; may be repeated")
+	s.BoolVar(&o.PlotTimeline, "plot-timeline", false, "draw each request's tokens over the run, as HTML beside the JSON")
+	s.StringVar(&o.TimelineThresholds, "timeline-itl-thresholds", "25,50", "milliseconds: gaps below the first are green, from the second on red")
+	s.BoolVar(&o.PlotStats, "plot-dataset-stats", false, "draw the lengths of prompts and outputs, as HTML beside the JSON")
 	s.StringVar(&o.ResultDir, "result-dir", "", "folder of the JSON")
 	s.StringVar(&o.ResultFile, "result-filename", "", "its name; default: LABEL-RATEqps-MODEL-DATE.json")
 }
@@ -139,8 +152,29 @@ func (o *Options) registerData(s *pflag.FlagSet) {
 	s.IntVar(&d.CustomOutput, "custom-output-len", 256, "output tokens; -1: the dataset's")
 }
 
+// RegisterOffline declares the flags that choose the requests, alone.
+func (o *Options) RegisterOffline(s *pflag.FlagSet) {
+	o.set = s
+	o.registerData(s)
+	s.IntVar(&o.NumPrompts, "num-prompts", 1000, "prompts to process")
+	s.IntVar(&o.InputLen, "input-len", 0, "the dataset's input length, whatever its own flag is called")
+	s.IntVar(&o.OutputLen, "output-len", 0, "the dataset's output length")
+	s.IntVar(&o.Data.Random.Prefix, "prefix-len", 0, "tokens that all random prompts begin with; also called --random-prefix-len")
+	s.StringVar(&o.Data.Path, "dataset", "", "the dataset's file; older name of --dataset-path")
+}
+
+// Requests makes the requests that the flags ask for.
+func (o *Options) Requests(v dataset.Vocabulary, seed uint64) ([]dataset.Request, error) {
+	o.Seed = seed
+	if err := o.completeData(); err != nil {
+		return nil, err
+	}
+	o.Data.Vocabulary = v
+	return dataset.Make(o.Data)
+}
+
 // lists are the flags that take several words: --goodput ttft:100 tpot:20.
-var lists = []string{"--header", "--goodput", "--metadata", "--random-mix"}
+var lists = []string{"--header", "--goodput", "--metadata", "--random-mix", "--lora-modules", "--bfcl-categories"}
 
 // JoinLists writes flags of several words as one flag per word.
 func JoinLists(args []string) []string {
@@ -167,6 +201,15 @@ func (o *Options) chat() bool { return o.Backend == "openai-chat" }
 
 // complete checks the options and fills in what depends on others.
 func (o *Options) complete() error {
+	if why := otherBackends[o.Backend]; why != "" {
+		return fmt.Errorf("%w: --backend %s: %s", ErrOption, o.Backend, why)
+	}
+	if o.LoraAssignment != "random" && o.LoraAssignment != "round-robin" {
+		return fmt.Errorf("%w: --lora-assignment %q: want random or round-robin", ErrOption, o.LoraAssignment)
+	}
+	if _, _, err := o.thresholds(); err != nil {
+		return err
+	}
 	if !slices.Contains([]string{"openai", "vllm", "openai-chat"}, o.Backend) {
 		return fmt.Errorf("%w: --backend %q: want openai, vllm or openai-chat", ErrOption, o.Backend)
 	}
@@ -210,6 +253,9 @@ func bracketed(host string) string {
 // completeData maps the general lengths to the dataset's own flags.
 func (o *Options) completeData() error {
 	d := &o.Data
+	if why := otherDatasets[d.Name]; why != "" {
+		return fmt.Errorf("%w: --dataset-name %s: %s", ErrOption, d.Name, why)
+	}
 	d.N, d.Seed, d.AsText = o.NumPrompts, o.Seed, o.chat()
 	if o.set.Changed("input-len") {
 		switch d.Name {

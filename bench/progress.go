@@ -67,7 +67,7 @@ func (r *run) probes(ctx context.Context) func() *report.Probe {
 	if err != nil {
 		panic(err) // the main load's bodies were made of the same flags
 	}
-	body, err := b.body(&q)
+	body, err := b.body(0, &q)
 	if err != nil {
 		panic(err)
 	}

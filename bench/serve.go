@@ -78,16 +78,21 @@ func Serve(ctx context.Context, o *Options, out, errOut io.Writer) (*Result, err
 		return nil, err
 	}
 	r.announce()
+	if err := r.profile(ctx, "start"); err != nil {
+		return nil, err
+	}
+	before := r.specCounters(ctx)
 	stopProbes, stopObserving := r.probes(ctx), observe(ctx, r.metrics)
 	rec, err := r.client.Run(ctx, load.Plan{
 		At: r.at, Body: r.body, ID: r.requestID, MaxConcurrency: r.MaxConcurrency, Progress: r.progress(),
 	})
 	probe, nodes := stopProbes(), stopObserving()
+	after := r.specCounters(ctx)
 	r.endProgress()
-	if err != nil {
+	if err := errors.Join(err, r.profile(ctx, "stop")); err != nil {
 		return nil, err
 	}
-	res, err := r.finish(rec, probe)
+	res, err := r.finish(rec, probe, specDuring(before, after))
 	if res != nil {
 		res.Nodes = nodes
 	}
@@ -163,7 +168,7 @@ func (r *run) encodeBodies() error {
 	}
 	r.bodies = make([][]byte, len(r.requests))
 	for i, kept := 0, 0; i < len(r.requests) && kept < keptBodies; i++ {
-		if r.bodies[i], err = b.body(&r.requests[i]); err != nil {
+		if r.bodies[i], err = b.body(i, &r.requests[i]); err != nil {
 			return err
 		}
 		kept += len(r.bodies[i])
@@ -181,7 +186,7 @@ func (r *run) body(i int) []byte {
 	if err != nil {
 		panic(err)
 	}
-	out, err := b.body(&r.requests[i])
+	out, err := b.body(i, &r.requests[i])
 	if err != nil {
 		panic(err)
 	}
@@ -278,7 +283,7 @@ func pythonFloat(f float64) string {
 const shownErrors = 10
 
 // finish computes, prints and saves.
-func (r *run) finish(rec *load.Record, probe *report.Probe) (*Result, error) {
+func (r *run) finish(rec *load.Record, probe *report.Probe, spec *report.Spec) (*Result, error) {
 	guessed := false
 	s := report.Summarize(rec, report.Options{
 		Metrics: r.PercentileMetrics, Percentiles: r.Percentiles, Goodput: r.goodput, RequestRate: r.configuredRate(), Concurrency: r.MaxConcurrency,
@@ -308,13 +313,13 @@ func (r *run) finish(rec *load.Record, probe *report.Probe) (*Result, error) {
 			}
 		}
 	}
-	if err := s.Print(r.out, probe); err != nil {
+	if err := s.Print(r.out, probe, spec); err != nil {
 		return nil, err
 	}
 	r.remarks(rec, s, guessed)
 	res := &Result{Summary: s, Self: rec.Self, Record: rec, RequestID: r.requestID, Head: &report.Head{
 		Date: time.Now(), Backend: r.Backend, Label: r.Label, Model: r.model, Tokenizer: r.tokenizer, NumPrompts: len(r.requests), Metadata: r.meta,
-		Burstiness: r.Burstiness, Ramp: r.Ramp, RampStart: r.RampStart, RampEnd: r.RampEnd, Changes: r.changes, Start: rec.Start, Probe: probe,
+		Burstiness: r.Burstiness, Ramp: r.Ramp, RampStart: r.RampStart, RampEnd: r.RampEnd, Changes: r.changes, Start: rec.Start, Probe: probe, Spec: spec,
 	}}
 	err := r.save(res)
 	if err == nil && s.Completed == 0 {
@@ -352,15 +357,8 @@ func (r *run) remarks(rec *load.Record, s *report.Summary, guessed bool) {
 		self.Cores, self.Available, self.Lag.Seconds()*1e3, self.TimerLag.Seconds()*1e3)
 }
 
-// save writes the JSON where that is wanted.
+// save writes the JSON, and the plots beside it, where that is wanted.
 func (r *run) save(res *Result) error {
-	if !r.SaveResult && !r.SaveDetailed && !r.Append {
-		return nil
-	}
-	data, err := json.Marshal(res.Summary.Result(res.Head, r.SaveDetailed))
-	if err != nil {
-		return err
-	}
 	name := r.ResultFile
 	if name == "" {
 		label := r.Label
@@ -374,6 +372,16 @@ func (r *run) save(res *Result) error {
 			return fmt.Errorf("--result-dir: %w", err)
 		}
 		name = filepath.Join(r.ResultDir, name)
+	}
+	if err := r.plots(res.Summary, name); err != nil {
+		return err
+	}
+	if !r.SaveResult && !r.SaveDetailed && !r.Append {
+		return nil
+	}
+	data, err := json.Marshal(res.Summary.Result(res.Head, r.SaveDetailed))
+	if err != nil {
+		return err
 	}
 	if !r.Append {
 		return os.WriteFile(name, data, 0o644)

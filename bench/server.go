@@ -36,8 +36,11 @@ type server struct {
 }
 
 func newServer(base string, h http.Header, insecure bool) *server {
-	t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: insecure, MinVersion: tls.VersionTLS12}} //nolint:gosec // the user asks for it
-	return &server{base: base, header: h, client: &http.Client{Timeout: askTimeout, Transport: t}}
+	return &server{base: base, header: h, client: &http.Client{Timeout: askTimeout, Transport: transport(insecure)}}
+}
+
+func transport(insecure bool) *http.Transport {
+	return &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: insecure, MinVersion: tls.VersionTLS12}} //nolint:gosec // the user asks for it
 }
 
 func (s *server) close() { s.client.CloseIdleConnections() }
@@ -70,8 +73,14 @@ func (s *server) ask(ctx context.Context, method, path string, body, v any) erro
 	if a.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s %s: %s: %.200s", method, s.base+path, a.Status, data)
 	}
-	return json.Unmarshal(data, v)
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("%w: %w", errNoJSON, err)
+	}
+	return nil
 }
+
+// errNoJSON is behind an answer that is none in JSON; some say 200 alone.
+var errNoJSON = errors.New("the answer is no JSON")
 
 // firstModel is the first model that the server lists.
 func (s *server) firstModel(ctx context.Context) (string, error) {
@@ -87,6 +96,24 @@ func (s *server) firstModel(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%w: %s lists no model: give --model", ErrOption, s.base)
 	}
 	return list.Data[0].ID, nil
+}
+
+// profile starts or stops the server's profiler, where that is wanted.
+func (r *run) profile(ctx context.Context, what string) error {
+	if !r.Profile {
+		return nil
+	}
+	header, err := r.header()
+	if err != nil {
+		return err
+	}
+	s := newServer(r.BaseURL, header, r.Insecure)
+	defer s.close()
+	var answer json.RawMessage
+	if err := s.ask(ctx, http.MethodPost, "/"+what+"_profile", nil, &answer); err != nil && !errors.Is(err, errNoJSON) {
+		return fmt.Errorf("%w: --profile: the server has to be started with a profiler: %w", ErrOption, err)
+	}
+	return nil
 }
 
 // words make prompts where no tokenizer is at hand. They are common, so that most

@@ -54,6 +54,7 @@ type Head struct {
 	Changes                          []load.Change
 	Start                            time.Time
 	Probe                            *Probe
+	Spec                             *Spec
 }
 
 // nullable is nil for the empty text.
@@ -107,6 +108,9 @@ func (s *Summary) Result(h *Head, detailed bool) Object {
 			o = append(o, Field{"p" + percentName(p) + "_" + m.key + "_ms", st.Percentiles[i]})
 		}
 	}
+	if h.Spec != nil {
+		o = append(o, h.Spec.json()...)
+	}
 	if p := h.Probe; p != nil {
 		o = append(o, Object{
 			{"probe_completed", p.Completed}, {"probe_failed", p.Failed}, {"probe_median_e2el_ms", p.Median},
@@ -120,10 +124,23 @@ func (s *Summary) Result(h *Head, detailed bool) Object {
 		}
 		o = append(o, Field{"rps_change_events", changes})
 	}
+	o = append(o, s.waits()...)
 	if detailed {
 		o = append(o, s.details(h.Start)...)
 	}
 	return o
+}
+
+// waits are the lists that are always there, with one entry per request, in
+// seconds: 0 for one that failed.
+func (s *Summary) waits() Object {
+	latencies, queues := make([]float64, len(s.Requests)), make([]float64, len(s.Requests))
+	for i, r := range s.Requests {
+		if o := r.Outcome; o.Err == nil {
+			latencies[i], queues[i] = o.Latency().Seconds(), (o.Sent - o.Scheduled).Seconds()
+		}
+	}
+	return Object{{"latencies", latencies}, {"queue_times", queues}}
 }
 
 // details are lists with one entry per request, in seconds.

@@ -24,8 +24,8 @@ type Probe struct {
 	Median, P99, Max  float64 // end-to-end, milliseconds
 }
 
-// Print writes the block of results. probe may be nil.
-func (s *Summary) Print(w io.Writer, probe *Probe) error {
+// Print writes the block of results. probe and spec may be nil.
+func (s *Summary) Print(w io.Writer, probe *Probe, spec *Spec) error {
 	b := bufio.NewWriter(w)
 	count := func(name string, n int) { fmt.Fprintf(b, "%-40s %-10d\n", name, n) }
 	value := func(name string, v float64) { fmt.Fprintf(b, "%-40s %-10.2f\n", name, v) }
@@ -68,6 +68,9 @@ func (s *Summary) Print(w io.Writer, probe *Probe) error {
 		for i, p := range s.Options.Percentiles {
 			value("P"+percentName(p)+" "+m.name+" (ms):", st.Percentiles[i])
 		}
+	}
+	if spec != nil {
+		spec.print(func(t string) { fmt.Fprintln(b, centred(t, "-")) }, count, value, func(l string) { fmt.Fprintln(b, l) })
 	}
 	fmt.Fprintln(b, strings.Repeat("=", width))
 	return b.Flush()

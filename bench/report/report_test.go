@@ -60,12 +60,13 @@ func TestPrint(t *testing.T) {
 	for name, c := range map[string]struct {
 		o     Options
 		probe *Probe
+		spec  *Spec
 	}{
-		"default.txt": {Options{Metrics: []string{"ttft", "tpot", "itl"}, Percentiles: []float64{99}, RequestRate: math.Inf(1)}, nil},
-		"full.txt":    {full(), &Probe{Completed: 3, Failed: 1, Median: 1.5, P99: 2.25, Max: 3}},
+		"default.txt": {Options{Metrics: []string{"ttft", "tpot", "itl"}, Percentiles: []float64{99}, RequestRate: math.Inf(1)}, nil, nil},
+		"full.txt":    {full(), &Probe{Completed: 3, Failed: 1, Median: 1.5, P99: 2.25, Max: 3}, &Spec{Drafts: 10, DraftTokens: 40, Accepted: 25, PerPosition: []float64{9, 8, 5, 3}}},
 	} {
 		var b bytes.Buffer
-		if err := summary(c.o).Print(&b, c.probe); err != nil {
+		if err := summary(c.o).Print(&b, c.probe, c.spec); err != nil {
 			t.Fatal(err)
 		}
 		golden(t, name, b.Bytes())
@@ -136,6 +137,7 @@ func keys(t *testing.T, data []byte) (ks []string) {
 func TestJSONKeys(t *testing.T) {
 	const head = "date endpoint_type backend label model_id tokenizer_id num_prompts version request_rate burstiness max_concurrency "
 	const sums = "duration completed failed total_input_tokens total_output_tokens request_throughput request_goodput output_throughput total_token_throughput max_output_tokens_per_s max_concurrent_requests rtfx "
+	const waits = "latencies queue_times"
 	three := "mean_ttft_ms median_ttft_ms std_ttft_ms p99_ttft_ms mean_tpot_ms median_tpot_ms std_tpot_ms p99_tpot_ms mean_itl_ms median_itl_ms std_itl_ms p99_itl_ms "
 	h := &Head{Date: time.Unix(0, 0).UTC(), Backend: "openai", Model: "m", Tokenizer: "m", NumPrompts: 4, Metadata: Object{{"version", "1"}}, Burstiness: 1, Start: time.Unix(1700000000, 0)}
 	o := Options{Metrics: []string{"ttft", "tpot", "itl"}, Percentiles: []float64{99}, RequestRate: math.Inf(1)}
@@ -145,11 +147,13 @@ func TestJSONKeys(t *testing.T) {
 		detailed bool
 		want     string
 	}{
-		{o, func() {}, false, head + sums + three},
+		{o, func() {}, false, head + sums + three + waits},
 		{Options{Metrics: append(o.Metrics, "e2el"), Percentiles: o.Percentiles, RequestRate: 3}, func() { h.Probe = &Probe{} }, true,
-			head + sums + three + "mean_e2el_ms median_e2el_ms std_e2el_ms p99_e2el_ms probe_completed probe_failed probe_median_e2el_ms probe_p99_e2el_ms probe_max_e2el_ms input_lens output_lens start_times ttfts itls generated_texts errors"},
-		{o, func() { h.Probe, h.Ramp, h.RampEnd = nil, "linear", 9 }, false,
-			strings.Replace(head, "max_concurrency ", "max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps ", 1) + sums + three + "rps_change_events"},
+			head + sums + three + "mean_e2el_ms median_e2el_ms std_e2el_ms p99_e2el_ms probe_completed probe_failed probe_median_e2el_ms probe_p99_e2el_ms probe_max_e2el_ms " + waits + " input_lens output_lens start_times ttfts itls generated_texts errors"},
+		{o, func() { h.Spec, h.Probe = &Spec{PerPosition: []float64{1}}, nil }, false, head + sums + three +
+			"spec_decode_acceptance_rate spec_decode_acceptance_length spec_decode_num_drafts spec_decode_draft_tokens spec_decode_accepted_tokens spec_decode_per_position_acceptance_rates " + waits},
+		{o, func() { h.Spec, h.Ramp, h.RampEnd = nil, "linear", 9 }, false,
+			strings.Replace(head, "max_concurrency ", "max_concurrency ramp_up_strategy ramp_up_start_rps ramp_up_end_rps ", 1) + sums + three + "rps_change_events " + waits},
 	} {
 		c.change()
 		data, err := json.Marshal(summary(c.o).Result(h, c.detailed))

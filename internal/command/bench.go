@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/bench"
 	"github.com/tandem-serving/tandem/bench/dataset"
 	"github.com/tandem-serving/tandem/bench/load"
+	"github.com/tandem-serving/tandem/bench/offline"
 	"github.com/tandem-serving/tandem/bench/truth"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -27,6 +28,10 @@ var benchmarks = []struct {
 		"tandem bench compare before.json after.json", benchCompare},
 	{"sweep", "[flags]", "Runs bench serve over rates, concurrencies and servers' flags and writes one HTML page with plots, a CSV and a JSON.",
 		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
+	{"throughput", "[flags]", "Puts many prompts into an engine in this process, without a server, and tells its throughput.",
+		"tandem bench throughput --input-len 256 --output-len 64 --num-prompts 100", benchThroughput},
+	{"latency", "[flags]", "Times one batch in an engine in this process again and again.",
+		"tandem bench latency --input-len 32 --output-len 128 --batch-size 8", benchLatency},
 	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and writes down the truth, to check load testers.",
 		"tandem bench mock --port 9000 --gap 100ms", benchMock},
 	{"truth", "[flags]", "Holds bench serve, and guidellm if it is there, against a mock that knows the truth.",
@@ -49,7 +54,7 @@ func benchmark(v *Invocation) error {
 			v.Set = config.New(strings.TrimSpace("bench "+b.name+" "+b.args), b.summary, b.example, v.Out)
 			v.Arguments = bench.JoinLists(v.Arguments[1:])
 			err := b.run(v)
-			for _, sentinel := range []error{bench.ErrOption, dataset.ErrOption, load.ErrOption} {
+			for _, sentinel := range []error{offline.ErrOption, bench.ErrOption, dataset.ErrOption, load.ErrOption} {
 				if errors.Is(err, sentinel) {
 					return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), sentinel.Error()+": "))
 				}

@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"bench/dataset": {},
 	"bench/load":    {},
 	"bench/report":  {"bench/load"},
+	"bench/offline": {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
 	"bench/truth":   {"bench", "bench/load", "bench/report", "engine/builtin"},
 
 	"kvtransfer":       {"kvtransfer/lease"},
@@ -62,7 +63,7 @@ var mayImport = map[string][]string{
 	"engine/tokenizer":   {},
 
 	"internal/cluster":       {"internal/rpc"}, // its in-memory network
-	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/truth", "engine", "engine/backend/cpu", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},
+	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/truth", "engine", "engine/backend/cpu", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},
 	"internal/config":        {},
 	"internal/console":       {},
 	"internal/e2e":           {},
