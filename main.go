@@ -453,7 +453,10 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	d.Log.Info("model loaded", "model", l.Bundle.ModelName, "weights", memory.Bytes(l.WeightBytes),
 		"seconds", fmt.Sprintf("%.2f", l.LoadTime.Seconds()), "class", l.Class)
 	d.Log.Info("KV cache", "tokens", l.Plan.Tokens, "blocks", l.KV.Blocks, "block_bytes", l.KV.BlockBytes(), "memory", memory.Bytes(l.Plan.Bytes),
-		"max_model_len", l.Scheduler.MaxModelLen, "concurrency", fmt.Sprintf("%.2fx", float64(l.Plan.Tokens)/float64(l.Scheduler.MaxModelLen)))
+		"max_model_len", l.Scheduler.MaxModelLen, "concurrency", fmt.Sprintf("%.2fx", l.Plan.Concurrency))
+	for _, line := range l.Plan.Lines {
+		d.Log.Info("KV memory", "derivation", line)
+	}
 	if !p.DisableLogStats {
 		d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.counts) })
 	}
@@ -468,7 +471,7 @@ func (n *node) hello() *nodepb.Hello {
 }
 
 func (n *node) layout() kvtransfer.Layout {
-	return kvtransfer.Layout{Regions: n.KV.Layers, PageBytes: n.KV.PageBytes(), Hash: n.LayoutHash()}
+	return kvtransfer.Layout{Regions: n.KV.Regions, PageBytes: n.KV.PageBytes, Hash: n.LayoutHash()}
 }
 
 // drainer is a role that can be asked to finish.
@@ -570,7 +573,7 @@ func runPrefill(v *command.Invocation) error {
 	}
 	d.OnEnd(func() { d.Report("kvtransfer", w.Close()) })
 	p := prefill.New(prefill.Options{
-		Engine: n.eng, Writer: w, Logger: d.Log, Tracer: n.tr, BlockTokens: n.KV.BlockTokens, Layers: n.KV.Layers,
+		Engine: n.eng, Writer: w, Logger: d.Log, Tracer: n.tr,
 		RunAheadTokens: 2 * n.Scheduler.MaxBatchedTokens, MaxQueued: f.m.MaxQueued,
 		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Transferred: transferred(n.set),
@@ -641,7 +644,7 @@ func runDecode(v *command.Invocation) error {
 func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer) *decode.Node {
 	role := decode.New(decode.Options{
 		Engine: n.eng, Reader: r, Dial: dial, Logger: n.Log, Tracer: n.tr,
-		MaxModelLen: n.Scheduler.MaxModelLen, BlockTokens: n.KV.BlockTokens,
+		MaxModelLen: n.Scheduler.MaxModelLen, BlockTokens: n.Scheduler.Pool.BlockTokens,
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Bundle:   n.bundle(),
 	})
@@ -655,7 +658,7 @@ func (n *node) bundle() *nodepb.Bundle {
 	return &nodepb.Bundle{
 		Model: b.ModelName, Fingerprint: n.Fingerprint, NumericsClass: n.Class, TokenizerJson: b.TokenizerJSON,
 		ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken, EosTokenIds: b.EOSTokenIDs,
-		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.KV.BlockTokens),
+		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.Scheduler.Pool.BlockTokens),
 		Defaults: &nodepb.GenerationDefaults{Temperature: b.Defaults.Temperature, TopP: b.Defaults.TopP, TopK: b.Defaults.TopK},
 	}
 }

@@ -57,7 +57,7 @@ func (n *node) gauge(id metrics.ID, f func(s engine.Stats) int, labels ...string
 // meter connects the engine's counters to their metrics.
 func (n *node) meter() {
 	n.set.Info(metrics.BuildInfo, version, n.role)
-	n.set.Info(metrics.CacheConfigInfo, strconv.Itoa(n.KV.BlockTokens), n.KV.DType.String(), "True", strconv.Itoa(n.KV.Blocks))
+	n.set.Info(metrics.CacheConfigInfo, strconv.Itoa(n.Scheduler.Pool.BlockTokens), n.KV.DType.String(), "True", strconv.Itoa(n.KV.Blocks))
 	n.counter(metrics.PrefillTokensComputed, func(s engine.Stats) uint64 { return s.PromptComputed })
 	n.counter(metrics.GenerationTokens, func(s engine.Stats) uint64 { return s.Generated })
 	n.counter(metrics.PromptTokens, func(s engine.Stats) uint64 { return s.Prompts.Total() })

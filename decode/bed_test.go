@@ -201,7 +201,7 @@ func newBed(t *testing.T, change func(*Options, *scheduler.Config, *rpc.Options)
 	var err error
 	b.eng, err = engine.New(engine.Options{
 		Model: b.model, Backend: b.model, Scheduler: c, OnStep: func() { b.n.Flush() },
-		KV: backend.KVSpec{Layers: 1, Blocks: c.Pool.Blocks, BlockTokens: 8},
+		KV: backend.UniformKV(1, c.Pool.Blocks, 8, 1, 2, backend.F32),
 	})
 	if err != nil {
 		t.Fatal(err)

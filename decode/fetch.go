@@ -210,12 +210,19 @@ func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		n.refuseGrant(f, err)
 		return nil, err
 	}
-	pages := make([]int32, len(res.Blocks))
-	for i, b := range res.Blocks {
-		pages[i] = int32(b)
+	kv := n.o.Engine.KV()
+	var pages []int32 // one group after the other
+	var counts, of []int
+	for i, g := range res.Groups {
+		for _, b := range g.Blocks {
+			pages = append(pages, int32(b))
+		}
+		counts, of = append(counts, len(g.Blocks)), append(of, kv.Groups[i].Layers)
 	}
 	n.mu.Lock() // the lease is on the books before its first event can be
-	g, err := n.o.Reader.Grant(kvtransfer.GrantRequest{Pages: pages, Duration: n.o.LeaseDuration})
+	g, err := n.o.Reader.Grant(kvtransfer.GrantRequest{
+		Pages: pages, Runs: kvtransfer.Runs(kv.Regions, counts, of), Duration: n.o.LeaseDuration,
+	})
 	if err != nil {
 		n.o.Engine.Lost(res.ID)
 		n.o.Engine.Release(res.ID)

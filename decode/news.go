@@ -9,7 +9,8 @@ import (
 )
 
 // News tells gateways what this node's prefix cache holds, so that they see
-// which prompts it need not compute. It is off every token's path: what cannot
+// which prompts it need not compute. It speaks of the first KV group alone, the
+// one that sees farthest. It is off every token's path: what cannot
 // be sent is dropped, and gateways notice by the numbers.
 type News struct {
 	open func() (*cluster.Publisher, error) // a new stream, whose listeners begin from nothing
@@ -57,6 +58,9 @@ func (n *News) Tell(events []kvcache.Event, gap bool) {
 		n.mu.Unlock()
 	}
 	for _, e := range events {
+		if e.Group != 0 {
+			continue // a prefix that the first group has, the others most likely have too
+		}
 		if e.Kind == kvcache.Stored {
 			n.stored = append(n.stored, cluster.Stored{Hash: uint64(e.Hash), Parent: uint64(e.Parent)})
 			continue

@@ -69,13 +69,17 @@ func (d *device) Step(s *backend.Step, onMark func(int)) error {
 		<-d.goOn
 	}
 	if err := d.fail.Swap(nil); err != nil {
-		for _, slot := range s.Slots {
-			d.kv[slot] = -1 // whatever it wrote is wrong
+		for _, q := range s.Spans {
+			for i := range q.Tokens {
+				*d.at(&q, q.Start+i) = -1 // whatever it wrote is wrong
+			}
 		}
 		return *err
 	}
-	for i, t := range s.Tokens {
-		d.kv[s.Slots[i]] = t
+	for _, q := range s.Spans {
+		for i, t := range s.Tokens[q.Row : q.Row+q.Tokens] {
+			*d.at(&q, q.Start+int32(i)) = t
+		}
 	}
 	for l := range testLayers {
 		if onMark != nil {
@@ -90,7 +94,7 @@ func (d *device) Step(s *backend.Step, onMark func(int)) error {
 				continue
 			}
 			for p := range q.Start + o.Row - q.Row + 1 {
-				h = sum(h, d.kv[q.Blocks[p/testBlock]*testBlock+p%testBlock])
+				h = sum(h, *d.at(&q, p))
 			}
 		}
 		s.Sampled[i] = int32(h % testVocab)
@@ -102,6 +106,11 @@ func (d *device) Step(s *backend.Step, onMark func(int)) error {
 		}
 	}
 	return nil
+}
+
+// at is where the device keeps a position of a sequence.
+func (d *device) at(q *backend.Span, pos int32) *int32 {
+	return &d.kv[q.Tables[0][pos/testBlock]*testBlock+pos%testBlock]
 }
 
 // read is what the device holds in a table's first n tokens.
@@ -127,7 +136,7 @@ func newBench(t *testing.T, c scheduler.Config, change func(*Options)) *bench {
 	d := &device{kv: make([]int32, c.Pool.Blocks*testBlock)}
 	o := Options{
 		Model: d, Backend: d, Scheduler: c,
-		KV: backend.KVSpec{Layers: testLayers, Blocks: c.Pool.Blocks, BlockTokens: testBlock},
+		KV: backend.UniformKV(testLayers, c.Pool.Blocks, testBlock, 1, 2, backend.F32),
 	}
 	if change != nil {
 		change(&o)
@@ -247,7 +256,8 @@ func (b *bench) prefill(tokens []int32) *prefill {
 }
 
 // layer checks the order of announcements and that the content is there.
-func (p *prefill) layer(layer, upTo int, blocks []kvcache.BlockID) {
+func (p *prefill) layer(layer, upTo int, tables [][]kvcache.BlockID) {
+	blocks := tables[0]
 	if p.ended {
 		p.b.t.Errorf("layer %d up to %d after the end", layer, upTo)
 	}

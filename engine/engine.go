@@ -14,6 +14,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
@@ -83,6 +85,7 @@ type Engine struct {
 	live    map[scheduler.RequestID]*run
 	batch   scheduler.Batch // the one that runs
 	step    backend.Step
+	tables  [][]int32 // block tables of step, [spans × groups]
 	results []scheduler.Result
 	sampled []int32 // tokens of the results
 	logits  []float32
@@ -103,11 +106,11 @@ type Engine struct {
 
 // run is the engine's side of one scheduled request.
 type run struct {
-	req    *Request          // nil for a job
-	job    *Job              // nil for a request
-	prompt int               // tokens at Add, output of earlier attempts included
-	output int               // tokens generated, earlier attempts included
-	pinned []kvcache.BlockID // of a job: the block last pinned for each place of its table
+	req    *Request            // nil for a job
+	job    *Job                // nil for a request
+	prompt int                 // tokens at Add, output of earlier attempts included
+	output int                 // tokens generated, earlier attempts included
+	pinned [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
 	life   Life
 }
 
@@ -117,16 +120,14 @@ func New(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	bt := o.Scheduler.Pool.BlockTokens
-	if bt == 0 {
-		bt = kvcache.DefaultBlockTokens
-	}
-	if o.KV.BlockTokens != bt || o.KV.Blocks < o.Scheduler.Pool.Blocks {
-		return nil, fmt.Errorf("%w: the scheduler has %d blocks of %d tokens, the device %d of %d",
-			ErrConfig, o.Scheduler.Pool.Blocks, bt, o.KV.Blocks, o.KV.BlockTokens)
+	groups := s.Groups()
+	if want := memory.Groups(o.KV); !slices.Equal(groups, want) || o.KV.Blocks < o.Scheduler.Pool.Blocks {
+		return nil, fmt.Errorf("%w: the scheduler has %d blocks in groups %+v, the device %d in %+v",
+			ErrConfig, o.Scheduler.Pool.Blocks, groups, o.KV.Blocks, want)
 	}
 	if o.Scheduler.MaxModelLen == 0 {
-		o.Scheduler.MaxModelLen = o.Scheduler.Pool.Blocks * bt // as the scheduler takes it
+		chunk := cmp.Or(o.Scheduler.MaxBatchedTokens, scheduler.DefaultMaxBatchedTokens)
+		o.Scheduler.MaxModelLen = scheduler.LongestFit(groups, o.Scheduler.Pool.Blocks, chunk) // as the scheduler takes it
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -160,6 +161,19 @@ func (e *Engine) Run(ctx context.Context) {
 	}
 	e.shutdown()
 }
+
+// KVSpec is the shape of the KV store.
+type KVSpec = backend.KVSpec
+
+// KV is how the model's layers share block tables and pages.
+func (e *Engine) KV() KVSpec { return e.o.KV }
+
+// Groups are the block tables' groups, not to be changed.
+func (e *Engine) Groups() []kvcache.Group { return e.sched.Groups() }
+
+// Align is the least number of tokens at which blocks of all groups end
+// together: what is cached, and where a reservation begins, is a multiple.
+func (e *Engine) Align() int { return e.sched.Align() }
 
 // Done is closed when Run has returned.
 func (e *Engine) Done() <-chan struct{} { return e.done }
@@ -300,7 +314,7 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 	var onMark func(int)
 	for i := range b.Seqs {
 		if r := e.live[b.Seqs[i].ID]; r != nil && r.job != nil {
-			e.pin(r, b.Seqs[i].Blocks)
+			e.pin(r, b.Seqs[i].Tables)
 			onMark = e.onMark
 		}
 	}
@@ -324,21 +338,23 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 // fill lays the batch out for the device.
 func (e *Engine) fill(b scheduler.Batch) {
 	s := &e.step
-	s.Tokens, s.Positions, s.Slots = s.Tokens[:0], s.Positions[:0], s.Slots[:0]
+	s.Tokens, s.Positions, e.tables = s.Tokens[:0], s.Positions[:0], e.tables[:0]
 	s.Spans, s.Outputs = s.Spans[:0], s.Outputs[:0]
-	bt := e.o.KV.BlockTokens
+	e.tables = slices.Grow(e.tables, len(b.Seqs)*len(e.o.KV.Groups)) // so that no append moves them
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
 		row := len(s.Tokens)
 		for j, t := range q.Tokens {
-			pos := q.Start + j
 			s.Tokens = append(s.Tokens, t)
-			s.Positions = append(s.Positions, int32(pos))
-			s.Slots = append(s.Slots, int32(int(q.Blocks[pos/bt])*bt+pos%bt))
+			s.Positions = append(s.Positions, int32(q.Start+j))
+		}
+		at := len(e.tables)
+		for _, table := range q.Tables {
+			e.tables = append(e.tables, blockInts(table))
 		}
 		s.Spans = append(s.Spans, backend.Span{
 			Row: int32(row), Tokens: int32(len(q.Tokens)), Start: int32(q.Start),
-			Blocks: blockInts(q.Blocks),
+			Tables: e.tables[at:len(e.tables):len(e.tables)],
 		})
 		r := e.live[q.ID]
 		if r != nil {
@@ -367,7 +383,7 @@ func (e *Engine) layerDone(layer int) {
 	for i := range e.batch.Seqs {
 		q := &e.batch.Seqs[i]
 		if r := e.live[q.ID]; r != nil && r.job != nil {
-			r.job.Layer(layer, q.Start+len(q.Tokens), q.Blocks)
+			r.job.Layer(layer, q.Start+len(q.Tokens), q.Tables)
 		}
 	}
 }
@@ -379,28 +395,36 @@ func (e *Engine) announceCached(id scheduler.RequestID) {
 	if r == nil || r.job == nil {
 		return
 	}
-	blocks := e.sched.Blocks(id)
-	e.pin(r, blocks)
+	tables := e.sched.Tables(id)
+	e.pin(r, tables)
 	for layer := range e.o.KV.Layers {
-		r.job.Layer(layer, len(r.job.Tokens), blocks)
+		r.job.Layer(layer, len(r.job.Tokens), tables)
 	}
 }
 
-// pin keeps a job's blocks from reuse while its push reads them. Its table may
-// name other blocks than in the last step, where the cache had the content or
-// after a preemption; pins on the old ones stay, they may be being read.
-func (e *Engine) pin(r *run, blocks []kvcache.BlockID) {
-	for i, id := range blocks {
-		switch {
-		case i == len(r.pinned):
-			r.pinned = append(r.pinned, id)
-		case r.pinned[i] == id:
-			continue
-		default:
-			r.pinned[i] = id
+// pin keeps those of a job's blocks from reuse that its push reads. Its tables
+// may name other blocks than in the last step, where the cache had the content
+// or after a preemption; pins on the old ones stay, they may be being read.
+func (e *Engine) pin(r *run, tables [][]kvcache.BlockID) {
+	if r.pinned == nil {
+		r.pinned = make([][]kvcache.BlockID, len(tables))
+	}
+	for g, blocks := range tables {
+		first, pinned := 0, &r.pinned[g]
+		if g < len(r.job.First) {
+			first = r.job.First[g]
 		}
-		e.sched.PinOut(blocks[i : i+1])
-		r.job.held = append(r.job.held, id)
+		for i, id := range blocks {
+			if i == len(*pinned) {
+				*pinned = append(*pinned, kvcache.NoBlock)
+			}
+			if i < first || id == kvcache.NoBlock || (*pinned)[i] == id {
+				continue
+			}
+			(*pinned)[i] = id
+			e.sched.PinOut(blocks[i : i+1])
+			r.job.held = append(r.job.held, id)
+		}
 	}
 }
 

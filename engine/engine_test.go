@@ -60,7 +60,7 @@ func TestContextLengthDefaultsToThePool(t *testing.T) {
 
 func TestOptionsThatDoNotFit(t *testing.T) {
 	d := &device{}
-	for _, kv := range []backend.KVSpec{{Blocks: 31, BlockTokens: testBlock}, {Blocks: 32, BlockTokens: 8}} {
+	for _, kv := range []backend.KVSpec{backend.UniformKV(1, 31, testBlock, 1, 2, backend.F32), backend.UniformKV(1, 32, 8, 1, 2, backend.F32)} {
 		c := small()
 		c.Pool.BlockTokens = testBlock
 		if _, err := New(Options{Model: d, Backend: d, KV: kv, Scheduler: c}); !errors.Is(err, ErrConfig) {

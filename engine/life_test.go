@@ -152,7 +152,7 @@ func (b *bench) fetch(rng *rand.Rand, id scheduler.RequestID, prompt []int32, co
 			break
 		}
 		for i, t := range prompt[res.From:res.UpTo] {
-			slot := int(res.Blocks[i/testBlock])*testBlock + i%testBlock
+			slot := int(res.Groups[0].Blocks[i/testBlock])*testBlock + i%testBlock
 			b.d.kv[slot] = -2 // half a write
 			if i%5 == 0 {
 				pause(rng)
@@ -165,7 +165,7 @@ func (b *bench) fetch(rng *rand.Rand, id scheduler.RequestID, prompt []int32, co
 			return
 		}
 		b.Lost(res.ID)
-		b.d.kv[int(res.Blocks[0])*testBlock] = -3 // a late write, before the lease has ended
+		b.d.kv[int(res.Groups[0].Blocks[0])*testBlock] = -3 // a late write, before the lease has ended
 		b.Release(res.ID)
 		count.ran("lost")
 	}

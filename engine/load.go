@@ -227,26 +227,31 @@ func (l *Loaded) plan(o LoadOptions) error {
 		return err
 	}
 	c := l.Source.Config
-	l.KV = c.KVSpec(0, o.BlockTokens, dtype)
-	maxLen := o.MaxModelLen
-	switch fits := int(o.KVMemory/int64(l.KV.BlockBytes())) * o.BlockTokens; {
-	case maxLen > c.MaxPositions:
-		return fmt.Errorf("%w: --max-model-len %d, but the model was made for %d positions", ErrOption, maxLen, c.MaxPositions)
-	case maxLen == 0:
-		maxLen = c.MaxPositions
-		if fits >= 1 && fits < maxLen {
-			o.Logger.Warn("context shortened to what the KV memory holds", "max_model_len", fits, "model", maxLen, "kv_memory", memory.Bytes(o.KVMemory))
-			maxLen = fits
+	need := memory.Need{
+		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: o.BlockTokens, DType: dtype,
+		Context: c.MaxPositions, MaxModelLen: o.MaxModelLen, MaxBatchedTokens: o.MaxBatchedTokens, MaxBlocks: maxBlocks,
+	}
+	switch {
+	case o.MaxModelLen > c.MaxPositions:
+		return fmt.Errorf("%w: --max-model-len %d, but the model was made for %d positions", ErrOption, o.MaxModelLen, c.MaxPositions)
+	case o.MaxModelLen == 0:
+		need.MaxModelLen = c.MaxPositions
+		kv := memory.Arrange(need)
+		fits := scheduler.LongestFit(memory.Groups(kv), int(min(o.KVMemory/int64(kv.BlockBytes()), maxBlocks)), o.MaxBatchedTokens)
+		if fits >= 1 {
+			need.MaxModelLen = min(need.MaxModelLen, fits)
+		}
+		if need.MaxModelLen < c.MaxPositions {
+			o.Logger.Warn("context shortened to what the KV memory holds", "max_model_len", need.MaxModelLen, "model", c.MaxPositions, "kv_memory", memory.Bytes(o.KVMemory))
 		}
 	}
-	l.Plan, err = memory.Fit(memory.Need{Budget: o.KVMemory, KV: l.KV, MaxModelLen: maxLen, MaxBlocks: maxBlocks})
-	if err != nil {
+	if l.Plan, err = memory.Fit(need); err != nil {
 		return fmt.Errorf("%w: --kv-cache-memory-bytes %d: %w", ErrOption, o.KVMemory, err)
 	}
-	l.KV.Blocks = l.Plan.Blocks
+	l.KV = l.Plan.KV
 	l.Scheduler = scheduler.Config{
-		Pool:             kvcache.Config{Blocks: l.KV.Blocks, BlockTokens: o.BlockTokens},
-		MaxBatchedTokens: o.MaxBatchedTokens, MaxSeqs: o.MaxSeqs, MaxOutputs: o.MaxSeqs + extraOutputs, MaxQueued: o.MaxQueued, MaxModelLen: maxLen,
+		Pool:             kvcache.Config{Blocks: l.KV.Blocks, BlockTokens: o.BlockTokens, Groups: memory.Groups(l.KV)},
+		MaxBatchedTokens: o.MaxBatchedTokens, MaxSeqs: o.MaxSeqs, MaxOutputs: o.MaxSeqs + extraOutputs, MaxQueued: o.MaxQueued, MaxModelLen: need.MaxModelLen,
 	}
 	if o.Speculation.Tokens > 0 {
 		l.Scheduler.MaxDrafts, l.Scheduler.Draft = o.Speculation.Tokens, o.Speculation.Lookup.Draft
@@ -303,8 +308,8 @@ func (l *Loaded) LayoutHash() uint64 {
 	return xxhash.Sum64String(fmt.Sprintf("%s %+v", l.Class, s))
 }
 
-// Region is layer i's pages, for kvtransfer to register.
-func (l *Loaded) Region(i int) []byte { return l.Backend.KVLayer(i) }
+// Region is one region's pages, for kvtransfer to register.
+func (l *Loaded) Region(i int) []byte { return l.Backend.KVRegion(i) }
 
 // Close frees the device and the files.
 func (l *Loaded) Close() error {

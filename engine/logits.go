@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/memory"
 )
 
 // Logits runs tokens through the model, outside of any scheduling, and shows
@@ -19,22 +20,28 @@ func (l *Loaded) Logits(tokens []int32, from int, visit func(position int, logit
 	if len(tokens) > l.Scheduler.MaxModelLen {
 		return fmt.Errorf("%w: %d tokens, the context holds %d", ErrOption, len(tokens), l.Scheduler.MaxModelLen)
 	}
-	bt := l.KV.BlockTokens
-	table := make([]int32, (len(tokens)+bt-1)/bt)
-	for i := range table {
-		table[i] = int32(i)
+	// Each group gets blocks of its own, as many as the whole text takes where
+	// there are enough, else a ring that is as long as its window needs.
+	tables, next := make([][]int32, len(l.KV.Groups)), 0
+	for g, spec := range memory.Groups(l.KV) {
+		most := spec.Peak(len(tokens), l.Scheduler.MaxBatchedTokens)
+		for place := range spec.End(len(tokens)) {
+			tables[g] = append(tables[g], int32(next+place%most))
+		}
+		next += most
 	}
 	chunk := min(l.Scheduler.MaxBatchedTokens, l.Scheduler.MaxSeqs)
 	var logits []float32
 	for start := 0; start < len(tokens); start += chunk {
 		end := min(start+chunk, len(tokens))
-		step := backend.Step{Spans: []backend.Span{{
-			Tokens: int32(end - start), Start: int32(start), Blocks: table[:(end+bt-1)/bt],
-		}}}
+		span := backend.Span{Tokens: int32(end - start), Start: int32(start)}
+		for g, spec := range memory.Groups(l.KV) {
+			span.Tables = append(span.Tables, tables[g][:spec.End(end)])
+		}
+		step := backend.Step{Spans: []backend.Span{span}}
 		for pos := start; pos < end; pos++ {
 			step.Tokens = append(step.Tokens, tokens[pos])
 			step.Positions = append(step.Positions, int32(pos))
-			step.Slots = append(step.Slots, table[pos/bt]*int32(bt)+int32(pos%bt))
 			if pos >= from {
 				step.Outputs = append(step.Outputs, backend.Output{Row: int32(pos - start), Position: int32(pos + 1)})
 			}

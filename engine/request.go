@@ -89,11 +89,16 @@ type Job struct {
 	Tokens   []int32
 	Priority int
 
+	// First are the first places of each group's table whose blocks the push
+	// reads; nil is all. Those before are not kept for it.
+	First []int
+
 	// Layer says that the KV of the first upTo tokens of this layer stands in
-	// blocks. It is called in order of layers for each chunk, again with the
-	// same or smaller upTo after a preemption, on the step goroutine. The blocks stay as
-	// they are until ReleaseJob; the slice is valid during the call.
-	Layer func(layer, upTo int, blocks []kvcache.BlockID)
+	// tables, as far as it is still in its group's window. It is called in order of
+	// layers for each chunk, again with the same or smaller upTo after a
+	// preemption, on the step goroutine. The blocks from First on stay as they are
+	// until ReleaseJob; the slices, one per group, are valid during the call.
+	Layer func(layer, upTo int, tables [][]kvcache.BlockID)
 	// Done is called once, unless ReleaseJob came first: every layer has been
 	// announced, or err says why not. On the step goroutine.
 	Done func(err error)

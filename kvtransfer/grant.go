@@ -12,10 +12,14 @@ const (
 	maxGrantAddrs = 8
 )
 
+// grantVersion is the newest form of a grant. A grant whose pages have pieces in every region is written, and read, in the form
+// before it, which has no runs.
+const grantVersion = 2
+
 // grant is what the opaque bytes say. Layout on the wire, then the CRC32C of it all:
 //
-//	magic u32 | version u8 | flags u8 | nAddrs u8 | 0 | lease key 16 | layout 16 | duration ns u64 | nPages u32
-//	node name: length u8, bytes | nAddrs × (length u8, bytes) | nPages × page u32
+//	magic u32 | version u8 | flags u8 | nAddrs u8 | nRuns u8 | lease key 16 | layout 16 | duration ns u64 | nPages u32
+//	node name: length u8, bytes | nAddrs × (length u8, bytes) | nRuns × (pages u32, regions u32) | nPages × page u32
 //
 // The page numbers are for transports whose writer places the bytes itself; over connections the reader does.
 type grant struct {
@@ -26,6 +30,7 @@ type grant struct {
 	node     string   // the reader's name
 	addrs    []string // where it listens; tried in order
 	pages    []int32  // [index] the reader's page
+	runs     []Run    // of pages; none: all regions
 }
 
 const grantFixed = 4 + 4 + 16 + 16 + 8 + 4
@@ -34,6 +39,9 @@ func (g *grant) encode() []byte {
 	b := make([]byte, grantFixed, grantFixed+64+4*len(g.pages))
 	le.PutUint32(b, magicGrant)
 	b[4] = Version
+	if len(g.runs) > 0 {
+		b[4], b[7] = grantVersion, byte(len(g.runs))
+	}
 	if g.tls {
 		b[5] = grantTLS
 	}
@@ -45,6 +53,9 @@ func (g *grant) encode() []byte {
 	for _, s := range append([]string{g.node}, g.addrs...) {
 		b = append(b, byte(len(s)))
 		b = append(b, s...)
+	}
+	for _, r := range g.runs {
+		b = le.AppendUint32(le.AppendUint32(b, uint32(r.Pages)), uint32(r.Regions))
 	}
 	for _, p := range g.pages {
 		b = le.AppendUint32(b, uint32(p))
@@ -62,8 +73,8 @@ func decodeGrant(b []byte) (*grant, error) {
 	if err := unseal(b, magicGrant, "grant"); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrGrant, err)
 	}
-	if b[4] != Version {
-		return nil, fmt.Errorf("%w: grant of version %d, want %d", ErrVersion, b[4], Version)
+	if b[4] != Version && b[4] != grantVersion {
+		return nil, fmt.Errorf("%w: grant of version %d, want %d or %d", ErrVersion, b[4], Version, grantVersion)
 	}
 	g := &grant{key: getKey(b[8:]), layout: getLayout(b[24:]), duration: time.Duration(le.Uint64(b[40:])), tls: b[5]&grantTLS != 0}
 	nAddrs, nPages := int(b[6]), int(le.Uint32(b[48:]))
@@ -80,6 +91,10 @@ func decodeGrant(b []byte) (*grant, error) {
 			g.addrs = append(g.addrs, s)
 		}
 	}
+	rest, err := g.decodeRuns(rest, int(b[7]), nPages)
+	if err != nil {
+		return nil, err
+	}
 	if nAddrs < 1 || nAddrs > maxGrantAddrs || nPages < 1 || nPages > MaxGrantPages || len(rest) != 4*nPages {
 		return nil, fmt.Errorf("%w: %d addresses, %d pages in %d bytes", ErrGrant, nAddrs, nPages, len(rest))
 	}
@@ -93,4 +108,39 @@ func decodeGrant(b []byte) (*grant, error) {
 		}
 	}
 	return g, nil
+}
+
+// maxRuns bounds the runs of a grant.
+const maxRuns = 255
+
+// decodeRuns reads n runs, which must cover the pages.
+func (g *grant) decodeRuns(b []byte, n, nPages int) (rest []byte, err error) {
+	if len(b) < 8*n {
+		return nil, fmt.Errorf("%w: cut off in %d runs", ErrGrant, n)
+	}
+	left := nPages
+	for ; n > 0; n-- {
+		r := Run{Pages: int(le.Uint32(b)), Regions: int(le.Uint32(b[4:]))}
+		if r.Pages < 1 || r.Pages > left || r.Regions < 1 || r.Regions > g.layout.Regions {
+			return nil, fmt.Errorf("%w: a run of %d pages in %d regions, of %d pages in %d", ErrGrant, r.Pages, r.Regions, left, g.layout.Regions)
+		}
+		left -= r.Pages
+		g.runs, b = append(g.runs, r), b[8:]
+	}
+	if len(g.runs) > 0 && left != 0 {
+		return nil, fmt.Errorf("%w: runs leave out %d of %d pages", ErrGrant, left, nPages)
+	}
+	return b, nil
+}
+
+// regions is the least number of regions that positions [first, first+n) have.
+func (g *grant) regions(first, n int) int {
+	least, at := g.layout.Regions, 0
+	for _, r := range g.runs {
+		if first < at+r.Pages && at < first+n {
+			least = min(least, r.Regions)
+		}
+		at += r.Pages
+	}
+	return least
 }

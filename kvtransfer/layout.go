@@ -1,6 +1,10 @@
 package kvtransfer
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/kvtransfer/lease"
+)
 
 // Bounds on what a peer may claim; a layout or grant beyond them is refused before memory is set aside for it.
 const (
@@ -10,9 +14,29 @@ const (
 	maxName       = 255 // bytes of a node's name or an address
 )
 
+// Run is some consecutive pages of a grant that exist in the first Regions regions only: those of a group of layers that is smaller
+// than others.
+type Run = lease.Run
+
+// Runs says how a grant's pages lie when pages[i] of them, in order, are of the first of[i] regions out of so many; nil when all
+// are of all.
+func Runs(regions int, pages, of []int) (runs []Run) {
+	partial := false
+	for i, n := range pages {
+		if n > 0 {
+			runs = append(runs, Run{Pages: n, Regions: of[i]})
+			partial = partial || of[i] != regions
+		}
+	}
+	if !partial {
+		return nil
+	}
+	return runs
+}
+
 // Layout is what both ends must agree on before a page means the same to both.
 type Layout struct {
-	Regions   int    // KV layers
+	Regions   int    // the most KV layers that share a block table
 	PageBytes int    // bytes of one page of one region
 	Hash      uint64 // of everything else that gives the bytes their meaning: layer names, dtype, tokens per page, numerics class
 }

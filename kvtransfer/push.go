@@ -19,7 +19,8 @@ type PushOptions struct {
 type Push struct {
 	s        *writerSession
 	key      lease.Key
-	nPages   int           // positions per region
+	nPages   int // positions of all regions
+	grant    *grant
 	duration time.Duration // of the lease
 	onSent   func(region, firstIndex, nPages int)
 	done     chan struct{} // closed when it has ended and no source page is read
@@ -44,7 +45,7 @@ type Push struct {
 
 func newPush(s *writerSession, g *grant, o PushOptions) *Push {
 	return &Push{
-		s: s, key: g.key, nPages: len(g.pages), duration: g.duration, onSent: o.OnSent,
+		s: s, key: g.key, nPages: len(g.pages), grant: g, duration: g.duration, onSent: o.OnSent,
 		done: make(chan struct{}), over: make(chan struct{}), queued: make([]bool, len(g.pages)*g.layout.Regions),
 	}
 }
@@ -56,8 +57,11 @@ func (p *Push) Bytes() int64 {
 	return int64(p.nSent) * int64(p.s.w.o.Layout.PageBytes)
 }
 
-// Pages returns how many positions the grant has in each region.
+// Pages returns how many positions the grant has.
 func (p *Push) Pages() int { return p.nPages }
+
+// Runs returns which positions exist in fewer regions than the layout has; none: all are in all. Not to be changed.
+func (p *Push) Runs() []Run { return p.grant.runs }
 
 // Send queues source pages of one region for positions firstIndex, firstIndex+1, … of the grant and returns at once. The queue is
 // bounded by the grant, since each (region, position) is sent exactly once. Source pages must not change until OnSent, Wait or
@@ -68,6 +72,9 @@ func (p *Push) Send(region int, srcPages []int32, firstIndex int) error {
 	if region < 0 || region >= mem.layout.Regions || firstIndex < 0 || firstIndex > p.nPages || len(srcPages) > p.nPages-firstIndex {
 		return fmt.Errorf("%w: sending %d pages to region %d from position %d: the grant has %d positions in %d regions",
 			ErrArguments, len(srcPages), region, firstIndex, p.nPages, mem.layout.Regions)
+	}
+	if most := p.grant.regions(firstIndex, len(srcPages)); region >= most {
+		return fmt.Errorf("%w: sending positions %d to %d to region %d, they have %d", ErrArguments, firstIndex, firstIndex+len(srcPages)-1, region, most)
 	}
 	for _, page := range srcPages {
 		if page < 0 || int(page) >= mem.nPages {

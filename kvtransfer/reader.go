@@ -67,6 +67,8 @@ type GrantRequest struct {
 	// Pages are where the pieces land: position i of every region goes to Pages[i]. The owner keeps them untouched until
 	// Arrived or Released. Expected are len(Pages) × Layout.Regions pieces of Layout.PageBytes.
 	Pages []int32
+	// Runs of Pages, in order, of fewer regions than Layout has; none: all pages are of all regions. Then fewer pieces are expected.
+	Runs []Run
 	// Duration is how long the writer may be silent: without landing pages and without telling progress.
 	Duration time.Duration
 }
@@ -194,13 +196,16 @@ func (r *Reader) Grant(req GrantRequest) (Grant, error) {
 	if len(req.Pages) > MaxGrantPages {
 		return Grant{}, fmt.Errorf("%w: %d pages in a grant, want at most %d", ErrArguments, len(req.Pages), MaxGrantPages)
 	}
-	pages := append([]int32(nil), req.Pages...)
+	if len(req.Runs) > maxRuns {
+		return Grant{}, fmt.Errorf("%w: %d runs in a grant, want at most %d", ErrArguments, len(req.Runs), maxRuns)
+	}
+	pages, runs := append([]int32(nil), req.Pages...), append([]Run(nil), req.Runs...)
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
 		return Grant{}, fmt.Errorf("%w: reader %q", ErrClosed, r.o.Node)
 	}
-	key, err := r.table.Grant(r.now(), pages, req.Duration)
+	key, err := r.table.Grant(r.now(), pages, req.Duration, runs...)
 	if err == nil {
 		r.leases[key] = &leaseInfo{}
 	}
@@ -214,7 +219,7 @@ func (r *Reader) Grant(req GrantRequest) (Grant, error) {
 	signal(r.wake)
 	g := grant{
 		key: key, layout: r.o.Layout, duration: req.Duration, tls: r.o.TLS != nil,
-		node: r.o.Node, addrs: r.o.Advertise, pages: pages,
+		node: r.o.Node, addrs: r.o.Advertise, pages: pages, runs: runs,
 	}
 	return Grant{Lease: idOf(key), Wire: g.encode()}, nil
 }

@@ -71,9 +71,11 @@ func (m *model) Step(s *backend.Step, onMark func(int)) error {
 	}
 	for l := range layers {
 		time.Sleep(max(time.Duration(m.layer.Load()), layerTime))
-		for i, t := range s.Tokens {
-			slot := int(s.Slots[i])
-			binary.LittleEndian.PutUint32(m.kv.at(l, slot/blockTokens, slot%blockTokens), kvOf(t, l))
+		for _, q := range s.Spans {
+			for i, t := range s.Tokens[q.Row : q.Row+q.Tokens] {
+				pos := int(q.Start) + i
+				binary.LittleEndian.PutUint32(m.kv.at(l, int(q.Tables[0][pos/blockTokens]), pos%blockTokens), kvOf(t, l))
+			}
 		}
 		onMark(l)
 	}
@@ -119,7 +121,7 @@ func newBed(t *testing.T, change func(*Options, *scheduler.Config)) *bed {
 	b.must(err)
 	c := scheduler.Config{Pool: kvcache.Config{Blocks: blocks, BlockTokens: blockTokens}, MaxSeqs: 4, MaxBatchedTokens: stepTokens, MaxModelLen: 200}
 	o := Options{
-		Writer: b.writer, BlockTokens: blockTokens, Layers: layers, RunAheadTokens: 100,
+		Writer: b.writer, RunAheadTokens: 100,
 		Identity: Identity{Fingerprint: 5, Class: "class", Layout: 9},
 	}
 	if change != nil {
@@ -127,7 +129,7 @@ func newBed(t *testing.T, change func(*Options, *scheduler.Config)) *bed {
 	}
 	b.eng, err = engine.New(engine.Options{
 		Model: b.model, Backend: b.model, Scheduler: c,
-		KV: backend.KVSpec{Layers: layers, Blocks: c.Pool.Blocks, BlockTokens: blockTokens},
+		KV: backend.UniformKV(layers, c.Pool.Blocks, blockTokens, 1, 2, backend.F32),
 	})
 	b.must(err)
 	o.Engine = b.eng

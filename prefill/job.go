@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -112,15 +113,14 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	if err != nil {
 		return nil, err
 	}
-	bt := n.o.BlockTokens
-	if want := (len(j.tokens) - int(g.From) + bt - 1) / bt; push.Pages() != want {
-		err := fmt.Errorf("%w: %d pages for tokens [%d,%d), want %d", errRefused, push.Pages(), g.From, g.UpTo, want)
+	f := newFeed(n.o.Engine, int(g.From), len(j.tokens))
+	if push.Pages() != f.nPages || !slices.Equal(push.Runs(), f.runs) {
+		err := fmt.Errorf("%w: %d pages (%v) for tokens [%d,%d), want %d (%v)", errRefused, push.Pages(), push.Runs(), g.From, g.UpTo, f.nPages, f.runs)
 		return nil, errors.Join(err, push.Abort(err))
 	}
-	f := newFeed(n.o.Layers, n.o.BlockTokens, int(g.From), len(j.tokens))
 	ej := &engine.Job{
 		Root: j.root, Tokens: j.tokens, Priority: j.priority,
-		Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
+		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
 		Ended: func(l engine.Life) { n.engineSpans(j, l) },
 	}
 	id, cached, err := n.o.Engine.AddJob(ej)
@@ -158,7 +158,7 @@ func (n *Node) awaitGrant(ctx context.Context, j *job) (*nodepb.Grant, error) {
 		switch {
 		case g.Refused != 0:
 			return nil, fmt.Errorf("%w: %s: %s", errRefused, g.Refused, g.Reason)
-		case int(g.UpTo) != len(j.tokens) || g.From >= g.UpTo || int(g.From)%n.o.BlockTokens != 0:
+		case int(g.UpTo) != len(j.tokens) || g.From >= g.UpTo || int(g.From)%n.o.Engine.Align() != 0:
 			return nil, fmt.Errorf("%w: it covers tokens [%d,%d) of %d", errRefused, g.From, g.UpTo, len(j.tokens))
 		}
 		return g, nil
@@ -171,16 +171,22 @@ func (n *Node) awaitGrant(ctx context.Context, j *job) (*nodepb.Grant, error) {
 
 // feed takes finished layers from the step goroutine, which must not wait, to
 // the job's own goroutine, which may. It holds at most one piece per layer and
-// block of the prompt.
+// block of the prompt. Of each group it takes the places that decode will read,
+// which stand one group after the other in the grant.
 type feed struct {
-	blockTokens int
-	from        int // first token wanted
-	total       int
+	kv     engine.KVSpec
+	groups []kvcache.Group
+	first  []int // [groups] place of the first one wanted
+	end    []int // [groups] place after the last one
+	at     []int // [groups] index of the first one in the grant
+	nPages int
+	runs   []kvtransfer.Run
+	total  int // tokens
 
 	mu     sync.Mutex
-	sent   []int // [layers] blocks handed on, counted from from
+	sent   []int // [layers] blocks handed on, counted from first
 	pieces []piece
-	first  time.Time // of the pieces
+	began  time.Time // when the first piece was there
 	last   time.Time // when the engine was done
 	ended  bool
 	err    error
@@ -189,36 +195,48 @@ type feed struct {
 
 // piece is some consecutive blocks of one layer.
 type piece struct {
-	layer int
-	first int     // index in the grant's pages
-	src   []int32 // this node's blocks
+	region int
+	first  int     // index in the grant's pages
+	src    []int32 // this node's blocks
 }
 
-func newFeed(layers, blockTokens, from, total int) *feed {
-	return &feed{blockTokens: blockTokens, from: from, total: total, sent: make([]int, layers), wake: make(chan struct{}, 1)}
+func newFeed(e *engine.Engine, from, total int) *feed {
+	f := &feed{kv: e.KV(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
+	var pages, of []int
+	for g, spec := range f.groups {
+		first, end := scheduler.Places(spec, from, total)
+		f.first, f.end, f.at = append(f.first, first), append(f.end, end), append(f.at, f.nPages)
+		pages, of = append(pages, end-first), append(of, f.kv.Groups[g].Layers)
+		f.nPages += end - first
+	}
+	f.runs = kvtransfer.Runs(f.kv.Regions, pages, of)
+	f.sent = make([]int, len(f.kv.Layers))
+	return f
 }
 
 // layer is the engine's Job.Layer: it files the blocks of this layer that have
 // become complete. The last block may be a partial one and goes when the
 // prompt ends.
-func (f *feed) layer(layer, upTo int, blocks []kvcache.BlockID) {
-	end := (upTo - f.from) / f.blockTokens
+func (f *feed) layer(layer, upTo int, tables [][]kvcache.BlockID) {
+	place := f.kv.Layers[layer]
+	g := place.Group
+	end := upTo / f.groups[g].BlockTokens
 	if upTo == f.total {
-		end = (upTo - f.from + f.blockTokens - 1) / f.blockTokens
+		end = f.end[g]
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	first := f.sent[layer]
-	if end > first {
-		src := make([]int32, end-first)
+	if n := end - f.first[g]; n > first {
+		src := make([]int32, n-first)
 		for i := range src {
-			src[i] = int32(blocks[f.from/f.blockTokens+first+i])
+			src[i] = int32(tables[g][f.first[g]+first+i])
 		}
-		if f.first.IsZero() {
-			f.first = time.Now()
+		if f.began.IsZero() {
+			f.began = time.Now()
 		}
-		f.pieces = append(f.pieces, piece{layer: layer, first: first, src: src})
-		f.sent[layer] = end
+		f.pieces = append(f.pieces, piece{region: place.Region, first: f.at[g] + first, src: src})
+		f.sent[layer] = n
 	}
 	f.poke()
 }
@@ -244,7 +262,7 @@ type Transfer struct {
 func (f *feed) transfer(landed time.Time) Transfer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return Transfer{First: f.first, Hidden: f.last.Sub(f.first), Exposed: landed.Sub(f.last)}
+	return Transfer{First: f.began, Hidden: f.last.Sub(f.began), Exposed: landed.Sub(f.last)}
 }
 
 func (f *feed) poke() {
@@ -276,7 +294,7 @@ func (f *feed) pump(ctx context.Context, push *kvtransfer.Push, progress func() 
 			return err
 		}
 		for _, p := range ps {
-			if err := push.Send(p.layer, p.src, p.first); err != nil {
+			if err := push.Send(p.region, p.src, p.first); err != nil {
 				return err
 			}
 		}

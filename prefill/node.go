@@ -45,8 +45,6 @@ type Options struct {
 	Logger   *slog.Logger
 	Tracer   *trace.Tracer // nil: no spans
 
-	BlockTokens int
-	Layers      int
 	// RunAheadTokens bounds the tokens of jobs that have asked for their grant
 	// and are not computed yet. About two steps' worth keeps the engine busy
 	// while a grant travels; more would hold decode's blocks for nothing.
@@ -223,8 +221,8 @@ func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 	switch id := n.o.Identity; {
 	case len(p.Tokens) == 0:
 		return nodepb.Code_CODE_INVALID, "no tokens to compute"
-	case int(p.Have) >= len(p.Tokens) || int(p.Have)%n.o.BlockTokens != 0:
-		return nodepb.Code_CODE_INVALID, fmt.Sprintf("decode has %d of %d tokens: want fewer, in whole blocks of %d", p.Have, len(p.Tokens), n.o.BlockTokens)
+	case int(p.Have) >= len(p.Tokens) || int(p.Have)%n.o.Engine.Align() != 0:
+		return nodepb.Code_CODE_INVALID, fmt.Sprintf("decode has %d of %d tokens: want fewer, in whole blocks of %d", p.Have, len(p.Tokens), n.o.Engine.Align())
 	case p.Fingerprint != id.Fingerprint:
 		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("model fingerprint %016x asked, %016x here", p.Fingerprint, id.Fingerprint)
 	case p.NumericsClass != id.Class:

@@ -89,30 +89,16 @@ type Limits struct {
 	Blocks  int // most blocks in one sequence's table
 }
 
-// KVSpec is the shape of the paged KV store.
-type KVSpec struct {
-	Layers      int
-	Blocks      int // pages per layer
-	BlockTokens int // tokens per block, at most 256
-	KVHeads     int
-	HeadDim     int
-	DType       DType
-}
-
-// PageBytes is the size of one block of one layer, K and V together.
-func (s KVSpec) PageBytes() int {
-	return 2 * s.BlockTokens * s.KVHeads * s.HeadDim * s.DType.Size()
-}
-
-// BlockBytes is the size of one block over all layers.
-func (s KVSpec) BlockBytes() int { return s.Layers * s.PageBytes() }
-
 // Span is one sequence's part of a step.
 type Span struct {
-	Row    int32   // its first token row
-	Tokens int32   // how many token rows, consecutive positions
-	Start  int32   // position of its first token row
-	Blocks []int32 // block table for positions [0, Start+Tokens)
+	Row    int32 // its first token row
+	Tokens int32 // how many token rows, consecutive positions
+	Start  int32 // position of its first token row
+
+	// Tables are the block tables for positions [0, Start+Tokens), one per KV
+	// group. At places that lie before the window of every row of the span a
+	// number may be negative: there is no block any more.
+	Tables [][]int32
 }
 
 // Output is one row to sample from.
@@ -124,12 +110,12 @@ type Output struct {
 
 // Step is all that varies from one step to the next. The backend copies it
 // before Replay returns control to the recorded plan. A plan that uses KV wants
-// Spans to cover the token rows in order, and each row's position and slot to be
-// those that its span says; Replay checks it.
+// Spans to cover the token rows in order, and each row's position to be that
+// which its span says; Replay checks it. StoreKV writes where the span's table
+// has the position.
 type Step struct {
 	Tokens    []int32 // [T] token ids
 	Positions []int32 // [T]
-	Slots     []int32 // [T] block*BlockTokens + offset, where StoreKV writes
 	Spans     []Span
 	Outputs   []Output
 	Sampled   []int32 // [len(Outputs)], written by Sample
@@ -151,8 +137,8 @@ type AttentionSpec struct {
 	Scale   float32 // on the scores, usually HeadDim^-0.5
 
 	// Window is how many positions a token sees, its own included; 0 is all. A
-	// layer with a window reads no block that lies before it. The blocks are
-	// still in the table: sequences keep them all, whatever their windows.
+	// layer with a window reads no block that lies before it, and no place of the
+	// table either. It must not be longer than that of the layer's KV group.
 	Window int
 }
 
@@ -183,9 +169,9 @@ type Backend interface {
 	Alloc(rows Rows, cols int) (Buf, error)
 	Load(t Tensor) (Weight, error)
 	AllocKV(spec KVSpec) error
-	// KVLayer is the memory of one layer's pages, [Blocks][PageBytes] bytes,
+	// KVRegion is the memory of one region's pages, [Blocks][PageBytes] bytes,
 	// for kvtransfer to register. Pages are opaque to everybody else.
-	KVLayer(layer int) []byte
+	KVRegion(region int) []byte
 	// Download copies the live rows of a buffer of the last step to dst.
 	Download(dst []float32, src Buf) []float32
 	Close() error

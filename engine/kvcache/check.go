@@ -10,16 +10,12 @@ var ErrBroken = errors.New("kvcache: pool is inconsistent")
 
 // Check verifies the pool's conservation laws in time proportional to its
 // size: every block is in exactly the list that its counts ask for, every hashed
-// block is in the index exactly once under the hash of its content, serials are
-// unique, and no referenced block has a parent that is gone.
+// block is in the index exactly once, and no two hold the same content.
 func (p *Pool) Check() error {
 	if err := p.checkLists(); err != nil {
 		return err
 	}
-	if err := p.checkIndex(); err != nil {
-		return err
-	}
-	return p.checkChains()
+	return p.checkIndex()
 }
 
 func (p *Pool) checkLists() error {
@@ -74,16 +70,25 @@ func (p *Pool) checkLists() error {
 }
 
 func (p *Pool) checkIndex() error {
-	indexed, hashed := 0, 0
+	type name struct {
+		group  uint8
+		digest digest
+	}
+	indexed, hashed, names := 0, 0, make(map[name]BlockID)
 	for i, id := range p.buckets {
 		for ; id != NoBlock; id = p.blocks[id].bucketNext {
 			b := &p.blocks[id]
-			if !b.hashed || p.bucket(b.hash) != i || b.hash != p.hash(b.parent, p.content(id)) {
-				return fmt.Errorf("%w: block %d in bucket %d has hashed %v, hash %x", ErrBroken, id, i, b.hashed, b.hash)
+			if !b.hashed || int(b.group) >= len(p.groups) || p.bucket(int(b.group), b.hash) != i {
+				return fmt.Errorf("%w: block %d in bucket %d has hashed %v, group %d, hash %x", ErrBroken, id, i, b.hashed, b.group, b.hash)
 			}
 			if indexed++; indexed > len(p.blocks) {
 				return fmt.Errorf("%w: bucket %d is a ring", ErrBroken, i)
 			}
+			n := name{b.group, b.digest}
+			if other, twice := names[n]; twice {
+				return fmt.Errorf("%w: blocks %d and %d of group %d have the same content", ErrBroken, id, other, b.group)
+			}
+			names[n] = id
 		}
 	}
 	for i := range p.blocks {
@@ -93,35 +98,6 @@ func (p *Pool) checkIndex() error {
 	}
 	if indexed != hashed {
 		return fmt.Errorf("%w: %d blocks in the index, %d hashed", ErrBroken, indexed, hashed)
-	}
-	return nil
-}
-
-func (p *Pool) checkChains() error {
-	bySerial := make(map[uint64]*block, len(p.blocks))
-	for i := range p.blocks {
-		b := &p.blocks[i]
-		if !b.hashed {
-			continue
-		}
-		if b.serial == 0 || b.serial > p.serial || bySerial[b.serial] != nil {
-			return fmt.Errorf("%w: block %d has serial %d of %d, or a second one with it", ErrBroken, i, b.serial, p.serial)
-		}
-		bySerial[b.serial] = b
-	}
-	for i := range p.blocks {
-		b := &p.blocks[i]
-		if !b.hashed || b.link == 0 {
-			continue
-		}
-		parent := bySerial[b.link]
-		if parent != nil && (parent.hash != b.parent || parent.serial >= b.serial) {
-			return fmt.Errorf("%w: block %d continues serial %d with hash %x, want %x",
-				ErrBroken, i, b.link, parent.hash, b.parent)
-		}
-		if b.refs > 0 && (parent == nil || parent.refs == 0) {
-			return fmt.Errorf("%w: block %d is referenced, its parent (serial %d) is not", ErrBroken, i, b.link)
-		}
 	}
 	return nil
 }

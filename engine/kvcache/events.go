@@ -9,10 +9,11 @@ const (
 	Removed                      // no block with this hash is left
 )
 
-// Event tells routers what a node has cached. Parent is the hash of the block
-// before, or the root.
+// Event tells routers what a node has cached of a group. Parent is the hash of
+// the block before, or the root.
 type Event struct {
 	Kind         EventKind
+	Group        int
 	Hash, Parent Hash
 }
 
@@ -48,11 +49,11 @@ func (p *Pool) Events(dst []Event) (events []Event, gap bool) {
 }
 
 // AppendHashed appends a Stored event for every hashed block, in block order:
-// the snapshot from which events go on. A hash that two blocks share comes twice.
+// the snapshot from which events go on. A hash that two blocks of a group share comes twice.
 func (p *Pool) AppendHashed(dst []Event) []Event {
 	for i := range p.blocks {
 		if b := &p.blocks[i]; b.hashed {
-			dst = append(dst, Event{Kind: Stored, Hash: b.hash, Parent: b.parent})
+			dst = append(dst, Event{Kind: Stored, Group: int(b.group), Hash: b.hash, Parent: b.parent})
 		}
 	}
 	return dst

@@ -2,14 +2,17 @@
 // equal-sized blocks, counts who uses them, finds cached prefixes and evicts
 // the least recently used of what nobody needs.
 //
+// Layers of one attention kind and KV shape form a group with block tables of
+// its own; all groups draw on one pool, and any block can serve any of them. A
+// group with a window lets blocks go that no later token reads.
+//
 // A block has a reference count (block tables and reservations that contain
 // it), a hashed flag (it can be found by its content) and transfer pins in two
-// directions. Full, verified blocks form chains: each hashed block remembers
-// the one hashed block it continues, by a serial number that is never used
-// twice. A hit walks from the root and needs, at every step, equal tokens and
-// that very parent; equal hashes only say where to look. A block that nobody
-// references or pins is free when it is not hashed and cached when it is;
-// cached blocks wait in an LRU list until memory runs out.
+// directions. Content is named by a chained digest of every token from the root
+// to the block's end, so a hit has equal tokens after equal parents; the public
+// hashes only say where to look. A block that nobody references or pins is free
+// when it is not hashed and cached when it is; cached blocks wait in an LRU list
+// until memory runs out.
 //
 // The invariant: a block is handed out only with no references and no pins.
 // An incoming pin belongs to the network and is never removed by this package
@@ -27,7 +30,7 @@ import (
 // BlockID is a block's place in the pool: 0 ≤ id < Config.Blocks.
 type BlockID int32
 
-// NoBlock is the parent of a chain's first block.
+// NoBlock stands where a block table has none: before a window, or not found.
 const NoBlock BlockID = -1
 
 // DefaultMaxEvents bounds the events kept for a reader that is slow or absent.
@@ -35,14 +38,20 @@ const NoBlock BlockID = -1
 // a reader that is later than that asks for a snapshot anyway.
 const DefaultMaxEvents = 1 << 16
 
+// MaxGroups bounds the block tables of a sequence.
+const MaxGroups = 64
+
 // ErrConfig says that a Config cannot make a pool.
 var ErrConfig = errors.New("kvcache: bad config")
 
 // Config sizes a pool.
 type Config struct {
 	Blocks      int // number of blocks
-	BlockTokens int // tokens per block; 0 means DefaultBlockTokens
+	BlockTokens int // tokens that one hash names; 0 means DefaultBlockTokens
 	MaxEvents   int // events kept until drained; 0 means DefaultMaxEvents
+
+	// Groups that share the blocks; none means one without a window.
+	Groups []Group
 
 	// Hash replaces the chained xxhash64, so that tests can force collisions.
 	// nil, as everywhere else, means the hashes AppendHashes gives.
@@ -67,10 +76,10 @@ type block struct {
 	state  state // the list and the counter it is in
 
 	hashed bool
-	hash   Hash
-	parent Hash   // the parent's hash, or the root at the start of a chain
-	serial uint64 // identity of this content in the cache; 0 when not hashed
-	link   uint64 // serial of the verified parent; 0 at the start of a chain
+	group  uint8  // whose content it is, when hashed
+	hash   Hash   // public name of the content
+	parent Hash   // that of the place before, or the root at the start of a chain
+	digest digest // proof of the content and of all before it
 
 	prev, next BlockID // free or LRU list
 	bucketNext BlockID // next block in the same hash bucket
@@ -83,14 +92,14 @@ type list struct{ head, tail BlockID }
 // one goroutine owns it.
 type Pool struct {
 	blockTokens int
+	groups      []Group
+	align       int // tokens after which blocks of all groups end together
 	blocks      []block
-	tokens      []int32       // [blocks, blockTokens], content of hashed blocks
 	buckets     []BlockID     // hash index: heads of the chains through bucketNext
 	lists       [nStates]list // only stateFree and stateCached are used
 	counts      [nStates]int  // blocks per state
 	arriving    int           // blocks with an incoming pin
 	leaving     int           // blocks with an outgoing pin
-	serial      uint64        // last serial given
 	events      eventRing
 	hash        func(Hash, []int32) Hash
 	broken      fault // which rule a test left out; zero otherwise
@@ -100,9 +109,8 @@ type Pool struct {
 type fault uint8
 
 const (
-	faultHitWithoutParent fault = iota + 1 // a hit does not look at the parent
-	faultHitWithoutTokens                  // a hit does not look at the tokens
-	faultPinsIgnored                       // a pinned block is reusable
+	faultHitByHash   fault = iota + 1 // a hit does not look at the digest
+	faultPinsIgnored                  // a pinned block is reusable
 )
 
 // NewPool returns a pool whose blocks are all free.
@@ -121,14 +129,22 @@ func NewPool(cfg Config) (*Pool, error) {
 		return nil, fmt.Errorf("%w: Blocks %d (1 to %d), BlockTokens %d and MaxEvents %d (at least 1)",
 			ErrConfig, cfg.Blocks, maxBlocks, cfg.BlockTokens, cfg.MaxEvents)
 	}
+	if len(cfg.Groups) > MaxGroups {
+		return nil, fmt.Errorf("%w: %d groups, at most %d", ErrConfig, len(cfg.Groups), MaxGroups)
+	}
+	groups, align, err := resolve(cfg.Groups, cfg.BlockTokens)
+	if err != nil {
+		return nil, err
+	}
 	nBuckets := 1
 	for nBuckets < 2*cfg.Blocks {
 		nBuckets *= 2
 	}
 	p := &Pool{
 		blockTokens: cfg.BlockTokens,
+		groups:      groups,
+		align:       align,
 		blocks:      make([]block, cfg.Blocks),
-		tokens:      make([]int32, cfg.Blocks*cfg.BlockTokens),
 		buckets:     make([]BlockID, nBuckets),
 		events:      eventRing{buf: make([]Event, cfg.MaxEvents)},
 		hash:        cfg.Hash,
@@ -147,8 +163,15 @@ func NewPool(cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// BlockTokens is the number of tokens per block.
+// BlockTokens is the number of tokens that one hash names.
 func (p *Pool) BlockTokens() int { return p.blockTokens }
+
+// Groups are those that share the blocks, defaults filled in; not to be changed.
+func (p *Pool) Groups() []Group { return p.groups }
+
+// Align is the least number of tokens at which blocks of all groups end
+// together: prefix hits are multiples of it.
+func (p *Pool) Align() int { return p.align }
 
 // Available is the number of blocks that Alloc can still hand out.
 func (p *Pool) Available() int { return p.counts[stateFree] + p.counts[stateCached] }

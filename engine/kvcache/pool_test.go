@@ -70,23 +70,35 @@ func newPool(t testing.TB, cfg Config) *Pool {
 	return p
 }
 
-// fill computes and stores all full blocks of tokens.
+// chainOf names tokens.
+func chainOf(p *Pool, root Hash, tokens []int32) *Chain {
+	c := p.NewChain(root, len(tokens))
+	p.Extend(&c, tokens)
+	return &c
+}
+
+// match is the longest cached prefix's blocks of the first group.
+func match(p *Pool, root Hash, tokens []int32) (blocks []BlockID) {
+	c := chainOf(p, root, tokens)
+	for place := range p.Match(c, len(tokens)) / p.groups[0].BlockTokens {
+		blocks = append(blocks, p.Find(0, c, place))
+	}
+	return blocks
+}
+
+// fill computes and stores all full blocks of tokens in the first group.
 func fill(t testing.TB, p *Pool, root Hash, tokens []int32) []BlockID {
 	t.Helper()
-	table := p.Match(root, tokens)
+	table, c := match(p, root, tokens), chainOf(p, root, tokens)
 	for _, id := range table {
 		p.Ref(id)
 	}
-	parent := NoBlock
-	for i := 0; (i+1)*p.blockTokens <= len(tokens); i++ {
-		if i == len(table) {
-			id, ok := p.Alloc()
-			if !ok {
-				t.Fatalf("no block for tokens %d and up", i*p.blockTokens)
-			}
-			table = append(table, p.Store(id, parent, root, tokens[i*p.blockTokens:(i+1)*p.blockTokens]))
+	for i := len(table); (i+1)*p.blockTokens <= len(tokens); i++ {
+		id, ok := p.Alloc()
+		if !ok {
+			t.Fatalf("no block for tokens %d and up", i*p.blockTokens)
 		}
-		parent = table[i]
+		table = append(table, p.Store(id, 0, c, i))
 	}
 	if err := p.Check(); err != nil {
 		t.Fatal(err)
@@ -120,7 +132,7 @@ func TestCollision(t *testing.T) {
 		{2, []int32{1, 1, 5, 5}, nil},
 		{1, []int32{1, 1, 6, 6}, a[:1]},
 	} {
-		if got := p.Match(c.root, c.tokens); !slices.Equal(got, c.want) {
+		if got := match(p, c.root, c.tokens); !slices.Equal(got, c.want) {
 			t.Errorf("root %d, tokens %v: blocks %v, want %v", c.root, c.tokens, got, c.want)
 		}
 	}
@@ -136,7 +148,7 @@ func TestEvictionOrder(t *testing.T) {
 		if _, ok := p.Alloc(); !ok {
 			t.Fatalf("no block %d", i)
 		}
-		if got := [2]int{len(p.Match(0, old)), len(p.Match(0, recent))}; got != want {
+		if got := [2]int{len(match(p, 0, old)), len(match(p, 0, recent))}; got != want {
 			t.Errorf("after %d blocks %v are cached, want %v", i+1, got, want)
 		}
 	}
@@ -149,7 +161,7 @@ func TestEvents(t *testing.T) {
 	p := newPool(t, Config{Blocks: 4, BlockTokens: 1, MaxEvents: 4})
 	hashes := AppendHashes(nil, 7, []int32{1, 2, 3}, 1)
 	drop(p, fill(t, p, 7, []int32{1, 2, 3}))
-	want := []Event{{Stored, hashes[0], 7}, {Stored, hashes[1], hashes[0]}, {Stored, hashes[2], hashes[1]}}
+	want := []Event{{Stored, 0, hashes[0], 7}, {Stored, 0, hashes[1], hashes[0]}, {Stored, 0, hashes[2], hashes[1]}}
 	if got := p.AppendHashed(nil); !slices.Equal(got, want) {
 		t.Errorf("snapshot %v, want %v", got, want)
 	}
@@ -159,7 +171,7 @@ func TestEvents(t *testing.T) {
 	for range 2 {
 		p.Alloc()
 	}
-	if got, gap := p.Events(nil); !slices.Equal(got, []Event{{Removed, hashes[2], hashes[1]}}) || gap {
+	if got, gap := p.Events(nil); !slices.Equal(got, []Event{{Removed, 0, hashes[2], hashes[1]}}) || gap {
 		t.Errorf("events %v, gap %v, want the end of the chain removed", got, gap)
 	}
 	if got, gap := p.Events(nil); len(got) > 0 || gap {
@@ -179,16 +191,20 @@ func TestEvents(t *testing.T) {
 
 func TestMisuseIsCaught(t *testing.T) {
 	for name, misuse := range map[string]func(p *Pool, id BlockID){
-		"Ref of a free block":       func(p *Pool, id BlockID) { p.Unref(id); p.Ref(id) },
-		"Unref twice":               func(p *Pool, id BlockID) { p.Unref(id); p.Unref(id) },
-		"UnpinIn without a pin":     func(p *Pool, id BlockID) { p.UnpinIn(id) },
-		"UnpinOut without a pin":    func(p *Pool, id BlockID) { p.UnpinOut(id) },
-		"PinOut of a free block":    func(p *Pool, id BlockID) { p.Unref(id); p.PinOut(id) },
-		"PinIn of a free block":     func(p *Pool, id BlockID) { p.Unref(id); p.PinIn(id) },
-		"PinIn of a cached block":   func(p *Pool, id BlockID) { p.Store(id, NoBlock, 0, []int32{1}); p.PinIn(id) },
-		"Store of an arriving one":  func(p *Pool, id BlockID) { p.PinIn(id); p.Store(id, NoBlock, 0, []int32{1}) },
-		"Store of half a block":     func(p *Pool, id BlockID) { p.Store(id, NoBlock, 0, nil) },
-		"Store after a private one": func(p *Pool, id BlockID) { next, _ := p.Alloc(); p.Store(next, id, 0, []int32{1}) },
+		"Ref of a free block":      func(p *Pool, id BlockID) { p.Unref(id); p.Ref(id) },
+		"Unref twice":              func(p *Pool, id BlockID) { p.Unref(id); p.Unref(id) },
+		"UnpinIn without a pin":    func(p *Pool, id BlockID) { p.UnpinIn(id) },
+		"UnpinOut without a pin":   func(p *Pool, id BlockID) { p.UnpinOut(id) },
+		"PinOut of a free block":   func(p *Pool, id BlockID) { p.Unref(id); p.PinOut(id) },
+		"PinIn of a free block":    func(p *Pool, id BlockID) { p.Unref(id); p.PinIn(id) },
+		"PinIn of a cached block":  func(p *Pool, id BlockID) { p.Store(id, 0, chainOf(p, 0, []int32{1}), 0); p.PinIn(id) },
+		"Store of an arriving one": func(p *Pool, id BlockID) { p.PinIn(id); p.Store(id, 0, chainOf(p, 0, []int32{1}), 0) },
+		"Store beyond the chain":   func(p *Pool, id BlockID) { p.Store(id, 0, chainOf(p, 0, nil), 0) },
+		"Store of a stored one": func(p *Pool, id BlockID) {
+			c := chainOf(p, 0, []int32{1, 2})
+			p.Store(id, 0, c, 0)
+			p.Store(id, 0, c, 1)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t, Config{Blocks: 2, BlockTokens: 1})
@@ -210,12 +226,9 @@ func TestCheckFinds(t *testing.T) {
 		"a pin from nowhere":   func(p *Pool, table []BlockID) { p.blocks[table[0]].pinOut++ },
 		"an arriving hit":      func(p *Pool, table []BlockID) { p.blocks[table[0]].pinIn++ },
 		"a cut list":           func(p *Pool, table []BlockID) { p.lists[stateFree].head = NoBlock },
-		"other tokens":         func(p *Pool, table []BlockID) { p.content(table[1])[0]++ },
-		"a block out of index": func(p *Pool, table []BlockID) { p.buckets[p.bucket(p.blocks[table[0]].hash)] = NoBlock },
-		"a serial twice":       func(p *Pool, table []BlockID) { p.blocks[table[1]].serial = p.blocks[table[0]].serial },
-		"a parent let go": func(p *Pool, table []BlockID) {
-			p.Unref(table[0])
-		},
+		"a block out of index": func(p *Pool, table []BlockID) { p.buckets[p.bucket(0, p.blocks[table[0]].hash)] = NoBlock },
+		"a content twice":      func(p *Pool, table []BlockID) { p.blocks[table[1]].digest = p.blocks[table[0]].digest },
+		"another group":        func(p *Pool, table []BlockID) { p.blocks[table[1]].group = 9 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t, Config{Blocks: 8, BlockTokens: 1})
@@ -228,7 +241,9 @@ func TestCheckFinds(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	for _, cfg := range []Config{{}, {Blocks: -1}, {Blocks: 1 << 31}, {Blocks: 1, BlockTokens: -1}, {Blocks: 1, MaxEvents: -1}} {
+	for _, cfg := range []Config{{}, {Blocks: -1}, {Blocks: 1 << 31}, {Blocks: 1, BlockTokens: -1}, {Blocks: 1, MaxEvents: -1},
+		{Blocks: 1, Groups: []Group{{BlockTokens: 17}}}, {Blocks: 1, Groups: []Group{{Window: -1}}}, {Blocks: 1, Groups: make([]Group, MaxGroups+1)},
+		{Blocks: 1, BlockTokens: 1, Groups: []Group{{BlockTokens: 8191}, {BlockTokens: 8192}}}} {
 		if _, err := NewPool(cfg); !errors.Is(err, ErrConfig) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
@@ -243,16 +258,23 @@ func TestNoAllocations(t *testing.T) {
 	p := newPool(t, Config{Blocks: 32, MaxEvents: 8})
 	drop(p, fill(t, p, 1, tokens))
 	hashes := make([]Hash, 0, 8)
-	blocks := make([]BlockID, 0, 8)
+	chain := p.NewChain(1, 100)
+	single := p.NewChain(1, 16)
 	events := make([]Event, 0, 8)
 	churn := count(16)
 	for name, f := range map[string]func(){
 		"AppendHashes": func() { hashes = AppendHashes(hashes[:0], 1, tokens, 16) },
-		"AppendMatch":  func() { blocks = p.AppendMatch(blocks[:0], 1, tokens) },
+		"Extend, Match": func() {
+			chain.links = chain.links[:0]
+			p.Extend(&chain, tokens)
+			p.Match(&chain, 100)
+		},
 		"Alloc, Store, Unref, Events": func() {
 			id, _ := p.Alloc()
 			churn[0]++
-			p.Unref(p.Store(id, NoBlock, 1, churn))
+			single.links = single.links[:0]
+			p.Extend(&single, churn)
+			p.Unref(p.Store(id, 0, &single, 0))
 			events, _ = p.Events(events[:0])
 		},
 	} {
@@ -262,14 +284,62 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
+func BenchmarkExtend(b *testing.B) {
+	tokens := count(8192)
+	p := newPool(b, Config{Blocks: 1024})
+	c := p.NewChain(1, len(tokens))
+	b.SetBytes(int64(4 * len(tokens)))
+	for b.Loop() {
+		c.links = c.links[:0]
+		p.Extend(&c, tokens)
+	}
+}
+
 func BenchmarkMatch(b *testing.B) {
 	tokens := count(8192)
 	p := newPool(b, Config{Blocks: 1024})
 	fill(b, p, 1, tokens)
-	var blocks []BlockID
+	c := chainOf(p, 1, tokens)
 	b.SetBytes(int64(4 * len(tokens)))
 	for b.Loop() {
-		blocks = p.AppendMatch(blocks[:0], 1, tokens)
+		p.Match(c, len(tokens))
+	}
+}
+
+// The window's hit by hand: the last w-1 tokens, and everything else full.
+func TestMatchWindow(t *testing.T) {
+	p := newPool(t, Config{Blocks: 32, BlockTokens: 2, Groups: []Group{{}, {BlockTokens: 4, Window: 5}}})
+	tokens := count(16)
+	c := chainOf(p, 1, tokens)
+	put := func(group, place int) {
+		id, _ := p.Alloc()
+		p.Store(id, group, c, place)
+	}
+	hit := func(want int) {
+		t.Helper()
+		if got := p.Match(c, len(tokens)); got != want {
+			t.Errorf("a hit of %d tokens, want %d", got, want)
+		}
+	}
+	for place := range 7 {
+		put(0, place) // [0, 14): ends of both groups' blocks at 4, 8, 12
+	}
+	hit(0)
+	put(1, 2) // [8, 12): the token at 12 sees 8 to 12
+	hit(12)
+	put(0, 7)
+	hit(12)
+	put(1, 0)
+	put(1, 3)
+	hit(16)
+	if got := p.Match(c, 15); got != 12 {
+		t.Errorf("below 15: %d", got)
+	}
+	if got := p.Match(c, 11); got != 4 { // 8 lacks [4, 8)
+		t.Errorf("below 11: %d", got)
+	}
+	if got := Peak(p.Groups(), 16, 3); got != 8+3 {
+		t.Errorf("at most %d blocks, want 11", got)
 	}
 }
 

@@ -1,126 +1,190 @@
 package kvcache
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
-	"slices"
 )
 
-// Match returns the blocks of the longest cached prefix of tokens, walked from
-// the root; its length in tokens is len(blocks) × BlockTokens. It takes no
-// references and changes nothing: callers Ref what they keep before the next
-// Alloc.
-func (p *Pool) Match(root Hash, tokens []int32) []BlockID {
-	return p.AppendMatch(nil, root, tokens)
+// digest stands for every token from the root to the end of a block: SHA-256,
+// chained, of which half is kept. Nobody can make two prefixes that share one,
+// so equal digests are equal tokens after equal parents.
+type digest [16]byte
+
+// link is one unit of a chain.
+type link struct {
+	hash   Hash // its public name
+	digest digest
 }
 
-// AppendMatch is Match, appended to dst.
-func (p *Pool) AppendMatch(dst []BlockID, root Hash, tokens []int32) []BlockID {
-	hash, link := root, uint64(0)
-	for ; len(tokens) >= p.blockTokens; tokens = tokens[p.blockTokens:] {
-		content := tokens[:p.blockTokens]
-		parent := hash
-		hash = p.hash(parent, content)
-		id := p.find(hash, parent, link, content)
-		if id == NoBlock {
-			break
-		}
-		dst = append(dst, id)
-		link = p.blocks[id].serial
+// Chain is the names of a sequence's leading tokens, one link per
+// Config.BlockTokens of them. It grows with the sequence, so that nothing is
+// hashed twice. The zero Chain has no root; make it with NewChain.
+type Chain struct {
+	root  Hash
+	links []link
+}
+
+// NewChain starts a chain at root, with room for nTokens.
+func (p *Pool) NewChain(root Hash, nTokens int) Chain {
+	return Chain{root: root, links: make([]link, 0, nTokens/p.blockTokens)}
+}
+
+// Extend adds the links of tokens, the whole sequence so far, that the chain
+// does not have yet; tokens after the last whole unit have none.
+func (p *Pool) Extend(c *Chain, tokens []int32) {
+	last := link{hash: c.root}
+	if n := len(c.links); n > 0 {
+		last = c.links[n-1]
+	} else {
+		binary.LittleEndian.PutUint64(last.digest[:], uint64(c.root))
 	}
-	return dst
+	for at := len(c.links) * p.blockTokens; at+p.blockTokens <= len(tokens); at += p.blockTokens {
+		content := tokens[at : at+p.blockTokens]
+		last = link{hash: p.hash(last.hash, content), digest: last.digest.next(content)}
+		c.links = append(c.links, last)
+	}
 }
 
-// find looks for the hashed block with this content after this parent. Equal
-// hashes are not enough: two blocks may share one, and so may their parents.
-func (p *Pool) find(hash, parent Hash, link uint64, content []int32) BlockID {
-	for id := p.buckets[p.bucket(hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
+// next chains one unit's tokens (little-endian int32) onto d.
+func (d digest) next(tokens []int32) (out digest) {
+	var buf [16 + 4*64]byte
+	for {
+		n := min(len(tokens), 64)
+		copy(buf[:16], d[:])
+		for i, t := range tokens[:n] {
+			binary.LittleEndian.PutUint32(buf[16+4*i:], uint32(t))
+		}
+		sum := sha256.Sum256(buf[:16+4*n])
+		copy(d[:], sum[:])
+		if tokens = tokens[n:]; len(tokens) == 0 {
+			return d
+		}
+	}
+}
+
+// at is the link that ends a group's place, and the hash of the place before.
+func (p *Pool) at(group int, c *Chain, place int) (l *link, parent Hash) {
+	units := p.groups[group].BlockTokens / p.blockTokens
+	parent = c.root
+	if place > 0 {
+		parent = c.links[place*units-1].hash
+	}
+	return &c.links[(place+1)*units-1], parent
+}
+
+// Find returns the cached block that holds a group's place of a chain, which
+// must reach to the place's end, or NoBlock.
+func (p *Pool) Find(group int, c *Chain, place int) BlockID {
+	l, _ := p.at(group, c, place)
+	return p.find(group, l)
+}
+
+// Match is the length of the longest cached prefix of a chain, at most limit
+// tokens: the largest n at which blocks of all groups end, for which every group
+// without a window holds [0, n) and every other one its last Window-1 tokens
+// before n. It takes no references and changes nothing: callers Find and Ref
+// what they keep before the next Alloc.
+func (p *Pool) Match(c *Chain, limit int) (nTokens int) {
+	n := min(limit, len(c.links)*p.blockTokens) / p.align * p.align
+	for g, spec := range p.groups {
+		if spec.Window > 0 {
+			continue
+		}
+		place := 0
+		for (place+1)*spec.BlockTokens <= n && p.Find(g, c, place) != NoBlock {
+			place++
+		}
+		n = place * spec.BlockTokens / p.align * p.align
+	}
+	// From the right: a missing block moves the end to before it, and what lay
+	// between can be no end either.
+	for again := true; again && n > 0; {
+		again = false
+		for g, spec := range p.groups {
+			if spec.Window == 0 {
+				continue
+			}
+			for place := n/spec.BlockTokens - 1; place >= spec.First(n) && !again; place-- {
+				if p.Find(g, c, place) == NoBlock {
+					n = place * spec.BlockTokens / p.align * p.align
+					again = true
+				}
+			}
+			if again {
+				break
+			}
+		}
+	}
+	return n
+}
+
+// find looks for the hashed block of a group with this content. Equal hashes
+// are not enough: they only say where to look.
+func (p *Pool) find(group int, l *link) BlockID {
+	for id := p.buckets[p.bucket(group, l.hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
 		b := &p.blocks[id]
-		if b.hash != hash {
-			continue
+		if b.hash == l.hash && int(b.group) == group && (b.digest == l.digest || p.broken == faultHitByHash) {
+			return id
 		}
-		if (b.link != link || b.parent != parent) && p.broken != faultHitWithoutParent {
-			continue
-		}
-		if !slices.Equal(p.content(id), content) && p.broken != faultHitWithoutTokens {
-			continue
-		}
-		return id
 	}
 	return NoBlock
 }
 
-// Store puts a complete, verified block into the prefix cache: id holds the KV
-// of content, which continues the hashed block parent, or starts a chain at
-// root when parent is NoBlock. The caller has a reference to both.
+// Store puts a complete, verified block into the prefix cache: id holds a
+// group's place of a chain. The caller has a reference to it.
 //
 // When the same content is already there, nothing changes and the block that
 // has it is returned: the caller takes a reference to that one, and puts it in
-// its block table in place of its own. So a table's hashed blocks are the very
-// chain that others find, and a referenced block's parent is referenced too.
-func (p *Pool) Store(id, parent BlockID, root Hash, content []int32) BlockID {
+// its block table in place of its own. So one content is kept once.
+func (p *Pool) Store(id BlockID, group int, c *Chain, place int) BlockID {
 	b := &p.blocks[id]
-	if b.refs == 0 || b.pinIn > 0 || b.hashed || len(content) != p.blockTokens {
-		panic(fmt.Sprintf("kvcache: Store of block %d: references %d, incoming pins %d, hashed %v, %d tokens of %d",
-			id, b.refs, b.pinIn, b.hashed, len(content), p.blockTokens))
+	if b.refs == 0 || b.pinIn > 0 || b.hashed {
+		panic(fmt.Sprintf("kvcache: Store of block %d: references %d, incoming pins %d, hashed %v",
+			id, b.refs, b.pinIn, b.hashed))
 	}
-	parentHash, link := root, uint64(0)
-	if parent != NoBlock {
-		pb := &p.blocks[parent]
-		if !pb.hashed || pb.refs == 0 {
-			panic(fmt.Sprintf("kvcache: Store of block %d after block %d, which is hashed %v with %d references",
-				id, parent, pb.hashed, pb.refs))
-		}
-		parentHash, link = pb.hash, pb.serial
-	}
-	hash := p.hash(parentHash, content)
-	if have := p.find(hash, parentHash, link, content); have != NoBlock {
+	l, parent := p.at(group, c, place)
+	if have := p.find(group, l); have != NoBlock {
 		return have
 	}
-	known := p.hasHash(hash)
-	p.serial++
-	b.hashed, b.hash, b.parent, b.serial, b.link = true, hash, parentHash, p.serial, link
-	copy(p.content(id), content)
-	i := p.bucket(hash)
+	known := p.hasHash(group, l.hash)
+	b.hashed, b.group, b.hash, b.parent, b.digest = true, uint8(group), l.hash, parent, l.digest
+	i := p.bucket(group, l.hash)
 	b.bucketNext = p.buckets[i]
 	p.buckets[i] = id
 	if !known {
-		p.events.push(Event{Kind: Stored, Hash: hash, Parent: parentHash})
+		p.events.push(Event{Kind: Stored, Group: group, Hash: l.hash, Parent: parent})
 	}
 	return id
 }
 
-// forget takes a block out of the prefix cache; its children, if any are kept
-// by pins, can no longer be reached, because no later block gets its serial.
+// forget takes a block out of the prefix cache.
 func (p *Pool) forget(id BlockID) {
 	b := &p.blocks[id]
-	at := &p.buckets[p.bucket(b.hash)]
+	group, hash, parent := int(b.group), b.hash, b.parent
+	at := &p.buckets[p.bucket(group, hash)]
 	for *at != id {
 		at = &p.blocks[*at].bucketNext
 	}
 	*at = b.bucketNext
-	hash, parent := b.hash, b.parent
-	b.hashed, b.hash, b.parent, b.serial, b.link, b.bucketNext = false, 0, 0, 0, 0, NoBlock
+	b.hashed, b.hash, b.parent, b.digest, b.group, b.bucketNext = false, 0, 0, digest{}, 0, NoBlock
 	p.settle(id)
-	if !p.hasHash(hash) {
-		p.events.push(Event{Kind: Removed, Hash: hash, Parent: parent})
+	if !p.hasHash(group, hash) {
+		p.events.push(Event{Kind: Removed, Group: group, Hash: hash, Parent: parent})
 	}
 }
 
-// hasHash says whether any hashed block has this hash. Events name hashes, so
-// only the first block that has one and the last that had it are news.
-func (p *Pool) hasHash(hash Hash) bool {
-	for id := p.buckets[p.bucket(hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
-		if p.blocks[id].hash == hash {
+// hasHash says whether any hashed block of a group has this hash. Events name
+// hashes, so only the first block that has one and the last that had it are news.
+func (p *Pool) hasHash(group int, hash Hash) bool {
+	for id := p.buckets[p.bucket(group, hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
+		if b := &p.blocks[id]; b.hash == hash && int(b.group) == group {
 			return true
 		}
 	}
 	return false
 }
 
-func (p *Pool) bucket(hash Hash) int { return int(hash & Hash(len(p.buckets)-1)) }
-
-// content is the tokens of a block, [blockTokens], valid while it is hashed.
-func (p *Pool) content(id BlockID) []int32 {
-	at := int(id) * p.blockTokens
-	return p.tokens[at : at+p.blockTokens]
+func (p *Pool) bucket(group int, hash Hash) int {
+	return int((hash + Hash(group)*0x9e3779b97f4a7c15) & Hash(len(p.buckets)-1))
 }

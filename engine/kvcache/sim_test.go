@@ -11,26 +11,28 @@ import (
 // shelf is the naive model's view of one block.
 type shelf struct {
 	refs, pinIn, pinOut int
-	path                []int32 // what its KV depends on: a root's number, and every token up to its end; nil is garbage
+	path                []int32 // what its KV depends on: group, a root's number, and every token up to its end; nil is garbage
 	hashed              bool
-	storedAt            int // operation that put it into the cache
-	parent              BlockID
-	parentStoredAt      int
 	cachedAt            int // operation since which nobody needs it
 }
 
-// table is a block table: the leading stored ones are in the cache, the rest private.
+// table is a sequence's block tables, one per group: of each the leading stored
+// ones are in the cache, the rest private; gone ones fell out of the window.
 type table struct {
 	root   int // index into sim.roots
 	tokens []int32
-	blocks []BlockID
-	stored int
+	chain  Chain
+	groups []places
+}
+
+type places struct {
+	blocks       []BlockID
+	gone, stored int
 }
 
 type sim struct {
 	rng     *rand.Rand
 	p       *Pool
-	nTokens int // per block
 	roots   []Hash
 	shelves []shelf
 	tables  []*table
@@ -55,13 +57,21 @@ func simulate(seed uint64, broken fault, n map[string]int) (err error) {
 		mask := Hash(rng.IntN(4)) // down to one hash for all
 		cfg.Hash = func(parent Hash, tokens []int32) Hash { return chain(parent, tokens) & mask }
 	}
+	for range rng.IntN(4) {
+		g := Group{BlockTokens: cfg.BlockTokens * (1 + rng.IntN(2))}
+		if rng.IntN(2) == 0 {
+			g.Window = 1 + rng.IntN(4*cfg.BlockTokens)
+		}
+		cfg.Groups = append(cfg.Groups, g)
+		cfg.Blocks += 6
+	}
 	p, err := NewPool(cfg)
 	if err != nil {
 		return err
 	}
 	p.broken = broken
 	s := &sim{
-		rng: rng, p: p, nTokens: cfg.BlockTokens, n: n,
+		rng: rng, p: p, n: n,
 		roots:   []Hash{Root("m", "", ""), Root("m", "", "salt"), Root("m", "a", "")},
 		shelves: make([]shelf, cfg.Blocks),
 	}
@@ -93,63 +103,82 @@ func (s *sim) step() error {
 	return nil
 }
 
-func (s *sim) path(t *table, nBlocks int) []int32 {
-	return append([]int32{int32(t.root)}, t.tokens[:nBlocks*s.nTokens]...)
+func (s *sim) path(t *table, g, place int) []int32 {
+	return append([]int32{int32(g), int32(t.root)}, t.tokens[:(place+1)*s.p.groups[g].BlockTokens]...)
 }
 
 // open starts a table with the longest cached prefix.
 func (s *sim) open() error {
-	t := &table{root: s.rng.IntN(8) / 6}
-	for range s.rng.IntN(8 * s.nTokens) {
+	t := &table{root: s.rng.IntN(8) / 6, groups: make([]places, len(s.p.groups))}
+	for range s.rng.IntN(8 * s.p.align) {
 		t.tokens = append(t.tokens, int32(s.rng.IntN(2)))
 	}
-	found := s.p.Match(s.roots[t.root], t.tokens)
-	for i, id := range found {
-		if sh := &s.shelves[id]; !slices.Equal(sh.path, s.path(t, i+1)) {
-			return fmt.Errorf("block %d is a hit for %v, it holds %v", id, s.path(t, i+1), sh.path)
+	t.chain = s.p.NewChain(s.roots[t.root], len(t.tokens))
+	for len(t.chain.links) < len(t.tokens)/s.p.blockTokens { // it grows as tokens come
+		s.p.Extend(&t.chain, t.tokens[:s.rng.IntN(len(t.tokens)+1)])
+	}
+	n := s.p.Match(&t.chain, len(t.tokens))
+	if want := s.longest(t); want != n {
+		return fmt.Errorf("%d tokens of %v are cached, found %d", want, t.tokens, n)
+	}
+	for g, spec := range s.p.groups {
+		to := &t.groups[g]
+		for place := range spec.First(n) {
+			to.blocks = append(to.blocks, NoBlock)
+			to.gone = place + 1
+			s.n["hit behind a window"]++
 		}
+		for place := spec.First(n); place < spec.End(n); place++ {
+			id := s.p.Find(g, &t.chain, place)
+			if id == NoBlock || !slices.Equal(s.shelves[id].path, s.path(t, g, place)) {
+				return fmt.Errorf("block %d is a hit for %v", id, s.path(t, g, place))
+			}
+			to.blocks = append(to.blocks, id)
+			s.ref(id)
+		}
+		to.stored = len(to.blocks)
 	}
-	if want := s.longest(t); want != len(found) {
-		return fmt.Errorf("%d blocks of %v are cached, found %d", want, s.path(t, want), len(found))
-	}
-	for _, id := range found {
-		s.ref(id)
-	}
-	if len(found) > 0 {
+	if n > 0 {
 		s.n["hit"]++
 	}
-	t.blocks, t.stored = found, len(found)
 	s.tables = append(s.tables, t)
 	return nil
 }
 
-// longest is the hit as a search through all blocks.
-func (s *sim) longest(t *table) int {
-	parent, parentStoredAt := NoBlock, 0
-	for n := 0; ; n++ {
-		if (n+1)*s.nTokens > len(t.tokens) {
-			return n
-		}
-		want := s.path(t, n+1)
-		at := slices.IndexFunc(s.shelves, func(sh shelf) bool {
-			return sh.hashed && slices.Equal(sh.path, want) && sh.parent == parent && sh.parentStoredAt == parentStoredAt
-		})
-		if at < 0 {
-			if slices.ContainsFunc(s.shelves, func(sh shelf) bool { return sh.hashed && slices.Equal(sh.path, want) }) {
-				s.n["orphan passed over"]++
+// longest is the hit as a search through all ends and all blocks.
+func (s *sim) longest(t *table) (longest int) {
+	for n := s.p.align; n <= len(t.tokens); n += s.p.align {
+		whole := true
+		for g, spec := range s.p.groups {
+			for place := spec.First(n); place < spec.End(n); place++ {
+				want := s.path(t, g, place)
+				whole = whole && slices.ContainsFunc(s.shelves, func(sh shelf) bool { return sh.hashed && slices.Equal(sh.path, want) })
 			}
-			return n
 		}
-		parent, parentStoredAt = BlockID(at), s.shelves[at].storedAt
+		if whole {
+			longest = n
+		} else {
+			s.n["hit with a hole passed over"]++
+		}
 	}
+	return longest
 }
 
-// extend computes one more block of a table, or stores one.
+// extend computes one more block of a table, stores one, or lets one go.
 func (s *sim) extend(t *table) error {
-	if t.stored < len(t.blocks) && s.rng.IntN(3) > 0 {
-		return s.store(t)
+	g := s.rng.IntN(len(t.groups))
+	to, spec := &t.groups[g], s.p.groups[g]
+	if to.stored < len(to.blocks) && s.rng.IntN(3) > 0 {
+		return s.store(t, g)
 	}
-	if (len(t.blocks)+1)*s.nTokens > len(t.tokens) {
+	if spec.Window > 0 && to.gone < to.stored && s.rng.IntN(3) == 0 {
+		s.n["window passed"]++
+		s.unref(to.blocks[to.gone])
+		to.blocks[to.gone] = NoBlock
+		to.gone++
+		return nil
+	}
+	if (len(to.blocks)+1)*spec.BlockTokens > len(t.tokens) {
 		return nil
 	}
 	oldest := -1
@@ -181,46 +210,43 @@ func (s *sim) extend(t *table) error {
 	if sh.hashed {
 		s.n["evicted"]++
 	}
-	t.blocks = append(t.blocks, id)
-	*sh = shelf{refs: 1, path: s.path(t, len(t.blocks))}
+	to.blocks = append(to.blocks, id)
+	*sh = shelf{refs: 1, path: s.path(t, g, len(to.blocks)-1)}
 	return nil
 }
 
-func (s *sim) store(t *table) error {
-	i := t.stored
-	own := t.blocks[i]
+func (s *sim) store(t *table, g int) error {
+	to := &t.groups[g]
+	i := to.stored
+	own := to.blocks[i]
 	if s.shelves[own].pinIn > 0 {
 		return nil
 	}
-	parent, parentStoredAt := NoBlock, 0
-	if i > 0 {
-		parent = t.blocks[i-1]
-		parentStoredAt = s.shelves[parent].storedAt
-	}
-	kept := s.p.Store(own, parent, s.roots[t.root], t.tokens[i*s.nTokens:(i+1)*s.nTokens])
-	t.stored++
+	kept := s.p.Store(own, g, &t.chain, i)
+	to.stored++
 	if kept != own {
 		s.n["same content kept"]++
-		if !slices.Equal(s.shelves[kept].path, s.path(t, i+1)) {
-			return fmt.Errorf("block %d stands for %v, it holds %v", kept, s.path(t, i+1), s.shelves[kept].path)
+		if !slices.Equal(s.shelves[kept].path, s.path(t, g, i)) {
+			return fmt.Errorf("block %d stands for %v, it holds %v", kept, s.path(t, g, i), s.shelves[kept].path)
 		}
 		s.ref(kept)
 		s.unref(own)
-		t.blocks[i] = kept
+		to.blocks[i] = kept
 		return nil
 	}
 	s.n["stored"]++
-	sh := &s.shelves[own]
-	sh.hashed, sh.storedAt, sh.parent, sh.parentStoredAt = true, s.op, parent, parentStoredAt
+	s.shelves[own].hashed = true
 	return nil
 }
 
 func (s *sim) close(i int) {
 	t := s.tables[i]
 	s.tables = slices.Delete(s.tables, i, i+1)
-	for _, id := range slices.Backward(t.blocks) {
-		s.op++ // the order within a table counts
-		s.unref(id)
+	for g := range t.groups {
+		for _, id := range slices.Backward(t.groups[g].blocks[t.groups[g].gone:]) {
+			s.op++ // the order within a table counts
+			s.unref(id)
+		}
 	}
 }
 
@@ -339,7 +365,7 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Log(n)
-	for _, path := range []string{"hit", "orphan passed over", "full", "evicted", "same content kept", "stored",
+	for _, path := range []string{"hit", "hit behind a window", "hit with a hole passed over", "window passed", "full", "evicted", "same content kept", "stored",
 		"pin in", "pin out", "pin out outlives references"} {
 		if n[path] == 0 {
 			t.Errorf("path %q never ran", path)
@@ -351,9 +377,8 @@ func TestSimulation(t *testing.T) {
 func TestSimulationFindsFaults(t *testing.T) {
 	const within = 500 // seeds
 	for name, broken := range map[string]fault{
-		"hit without verified parent": faultHitWithoutParent,
-		"hit without equal tokens":    faultHitWithoutTokens,
-		"pinned block reusable":       faultPinsIgnored,
+		"hit by hash alone":     faultHitByHash,
+		"pinned block reusable": faultPinsIgnored,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(within) {

@@ -1,6 +1,7 @@
-// Package memory computes how many KV blocks fit in a budget: what the budget
-// leaves after weights and step buffers, divided by the bytes of a block. It
-// returns the derivation as text, so that an operator can check every number.
+// Package memory computes how many KV blocks fit in a budget, and how a model's
+// layers share them: what the budget leaves after weights and step buffers,
+// divided by the bytes of a block. It returns the derivation as text, so that an
+// operator can check every number.
 //
 // Invariant: weights, step buffers and the blocks of a Plan never exceed the
 // budget, and one block more would, unless a named cap was reached first.
@@ -12,8 +13,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
 // ErrBudget says that the budget does not hold what it must.
@@ -21,60 +24,223 @@ var ErrBudget = errors.New("memory: budget too small")
 
 // Need is what has to fit. Sizes are in bytes.
 type Need struct {
-	Budget  int64          // for weights, step buffers and KV together
-	Weights int64          // as the backend holds them
-	Step    int64          // activation buffers of the largest step
-	KV      backend.KVSpec // of which Blocks is what is asked for and ignored
+	Budget  int64 // for weights, step buffers and KV together
+	Weights int64 // as the backend holds them
+	Step    int64 // activation buffers of the largest step
 
-	MaxModelLen int // tokens of the longest sequence, which must fit alone
-	MaxBlocks   int // more are of no use; 0: no cap
+	Layers      []backend.KVShape // what each KV layer stores
+	BlockTokens int               // tokens per block of the shape that needs the most bytes
+	DType       backend.DType     // of the KV
+
+	// Context prices arrangements: the tokens that the model was made for, so that
+	// all nodes arrange alike whatever their own bounds are; 0: MaxModelLen.
+	Context int
+
+	MaxModelLen      int // tokens of the longest sequence, which must fit alone
+	MaxBatchedTokens int // tokens of a step: a window holds what the step writes too
+	MaxBlocks        int // more are of no use; 0: no cap
 }
 
 // Plan is how the budget is spent.
 type Plan struct {
-	Blocks int
-	Tokens int   // that the blocks hold
-	Bytes  int64 // of all blocks over all layers
-	Lines  []string
+	KV          backend.KVSpec // with the blocks that fit
+	Tokens      int            // that the blocks hold when every group gets as many
+	Peak        int            // blocks of one sequence of MaxModelLen tokens
+	Concurrency float64        // such sequences at once
+	Bytes       int64          // of all blocks
+	Lines       []string       // the derivation
+}
+
+func (n *Need) check() error {
+	bad := len(n.Layers) < 1 || n.Budget < 0 || n.Weights < 0 || n.Step < 0 || n.BlockTokens < 1 || n.BlockTokens > maxBlockTokens ||
+		n.MaxModelLen < 1 || n.Context < 0 || n.MaxBatchedTokens < 1 || n.MaxBlocks < 0 || n.DType != backend.F32 && n.DType != backend.BF16
+	for _, l := range n.Layers {
+		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1
+	}
+	if bad {
+		return fmt.Errorf("%w: a need without sizes: %+v", ErrBudget, *n)
+	}
+	return nil
 }
 
 // Fit plans the most blocks that fit.
 func Fit(n Need) (Plan, error) {
-	if n.Budget < 0 || n.Weights < 0 || n.Step < 0 || n.KV.BlockTokens < 1 || n.KV.BlockBytes() < 1 || n.MaxModelLen < 1 || n.MaxBlocks < 0 {
-		return Plan{}, fmt.Errorf("%w: a need without sizes: %+v", ErrBudget, n)
+	if err := n.check(); err != nil {
+		return Plan{}, err
 	}
-	var p Plan
-	say := func(format string, args ...any) { p.Lines = append(p.Lines, fmt.Sprintf(format, args...)) }
-	blockBytes := int64(n.KV.BlockBytes())
-	left := n.Budget - n.Weights - n.Step
-	say("budget        %s", Bytes(n.Budget))
-	say("weights      -%s", Bytes(n.Weights))
-	say("step buffers -%s", Bytes(n.Step))
-	say("left for KV   %s", Bytes(left))
-	say("one block     2 (K and V) x %d layers x %d KV heads x %d x %d bytes (%s) x %d tokens = %s",
-		n.KV.Layers, n.KV.KVHeads, n.KV.HeadDim, n.KV.DType.Size(), n.KV.DType, n.KV.BlockTokens, Bytes(blockBytes))
+	p := Plan{KV: Arrange(n)}
+	left := max(n.Budget-n.Weights-n.Step, 0)
+	fit, capped, err := p.fit(&n, left)
+	if err != nil {
+		return p, err
+	}
+	p.KV.Blocks = int(fit)
+	p.Bytes = fit * int64(p.KV.BlockBytes())
+	p.count(&n)
+	p.explain(&n, left, capped)
+	return p, nil
+}
 
-	longest := (n.MaxModelLen + n.KV.BlockTokens - 1) / n.KV.BlockTokens
-	fit := max(left, 0) / blockBytes
-	if fit < int64(longest) {
-		return p, fmt.Errorf("%w: a sequence of %d tokens needs %d blocks, %s; %s is left of %s after weights (%s) and step buffers (%s), enough for %d tokens: give more memory or a shorter --max-model-len",
-			ErrBudget, n.MaxModelLen, longest, Bytes(int64(longest)*blockBytes), Bytes(max(left, 0)), Bytes(n.Budget), Bytes(n.Weights), Bytes(n.Step), fit*int64(n.KV.BlockTokens))
+// fit is how many blocks there will be, and which cap was reached.
+func (p *Plan) fit(n *Need, left int64) (fit int64, capped string, err error) {
+	blockBytes := int64(p.KV.BlockBytes())
+	groups := Groups(p.KV)
+	p.Peak = kvcache.Peak(groups, n.MaxModelLen, n.MaxBatchedTokens)
+	if fit = left / blockBytes; fit < int64(p.Peak) {
+		return 0, "", fmt.Errorf("%w: a sequence of %d tokens needs %d blocks, %s; %s is left of %s after weights (%s) and step buffers (%s), enough for %d blocks: give more memory or a shorter --max-model-len",
+			ErrBudget, n.MaxModelLen, p.Peak, Bytes(int64(p.Peak)*blockBytes), Bytes(left), Bytes(n.Budget), Bytes(n.Weights), Bytes(n.Step), fit)
 	}
-	say("blocks        %d fit", fit)
-	if most := int64(math.MaxInt32 / n.KV.BlockTokens); fit > most {
-		fit = most
-		say("              capped at %d: slots are numbered in 31 bits", most)
+	widest := 0
+	for _, g := range groups {
+		widest = max(widest, g.BlockTokens)
+	}
+	if most := int64(math.MaxInt32 / widest); fit > most {
+		fit, capped = most, fmt.Sprintf("capped at %d: slots are numbered in 31 bits", most)
 	}
 	if n.MaxBlocks > 0 && fit > int64(n.MaxBlocks) {
-		fit = int64(max(n.MaxBlocks, longest))
-		say("              capped at %d: more would never be used", fit)
+		fit = int64(max(n.MaxBlocks, p.Peak))
+		capped = fmt.Sprintf("capped at %d: more would never be used", fit)
 	}
-	p.Blocks = int(fit)
-	p.Tokens = p.Blocks * n.KV.BlockTokens
-	p.Bytes = fit * blockBytes
-	say("KV            %d blocks = %d tokens = %s", p.Blocks, p.Tokens, Bytes(p.Bytes))
-	say("at once       %.1f sequences of %d tokens", float64(p.Blocks)/float64(longest), n.MaxModelLen)
-	return p, nil
+	return fit, capped, nil
+}
+
+// count says what the blocks hold, as vLLM counts: tokens if every group had an
+// equal share, and sequences by what one of them holds at its peak.
+func (p *Plan) count(n *Need) {
+	p.Tokens = p.KV.Blocks / len(p.KV.Groups) * p.unit()
+	p.Concurrency = float64(p.KV.Blocks) / float64(p.Peak)
+}
+
+// unit is the tokens of the smallest block.
+func (p *Plan) unit() int {
+	unit := maxBlockTokens
+	for _, g := range p.KV.Groups {
+		unit = min(unit, g.BlockTokens)
+	}
+	return unit
+}
+
+// explain writes the derivation.
+func (p *Plan) explain(n *Need, left int64, capped string) {
+	say := func(what, format string, args ...any) {
+		p.Lines = append(p.Lines, fmt.Sprintf("%-14s", what)+fmt.Sprintf(format, args...))
+	}
+	if n.Weights > 0 || n.Step > 0 {
+		say("budget", "%s", Bytes(n.Budget))
+		say("weights", "-%s", Bytes(n.Weights))
+		say("step buffers", "-%s", Bytes(n.Step))
+	}
+	say("left for KV", "%s", Bytes(left))
+	for i, same := 0, 0; i < len(p.KV.Groups); i += same {
+		g, name := p.KV.Groups[i], fmt.Sprintf("group %d", i)
+		for same = 1; i+same < len(p.KV.Groups) && p.KV.Groups[i+same] == g; same++ {
+			name = fmt.Sprintf("groups %d-%d", i, i+same)
+		}
+		page, layers := g.BlockTokens*g.TokenBytes(p.KV.DType), fmt.Sprint(g.Layers)
+		if same > 1 {
+			layers = fmt.Sprintf("%d x %d", same, g.Layers)
+		}
+		say(name, "%s layers%s: 2 (K and V) x %d KV heads x %d x %d bytes (%s) x %d tokens = %s a page%s", layers, window(g.Window),
+			g.KVHeads, g.HeadDim, p.KV.DType.Size(), p.KV.DType, g.BlockTokens, Bytes(int64(page)), p.unused(g, page))
+	}
+	say("one block", "%d pages of %s = %s", p.KV.Regions, Bytes(int64(p.KV.PageBytes)), Bytes(int64(p.KV.BlockBytes())))
+	say("blocks", "%s / %s = %d fit", Bytes(left), Bytes(int64(p.KV.BlockBytes())), left/int64(p.KV.BlockBytes()))
+	if capped != "" {
+		say("", "%s", capped)
+	}
+	say("KV cache", "%d blocks (%s) / %d %s x %d tokens = %s tokens", p.KV.Blocks, Bytes(p.Bytes), len(p.KV.Groups), plural(len(p.KV.Groups), "group"), p.unit(), thousands(p.Tokens))
+	say("one sequence", "of %s tokens: %s = %d blocks at most", thousands(n.MaxModelLen), p.sequence(n), p.Peak)
+	say("at once", "%d / %d = %.2fx of %s tokens", p.KV.Blocks, p.Peak, p.Concurrency, thousands(n.MaxModelLen))
+	p.compare(n, left, say)
+}
+
+// unused says what a group leaves empty in each block.
+func (p *Plan) unused(g backend.KVGroup, page int) string {
+	empty := p.KV.BlockBytes() - g.Layers*page
+	if empty == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %s of a block stay empty", Bytes(int64(empty)))
+}
+
+// sequence is the blocks of the longest one, summed over equal groups.
+func (p *Plan) sequence(n *Need) string {
+	var parts []string
+	groups := Groups(p.KV)
+	for i := 0; i < len(groups); {
+		g, same := groups[i], 0
+		for i < len(groups) && groups[i] == g {
+			same++
+			i++
+		}
+		part := fmt.Sprintf("%d", g.Peak(n.MaxModelLen, n.MaxBatchedTokens))
+		if same > 1 {
+			part = fmt.Sprintf("%d groups x %s", same, part)
+		}
+		if g.Window > 0 && g.Peak(n.MaxModelLen, n.MaxBatchedTokens) < g.End(n.MaxModelLen) {
+			part += fmt.Sprintf(" (%d of the window + %d of a step, anywhere in blocks of %d)", g.Window-1, min(n.MaxModelLen, n.MaxBatchedTokens), g.BlockTokens)
+		} else {
+			part += fmt.Sprintf(" (all, in blocks of %d)", g.BlockTokens)
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, " + ")
+}
+
+// compare puts beside a model of several kinds of layers what vLLM's hybrid
+// manager makes of the same memory.
+func (p *Plan) compare(n *Need, left int64, say func(what, format string, args ...any)) {
+	if len(p.KV.Groups) == 1 {
+		return
+	}
+	spec, ok := usual(*n)
+	if !ok {
+		say("vLLM", "pads the pages of these layers, whose sizes do not divide each other, or refuses them")
+		return
+	}
+	blocks := left / int64(spec.BlockBytes())
+	peak := int64(0)
+	for _, g := range Groups(spec) {
+		most := int64(g.End(n.MaxModelLen))
+		if g.Window > 0 {
+			most = int64(g.End(min(n.MaxModelLen, g.Window-1+n.MaxBatchedTokens))) + 1
+		}
+		peak += most
+	}
+	say("vLLM", "%d blocks of %d pages, %d groups: %s tokens, %.2fx", blocks, spec.Regions, len(spec.Groups),
+		thousands(int(blocks)/len(spec.Groups)*n.BlockTokens), float64(blocks)/float64(peak))
+	ours, theirs := int64(p.Peak)*int64(p.KV.BlockBytes()), peak*int64(spec.BlockBytes())
+	switch {
+	case ours == theirs:
+		say("", "the same: both give each group %d layers and leave nothing of a block empty", spec.Regions)
+	case spec.Regions == p.KV.Regions && spec.PageBytes == p.KV.PageBytes:
+		say("", "%s instead of %s for one sequence: a window's run of tokens is counted as the blocks it can touch, not as one more than it fills", Bytes(ours), Bytes(theirs))
+	default:
+		say("", "%s instead of %s for one sequence: groups of %d layers instead of %d leave less of a block empty", Bytes(ours), Bytes(theirs), p.KV.Regions, spec.Regions)
+	}
+}
+
+func window(w int) string {
+	if w == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" with a window of %d", w)
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return what
+	}
+	return what + "s"
+}
+
+// thousands writes 131072 as 131,072.
+func thousands(n int) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
 }
 
 // Bytes writes a size with the unit in which it has at most four digits before

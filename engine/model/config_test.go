@@ -250,7 +250,7 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		if spec := c.KVSpec(1, 16, 1); c.StepBytes(testLimits) <= 0 || spec.BlockBytes() <= 0 || c.Heads%c.KVHeads != 0 {
+		if c.StepBytes(testLimits) <= 0 || len(c.KVLayers()) == 0 || c.Heads%c.KVHeads != 0 {
 			t.Fatalf("accepted %+v", c)
 		}
 		for _, inv := range c.Rope.table(min(c.HeadDim, 1024)).InvFreq {

@@ -15,6 +15,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	plan "github.com/tandem-serving/tandem/engine/memory"
 )
 
 // tolerance is how far a float32 logit may be from that of transformers.
@@ -103,25 +104,43 @@ func loadOn(t testing.TB, src *Source, o cpu.Options, wrap func(backend.Backend)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.AllocKV(m.KVSpec(2*testLimits.Blocks, blockTokens, backend.F32)); err != nil {
+	if err := b.AllocKV(testKV(&m.config)); err != nil {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// testKV is the store of a model, with twice the blocks that a sequence of the
+// longest table takes.
+func testKV(c *Config) backend.KVSpec {
+	kv := plan.Arrange(plan.Need{
+		Layers: c.KVLayers(), BlockTokens: blockTokens, DType: backend.F32,
+		MaxModelLen: testLimits.Blocks * blockTokens, MaxBatchedTokens: testLimits.Tokens,
+	})
+	kv.Blocks = 2 * testLimits.Blocks * len(kv.Groups)
+	return kv
 }
 
 // sequence feeds one sequence to a model through a block table of its own.
 type sequence struct {
 	m      *Model
 	tokens []int32
-	done   int            // tokens whose KV is stored
-	blocks []int32        // in no order, so that a table that is not read shows
+	done   int // tokens whose KV is stored
+	groups []backend.KVGroup
+	tables [][]int32      // per group, in no order, so that a table that is not read shows
 	sum    *xxhash.Digest // of all logits seen, when set
 }
 
 func newSequence(m *Model, prompt []int32, seed uint64) *sequence {
-	s := &sequence{m: m, tokens: slices.Clone(prompt)}
-	for _, b := range rand.New(rand.NewPCG(seed, 7)).Perm(2 * testLimits.Blocks)[:testLimits.Blocks] {
-		s.blocks = append(s.blocks, int32(b))
+	kv := testKV(&m.config)
+	s := &sequence{m: m, tokens: slices.Clone(prompt), groups: kv.Groups}
+	perm := rand.New(rand.NewPCG(seed, 7)).Perm(kv.Blocks)
+	for range kv.Groups {
+		var table []int32
+		for _, b := range perm[:testLimits.Blocks] {
+			table = append(table, int32(b))
+		}
+		s.tables, perm = append(s.tables, table), perm[testLimits.Blocks:]
 	}
 	return s
 }
@@ -130,12 +149,19 @@ func newSequence(m *Model, prompt []int32, seed uint64) *sequence {
 // of those positions among want that are in this step.
 func (s *sequence) step(t testing.TB, n int, want []int) (logits [][]float32, sampled []int32) {
 	t.Helper()
-	used := (s.done + n + blockTokens - 1) / blockTokens
-	step := &backend.Step{Spans: []backend.Span{{Tokens: int32(n), Start: int32(s.done), Blocks: s.blocks[:used]}}}
+	span := backend.Span{Tokens: int32(n), Start: int32(s.done)}
+	for g, spec := range s.groups {
+		if spec.Window > 0 { // what fell out of the window is gone
+			for place := range max(0, s.done-spec.Window+1) / spec.BlockTokens {
+				s.tables[g][place] = -1
+			}
+		}
+		span.Tables = append(span.Tables, s.tables[g][:(s.done+n+spec.BlockTokens-1)/spec.BlockTokens])
+	}
+	step := &backend.Step{Spans: []backend.Span{span}}
 	for p := s.done; p < s.done+n; p++ {
 		step.Tokens = append(step.Tokens, s.tokens[p])
 		step.Positions = append(step.Positions, int32(p))
-		step.Slots = append(step.Slots, s.blocks[p/blockTokens]*blockTokens+int32(p%blockTokens))
 	}
 	for _, p := range want {
 		if p >= s.done && p < s.done+n {

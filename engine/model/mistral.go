@@ -2,7 +2,6 @@ package model
 
 // configMistral reads what MistralForCausalLM has beside Llama's: a window that
 // every layer's attention has, unless it is null. The blocks are Llama's.
-// Blocks that have fallen out of every window are kept all the same.
 func configMistral(r *rawConfig, c *Config) error {
 	c.KVHeads = or(r.NumKVHeads, 8)
 	c.MaxPositions = or(r.MaxPositions, 131072)

@@ -55,7 +55,7 @@ type Model struct {
 
 // Load checks the checkpoint's tensors against its config, moves them to the
 // backend and allocates the buffers of a step within limits. The KV store is
-// the caller's to allocate, from KVSpec.
+// the caller's to allocate, for the layers of Config.KVLayers.
 func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Model, error) {
 	if limits.Tokens < 1 || limits.Outputs < 1 || limits.Seqs < 1 || limits.Blocks < 1 {
 		return nil, fmt.Errorf("%w: every limit of a step must be positive: %+v", ErrConfig, limits)
@@ -126,18 +126,14 @@ func (m *Model) VocabSize() int { return m.config.Vocab }
 // Config is what the model computes.
 func (m *Model) Config() Config { return m.config }
 
-// KVSpec is the KV store of this many blocks.
-func (m *Model) KVSpec(blocks, blockTokens int, dtype backend.DType) backend.KVSpec {
-	return m.config.KVSpec(blocks, blockTokens, dtype)
-}
-
-// KVSpec is the KV store of this many blocks; memory planning needs it before
-// there is a model.
-func (c *Config) KVSpec(blocks, blockTokens int, dtype backend.DType) backend.KVSpec {
-	return backend.KVSpec{
-		Layers: c.Layers, Blocks: blocks, BlockTokens: blockTokens,
-		KVHeads: c.KVHeads, HeadDim: c.HeadDim, DType: dtype,
+// KVLayers is what each KV layer stores, by number; memory planning needs it
+// before there is a model. Layers that read another one's KV have none.
+func (c *Config) KVLayers() []backend.KVShape {
+	layers := make([]backend.KVShape, c.Layers)
+	for i := range layers {
+		layers[i] = backend.KVShape{Window: c.Window, KVHeads: c.KVHeads, HeadDim: c.HeadDim}
 	}
+	return layers
 }
 
 // StepBytes is the memory of a step's buffers within limits.

@@ -170,8 +170,8 @@ func TestLoadReportsProgress(t *testing.T) {
 func TestStepMarks(t *testing.T) {
 	m := load(t, openCheckpoint(t, "gqa-tied"), cpu.Portable, nil)
 	var marks []int
-	step := &backend.Step{Tokens: []int32{5, 6, 7}, Positions: []int32{0, 1, 2}, Slots: []int32{16, 17, 18},
-		Spans: []backend.Span{{Tokens: 3, Blocks: []int32{1}}}}
+	step := &backend.Step{Tokens: []int32{5, 6, 7}, Positions: []int32{0, 1, 2},
+		Spans: []backend.Span{{Tokens: 3, Tables: [][]int32{{1}}}}}
 	for range 2 { // recorded, then repeated
 		marks = marks[:0]
 		if err := m.Step(step, func(layer int) { marks = append(marks, layer) }); err != nil {
@@ -189,8 +189,8 @@ func TestStepMarks(t *testing.T) {
 
 func TestStepDoesNotAllocate(t *testing.T) {
 	m := load(t, openCheckpoint(t, "mha"), cpu.Portable, nil)
-	step := &backend.Step{Tokens: []int32{5}, Positions: []int32{0}, Slots: []int32{16},
-		Spans:   []backend.Span{{Tokens: 1, Blocks: []int32{1}}},
+	step := &backend.Step{Tokens: []int32{5}, Positions: []int32{0},
+		Spans:   []backend.Span{{Tokens: 1, Tables: [][]int32{{1}}}},
 		Outputs: []backend.Output{{Position: 1}}, Sampled: make([]int32, 1)}
 	run := func() {
 		if err := m.Step(step, nil); err != nil {

@@ -97,6 +97,20 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	return s, nil
 }
 
+// OpenConfig reads a config.json, by its name or by its folder's: what a model
+// computes, without its weights.
+func OpenConfig(path string) (Config, error) {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		path = filepath.Join(path, "config.json")
+	}
+	s := &Source{files: os.DirFS(filepath.Dir(path))}
+	text, err := s.ReadFile(filepath.Base(path))
+	if err != nil {
+		return Config{}, fmt.Errorf("%w: %w", ErrSource, err)
+	}
+	return parseConfig(text, nil)
+}
+
 // ReadFile is the content of a file in the folder. A file that is not there is
 // an fs.ErrNotExist.
 func (s *Source) ReadFile(name string) ([]byte, error) {

@@ -73,10 +73,6 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 	case r.computed < 0 || end > len(r.tokens)+r.guesses || r.scored > r.score || len(r.tokens) > s.cfg.MaxModelLen:
 		return fmt.Errorf("%w: request %d has %d computed, %d scheduled of %d tokens",
 			ErrBroken, r.id, r.computed, r.scheduled, len(r.tokens))
-	case len(r.table) != s.blocksFor(end):
-		return fmt.Errorf("%w: request %d has %d blocks for %d tokens", ErrBroken, r.id, len(r.table), end)
-	case r.hashed != r.computed/s.blockTokens:
-		return fmt.Errorf("%w: request %d has %d hashed blocks of %d computed tokens", ErrBroken, r.id, r.hashed, r.computed)
 	case r.guesses+r.extra > 0 && r.scheduled == 0:
 		return fmt.Errorf("%w: request %d has %d guesses and %d more rows with nothing scheduled", ErrBroken, r.id, r.guesses, r.extra)
 	case r.scheduled > 0 && !(s.stepping && r.inStep), r.inStep && !s.stepping:
@@ -84,15 +80,38 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 	case r.reservation != nil && r.state != stateHeld:
 		return fmt.Errorf("%w: request %d has reservation %d in state %d", ErrBroken, r.id, r.reservation.ID, r.state)
 	}
-	for i, id := range r.table {
+	for g := range r.tables {
+		if err := s.checkTable(r, g, owners); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkTable verifies that a table has just the places that its tokens need:
+// none before the window, blocks from there to the end of the step, of which
+// the complete ones are in the cache and the others the request's alone.
+func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
+	t, spec, end := &r.tables[g], s.groups[g], r.computed+r.scheduled+r.guesses
+	if len(t.blocks) != spec.End(end) || t.gone != spec.First(r.computed) || t.hashed != max(t.gone, r.computed/spec.BlockTokens) {
+		return fmt.Errorf("%w: request %d has in group %d %d places, %d gone, %d hashed, for %d tokens of which %d are computed",
+			ErrBroken, r.id, g, len(t.blocks), t.gone, t.hashed, end, r.computed)
+	}
+	for i, id := range t.blocks {
+		if i < t.gone {
+			if id != kvcache.NoBlock {
+				return fmt.Errorf("%w: request %d keeps block %d at place %d of group %d, before its window", ErrBroken, r.id, id, i, g)
+			}
+			continue
+		}
 		owners.refs[id]++
 		info := s.pool.Info(id)
 		if info.PinsIn > 0 {
 			return fmt.Errorf("%w: block %d of request %d has an incoming pin", ErrBroken, id, r.id)
 		}
-		if info.Hashed != (i < r.hashed) || !info.Hashed && info.Refs != 1 {
-			return fmt.Errorf("%w: block %d (%d of request %d, which has %d hashed): hashed %v, %d references",
-				ErrBroken, id, i, r.id, r.hashed, info.Hashed, info.Refs)
+		if info.Hashed != (i < t.hashed) || !info.Hashed && info.Refs != 1 {
+			return fmt.Errorf("%w: block %d (%d of request %d in group %d, %d hashed): hashed %v, %d references",
+				ErrBroken, id, i, r.id, g, t.hashed, info.Hashed, info.Refs)
 		}
 	}
 	return nil
@@ -107,10 +126,12 @@ func (s *Scheduler) checkReservations(owners *owned) error {
 		if res.live != (res.r.reservation == res) {
 			return fmt.Errorf("%w: reservation %d is live %v, request %d has another one", ErrBroken, res.ID, res.live, res.Request)
 		}
-		for _, id := range res.Blocks {
-			owners.pinsIn[id]++
-			if res.live {
-				owners.refs[id]++
+		for _, g := range res.Groups {
+			for _, id := range g.Blocks {
+				owners.pinsIn[id]++
+				if res.live {
+					owners.refs[id]++
+				}
 			}
 		}
 		if res.live && res.r.state == stateHeld {

@@ -31,13 +31,31 @@ func next(root kvcache.Hash, prev cell, pos int, token int32) cell {
 	return cell{token: token, pos: int32(pos), ctx: mix(mix(ctx, uint64(pos)), uint64(token))}
 }
 
-// sample is what the model says after reading cells: it depends on all of them.
-func sample(cells []cell) (token int32, stop bool) {
+// of is the cell as a group of layers stores it: no two groups store the same.
+func (c cell) of(group int) cell {
+	c.ctx ^= uint64(group) * 0x9e3779b97f4a7c15
+	return c
+}
+
+// sample is what the model says after n tokens: it depends on every cell that
+// some group's window lets the last token see.
+func sample(groups []kvcache.Group, n int, at func(group, pos int) cell) (token int32, stop bool) {
 	var h uint64
-	for _, c := range cells {
-		h = mix(h, c.ctx^uint64(uint32(c.token))<<7^uint64(uint32(c.pos))<<40)
+	for g, spec := range groups {
+		for pos := seen(spec, n-1); pos < n; pos++ {
+			c := at(g, pos)
+			h = mix(h, c.ctx^uint64(uint32(c.token))<<7^uint64(uint32(c.pos))<<40)
+		}
 	}
 	return int32(h >> 20 % vocabulary), h>>40%19 == 0
+}
+
+// seen is the first position that the token at pos sees.
+func seen(g kvcache.Group, pos int) int {
+	if g.Window == 0 {
+		return 0
+	}
+	return max(0, pos-g.Window+1)
 }
 
 const vocabulary = 3 // small, so that unrelated requests meet in the prefix cache
@@ -55,10 +73,11 @@ func trueCells(root kvcache.Hash, tokens []int32) []cell {
 
 // sequential is the whole output of a request, one token after the other with
 // all memory there is.
-func sequential(root kvcache.Hash, prompt []int32, maxNew, maxModelLen int) (output []int32) {
+func sequential(groups []kvcache.Group, root kvcache.Hash, prompt []int32, maxNew, maxModelLen int) (output []int32) {
 	tokens := append([]int32(nil), prompt...)
 	for {
-		token, stop := sample(trueCells(root, tokens))
+		cells := trueCells(root, tokens)
+		token, stop := sample(groups, len(tokens), func(g, pos int) cell { return cells[pos].of(g) })
 		tokens = append(tokens, token)
 		output = append(output, token)
 		if stop || len(output) == maxNew || len(tokens) >= maxModelLen {
@@ -67,47 +86,47 @@ func sequential(root kvcache.Hash, prompt []int32, maxNew, maxModelLen int) (out
 	}
 }
 
-// device is paged memory and nothing else.
+// device is paged memory and nothing else. A block of any group is stride cells,
+// of which the group uses its own number of tokens.
 type device struct {
-	blockTokens int
-	mem         []cell // [blocks, blockTokens]
+	groups []kvcache.Group
+	stride int
+	mem    []cell // [blocks, stride]
 }
 
-func (d *device) at(table []kvcache.BlockID, pos int) *cell {
-	return &d.mem[int(table[pos/d.blockTokens])*d.blockTokens+pos%d.blockTokens]
+// at panics where a table has no block: nobody may read there.
+func (d *device) at(g int, table []kvcache.BlockID, pos int) *cell {
+	bt := d.groups[g].BlockTokens
+	return &d.mem[int(table[pos/bt])*d.stride+pos%bt]
 }
 
 func (d *device) block(id kvcache.BlockID) []cell {
-	return d.mem[int(id)*d.blockTokens:][:d.blockTokens]
+	return d.mem[int(id)*d.stride:][:d.stride]
 }
 
-// compute writes the sequence's cells, each from the one before as it is in
-// memory, and reads back what attention would read.
-func (d *device) compute(root kvcache.Hash, seq Seq) []cell {
-	for i, token := range seq.Tokens {
-		pos := seq.Start + i
-		var prev cell
-		if pos > 0 {
-			prev = *d.at(seq.Blocks, pos-1)
+// compute writes the sequence's cells in every group, each from the one before
+// as it is in memory.
+func (d *device) compute(root kvcache.Hash, seq Seq) {
+	for g := range d.groups {
+		for i, token := range seq.Tokens {
+			pos := seq.Start + i
+			var prev cell
+			if pos > 0 {
+				prev = d.at(g, seq.Tables[g], pos-1).of(g) // undoes of
+			}
+			*d.at(g, seq.Tables[g], pos) = next(root, prev, pos, token).of(g)
 		}
-		*d.at(seq.Blocks, pos) = next(root, prev, pos, token)
 	}
-	return d.read(seq.Blocks, seq.Start+len(seq.Tokens))
 }
 
-func (d *device) read(table []kvcache.BlockID, nTokens int) []cell {
-	cells := make([]cell, nTokens)
-	for pos := range cells {
-		cells[pos] = *d.at(table, pos)
-	}
-	return cells
-}
-
-// verify compares what a table holds with the truth.
-func verify(what string, got, want []cell) error {
-	for pos := range got {
-		if got[pos] != want[pos] {
-			return fmt.Errorf("%s reads %+v at position %d, want %+v", what, got[pos], pos, want[pos])
+// verify compares what the tables hold of tokens [0, n), as far as computing
+// the token at position from and those after it reads them, with the truth.
+func (d *device) verify(what string, tables [][]kvcache.BlockID, from, n int, want []cell) error {
+	for g, spec := range d.groups {
+		for pos := seen(spec, from); pos < n; pos++ {
+			if got := *d.at(g, tables[g], pos); got != want[pos].of(g) {
+				return fmt.Errorf("%s reads %+v in group %d at position %d, want %+v", what, got, g, pos, want[pos].of(g))
+			}
 		}
 	}
 	return nil

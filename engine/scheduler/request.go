@@ -31,7 +31,6 @@ func (a rank) before(b rank) bool {
 
 type request struct {
 	id          RequestID
-	root        kvcache.Hash
 	tokens      []int32 // prompt and output so far, owned
 	computeOnly bool
 	noCacheRead bool
@@ -39,9 +38,9 @@ type request struct {
 	queuedAt    time.Duration
 	state       requestState
 
-	table    []kvcache.BlockID // one reference each; covers [0, computed), and the step's tokens while it runs
-	computed int               // tokens whose KV is in table
-	hashed   int               // leading blocks of table that are in the prefix cache
+	tables   []table       // [groups] covers [0, computed), and the step's tokens while it runs
+	computed int           // tokens whose KV is in the tables
+	chain    kvcache.Chain // names of its tokens, as far as anybody asked
 
 	score  int // leading tokens behind which the logits are wanted
 	scored int // of these, behind which they have been computed
@@ -59,19 +58,34 @@ type request struct {
 	arrived     int          // of computed, tokens whose KV came from another node
 }
 
+// table is a request's blocks of one group, one reference each. The first gone
+// places have fallen out of the group's window and hold kvcache.NoBlock.
+type table struct {
+	blocks []kvcache.BlockID
+	gone   int // places
+	hashed int // leading places that are gone or in the prefix cache
+}
+
+// holds is how many blocks a table has.
+func (t *table) holds() int { return len(t.blocks) - t.gone }
+
 // newRequest copies q, with buffers for as many tokens as it says it may get.
 func (s *Scheduler) newRequest(q Request) *request {
 	n := len(q.Tokens)
 	room := min(n+min(max(q.MaxNew, 0), maxHint), s.cfg.MaxModelLen)
-	return &request{
+	r := &request{
 		id:          q.ID,
-		root:        q.Root,
 		tokens:      append(make([]int32, 0, room), q.Tokens...),
-		table:       make([]kvcache.BlockID, 0, s.blocksFor(room)),
+		tables:      make([]table, len(s.groups)),
+		chain:       s.pool.NewChain(q.Root, room),
 		computeOnly: q.ComputeOnly,
 		noCacheRead: q.NoCacheRead,
 		score:       q.Score,
 	}
+	for g := range r.tables {
+		r.tables[g].blocks = make([]kvcache.BlockID, 0, s.groups[g].End(room))
+	}
+	return r
 }
 
 func (r *request) missing() int { return len(r.tokens) - r.computed }
@@ -133,18 +147,52 @@ func (s *Scheduler) leave(r *request) {
 	delete(s.byID, r.id)
 }
 
-// blocksFor is the number of blocks that n tokens take.
+// blocksFor is the number of blocks that sequences of n tokens hold at most,
+// all groups together.
 func (s *Scheduler) blocksFor(nTokens int) int {
-	return (nTokens + s.blockTokens - 1) / s.blockTokens
+	return kvcache.Peak(s.groups, nTokens, s.cfg.MaxBatchedTokens)
 }
 
-// lookup returns the cached blocks that would continue r's table. A hit covers
-// at most n-1 of n tokens: the last one has to be computed to be sampled from,
-// and it may not be written into a block that others read. Nor does it cover
-// what is still to be scored.
-func (s *Scheduler) lookup(r *request) []kvcache.BlockID {
-	if r.noCacheRead || len(r.table) != r.hashed || r.computed != r.hashed*s.blockTokens {
-		return nil
+// holds is how many blocks r has.
+func (r *request) holds() (n int) {
+	for g := range r.tables {
+		n += r.tables[g].holds()
+	}
+	return n
+}
+
+// lacks is how many more blocks r may come to hold at once until it has the KV
+// of all its tokens, when it starts at n: at r.computed, or behind a hit.
+func (s *Scheduler) lacks(r *request, n int) int {
+	sum := 0
+	for g, spec := range s.groups {
+		t := &r.tables[g]
+		gone, holds := t.gone, t.holds()
+		if n > r.computed {
+			gone, holds = spec.First(n), spec.End(n)-spec.First(n)
+		}
+		most := spec.End(len(r.tokens)) - gone
+		if spec.Window > 0 {
+			most = min(most, spec.Touched(spec.Window-1+min(len(r.tokens)-n, s.cfg.MaxBatchedTokens)))
+		}
+		sum += max(0, most-holds)
+	}
+	return sum
+}
+
+// lookup returns how many leading tokens of r the cache would give it; what it
+// has already counts when there is no more. A hit covers at most n-1 of n
+// tokens: the last one has to be computed to be sampled from, and it may not be
+// written into a block that others read. Nor does it cover what is still to be
+// scored.
+func (s *Scheduler) lookup(r *request) (nTokens int) {
+	if r.noCacheRead {
+		return r.computed
+	}
+	for g := range r.tables {
+		if t := &r.tables[g]; t.hashed != len(t.blocks) {
+			return r.computed
+		}
 	}
 	limit := len(r.tokens)
 	if !r.computeOnly && s.broken != faultSharedWritten {
@@ -153,19 +201,33 @@ func (s *Scheduler) lookup(r *request) []kvcache.BlockID {
 	if r.scored < r.score && s.broken != faultScoreHits {
 		limit = r.scored
 	}
-	s.match = s.pool.AppendMatch(s.match[:0], r.root, r.tokens[:limit])
-	return s.match[min(r.hashed, len(s.match)):]
+	s.pool.Extend(&r.chain, r.tokens)
+	return max(r.computed, s.pool.Match(&r.chain, limit))
+}
+
+// hit calls visit for each cached block that r lacks to start after n tokens,
+// which lookup has found: its group, its place, the block.
+func (s *Scheduler) hit(r *request, n int, visit func(group, place int, id kvcache.BlockID)) {
+	for g, spec := range s.groups {
+		for place := max(len(r.tables[g].blocks), spec.First(n)); place < spec.End(n); place++ {
+			visit(g, place, s.pool.Find(g, &r.chain, place))
+		}
+	}
 }
 
 // attach moves r's start to the end of the longest cached prefix.
 func (s *Scheduler) attach(r *request) {
-	if found := s.lookup(r); len(found) > 0 {
-		for _, id := range found {
+	if n := s.lookup(r); n > r.computed {
+		s.hit(r, n, func(g, place int, id kvcache.BlockID) {
 			s.pool.Ref(id)
+			s.put(&r.tables[g], place, id)
+		})
+		r.computed = n
+		for g := range r.tables {
+			s.put(&r.tables[g], s.groups[g].First(n), kvcache.NoBlock)
+			r.tables[g].hashed = len(r.tables[g].blocks)
 		}
-		r.table = append(r.table, found...)
-		r.hashed = len(r.table)
-		r.computed = r.hashed * s.blockTokens
+		s.trim(r)
 	}
 	if s.broken == faultSharedWritten && !r.computeOnly {
 		r.computed = min(r.computed, len(r.tokens)-1)
@@ -177,31 +239,70 @@ func (s *Scheduler) attach(r *request) {
 	}
 }
 
+// put adds a block at a place at or after a table's end. What lies between has
+// fallen out of the window before it was here; NoBlock adds nothing else.
+func (s *Scheduler) put(t *table, place int, id kvcache.BlockID) {
+	if len(t.blocks) < place {
+		s.drop(t, len(t.blocks))
+		for len(t.blocks) < place {
+			t.blocks = append(t.blocks, kvcache.NoBlock)
+		}
+		t.gone, t.hashed = place, max(t.hashed, place)
+	}
+	if id != kvcache.NoBlock {
+		t.blocks = append(t.blocks, id)
+	}
+}
+
+// trim lets go of blocks that fell out of their group's window.
+func (s *Scheduler) trim(r *request) {
+	for g, spec := range s.groups {
+		if spec.Window > 0 && s.broken != faultWindowKept {
+			first := spec.First(r.computed)
+			if s.broken == faultWindowShort {
+				first = max(0, r.computed-spec.Window+2) / spec.BlockTokens
+			}
+			s.drop(&r.tables[g], min(first, len(r.tables[g].blocks)))
+		}
+	}
+}
+
+// drop lets go of the blocks before a place, last to first.
+func (s *Scheduler) drop(t *table, before int) {
+	for place := before - 1; place >= t.gone; place-- {
+		s.pool.Unref(t.blocks[place])
+		t.blocks[place] = kvcache.NoBlock
+	}
+	t.gone = max(t.gone, before)
+	t.hashed = max(t.hashed, t.gone)
+}
+
 // store puts r's complete blocks into the prefix cache. Where the cache has the
 // content already, the table takes that block and r's own copy returns.
 func (s *Scheduler) store(r *request) {
-	complete := r.computed / s.blockTokens
-	for ; r.hashed < complete; r.hashed++ {
-		i := r.hashed
-		parent := kvcache.NoBlock
-		if i > 0 {
-			parent = r.table[i-1]
-		}
-		own := r.table[i]
-		kept := s.pool.Store(own, parent, r.root, r.tokens[i*s.blockTokens:(i+1)*s.blockTokens])
-		if kept != own {
-			s.pool.Ref(kept)
-			s.pool.Unref(own)
-			r.table[i] = kept
+	s.pool.Extend(&r.chain, r.tokens[:r.computed])
+	for g, spec := range s.groups {
+		t := &r.tables[g]
+		for ; t.hashed < r.computed/spec.BlockTokens; t.hashed++ {
+			own := t.blocks[t.hashed]
+			kept := s.pool.Store(own, g, &r.chain, t.hashed)
+			if kept != own {
+				s.pool.Ref(kept)
+				s.pool.Unref(own)
+				t.blocks[t.hashed] = kept
+			}
 		}
 	}
 }
 
 // release gives all of r's blocks back.
 func (s *Scheduler) release(r *request) {
-	s.unref(r.table)
-	r.table = r.table[:0]
-	r.computed, r.hashed, r.arrived = 0, 0, 0
+	for g := range r.tables {
+		t := &r.tables[g]
+		s.unref(t.blocks[t.gone:])
+		t.blocks, t.gone, t.hashed = t.blocks[:0], 0, 0
+	}
+	r.computed, r.arrived = 0, 0
 }
 
 // unref releases blocks last to first: the cache evicts in that order, and a

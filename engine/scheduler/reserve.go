@@ -16,9 +16,18 @@ type ReservationID uint64
 type Reservation struct {
 	ID      ReservationID
 	Request RequestID
-	From    int               // first token; a multiple of the block size
-	UpTo    int               // token after the last one
-	Blocks  []kvcache.BlockID // receive tokens [From, UpTo); not to be changed
+	From    int // first token; blocks of all groups begin there
+	UpTo    int // token after the last one
+
+	// Groups receive what will be read of tokens [From, UpTo): one entry per KV
+	// group, not to be changed. A group's window may leave out the earlier ones.
+	Groups []Reserved
+}
+
+// Reserved is a reservation's blocks of one group.
+type Reserved struct {
+	First  int // place of the first one
+	Blocks []kvcache.BlockID
 }
 
 // reservation owns its blocks, one reference each while it is live and one
@@ -28,6 +37,20 @@ type reservation struct {
 	Reservation
 	r    *request
 	live bool // not given up
+}
+
+// Places are those of a group that hold what is read of tokens [from, upTo)
+// from upTo on.
+func Places(g kvcache.Group, from, upTo int) (first, end int) {
+	return min(max(from/g.BlockTokens, g.First(upTo)), g.End(upTo)), g.End(upTo)
+}
+
+// size is how many blocks a reservation has.
+func (res *Reservation) size() (n int) {
+	for _, g := range res.Groups {
+		n += len(g.Blocks)
+	}
+	return n
 }
 
 // Reserve gives a held request the blocks for what it lacks of its first upTo
@@ -47,11 +70,15 @@ func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 			ErrRange, id, upTo, len(r.tokens)-1)
 	}
 	s.attach(r)
-	from := len(r.table) * s.blockTokens
+	from := r.computed
 	if from >= upTo {
 		return Reservation{}, fmt.Errorf("%w: request %d up to token %d, %d are cached", ErrNothingMissing, id, upTo, from)
 	}
-	nBlocks := s.blocksFor(upTo) - len(r.table)
+	nBlocks := 0
+	for _, g := range s.groups {
+		first, end := Places(g, from, upTo)
+		nBlocks += end - first
+	}
 	if nBlocks > s.maxArriving {
 		return Reservation{}, fmt.Errorf("%w: %w: request %d needs %d blocks, at most %d may ever arrive at once",
 			ErrNoRoom, ErrNeverFits, id, nBlocks, s.maxArriving)
@@ -67,13 +94,9 @@ func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 		r:           r,
 		live:        true,
 	}
-	for range nBlocks {
-		b, ok := s.pool.Alloc()
-		if !ok {
-			panic(fmt.Sprintf("scheduler: pool has fewer than its %d available blocks", available))
-		}
-		s.pool.PinIn(b)
-		res.Blocks = append(res.Blocks, b)
+	for _, g := range s.groups {
+		first, end := Places(g, from, upTo)
+		res.Groups = append(res.Groups, Reserved{First: first, Blocks: s.arriving(end - first)})
 	}
 	r.reservation = res
 	s.reservations = append(s.reservations, res)
@@ -82,6 +105,19 @@ func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 		s.counters.externalQueries += uint64(upTo - from)
 	}
 	return res.Reservation, nil
+}
+
+// arriving takes n blocks for the network to write.
+func (s *Scheduler) arriving(n int) (blocks []kvcache.BlockID) {
+	for range n {
+		b, ok := s.pool.Alloc()
+		if !ok {
+			panic("scheduler: pool has fewer blocks than it says")
+		}
+		s.pool.PinIn(b)
+		blocks = append(blocks, b)
+	}
+	return blocks
 }
 
 // Arrived says that all bytes of a reservation have landed and are verified.
@@ -103,6 +139,7 @@ func (s *Scheduler) Arrived(id ReservationID) error {
 	s.attach(r)
 	s.take(r, res)
 	s.store(r)
+	s.trim(r)
 	if r.state == stateGone {
 		s.release(r)
 		return nil
@@ -111,22 +148,33 @@ func (s *Scheduler) Arrived(id ReservationID) error {
 	return nil
 }
 
-// take appends arrived blocks to r's table. The prefix before them may be
+// take appends arrived blocks to r's tables. The prefix before them may be
 // longer than it was, then some of them are not needed; or it was reclaimed and
 // evicted, then none of them can be used.
 func (s *Scheduler) take(r *request, res *reservation) {
-	drop := len(r.table) - res.From/s.blockTokens
-	if drop < 0 || drop > len(res.Blocks) {
-		drop = len(res.Blocks)
+	if r.computed < res.From || r.computed >= res.UpTo {
+		res.unref(s)
+		return
 	}
-	s.unref(res.Blocks[:drop])
-	if drop < len(res.Blocks) {
-		r.table = append(r.table, res.Blocks[drop:]...)
-		r.arrived = res.UpTo - r.computed
-		r.computed = res.UpTo
-		if r.state != stateGone {
-			s.counters.externalHits += uint64(r.arrived)
+	for g := range res.Groups {
+		got, t := &res.Groups[g], &r.tables[g]
+		drop := min(max(0, len(t.blocks)-got.First), len(got.Blocks))
+		s.unref(got.Blocks[:drop])
+		for i, id := range got.Blocks[drop:] {
+			s.put(t, got.First+drop+i, id)
 		}
+	}
+	r.arrived = res.UpTo - r.computed
+	r.computed = res.UpTo
+	if r.state != stateGone {
+		s.counters.externalHits += uint64(r.arrived)
+	}
+}
+
+// unref gives a reservation's references back.
+func (res *reservation) unref(s *Scheduler) {
+	for _, g := range res.Groups {
+		s.unref(g.Blocks)
 	}
 }
 
@@ -175,15 +223,17 @@ func (s *Scheduler) findReservation(id ReservationID, tried string) (at int, err
 func (s *Scheduler) giveUp(res *reservation) {
 	res.live = false
 	res.r.reservation = nil
-	s.unref(res.Blocks)
+	res.unref(s)
 	if s.broken == faultLostFrees {
 		s.unpin(res)
-		res.Blocks = nil
+		res.Groups = nil
 	}
 }
 
 func (s *Scheduler) unpin(res *reservation) {
-	for i := len(res.Blocks) - 1; i >= 0; i-- {
-		s.pool.UnpinIn(res.Blocks[i])
+	for _, g := range res.Groups {
+		for i := len(g.Blocks) - 1; i >= 0; i-- {
+			s.pool.UnpinIn(g.Blocks[i])
+		}
 	}
 }

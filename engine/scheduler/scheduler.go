@@ -13,6 +13,10 @@
 // moved by a fixed head start per priority level: a total order in which every
 // request is some day the first, so nothing starves.
 //
+// A request has a block table per KV group of the model. A group with a window
+// gives blocks back as they fall out of it, so what a request holds is bounded by
+// its windows and its step, however long it gets; only groups without one grow.
+//
 // The invariant: positions at and after `computed` lie in blocks that belong to
 // this request alone and are not in the prefix cache, so a step writes nothing
 // that anybody else can read, and a block that the network may write is in no
@@ -27,6 +31,8 @@ package scheduler
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"sort"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -125,7 +131,7 @@ const DraftLimit = 16
 type Scheduler struct {
 	cfg         Config
 	pool        *kvcache.Pool
-	blockTokens int
+	groups      []kvcache.Group
 	maxArriving int // blocks
 	watermark   int // blocks
 
@@ -145,7 +151,7 @@ type Scheduler struct {
 	inStep   []*request // those of the batch, then those of Completed
 	batch    Batch
 	done     []RequestID
-	match    []kvcache.BlockID
+	views    [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 
 	counters counters
 	broken   fault // which rule a test left out; zero otherwise
@@ -175,6 +181,8 @@ const (
 	faultAbortFrees                            // Abort frees blocks that the running step writes
 	faultScoreHits                             // a hit covers tokens that are still to be scored
 	faultDraftsKept                            // KV of a refused guess counts as that of the token in its place
+	faultWindowShort                           // a block goes while one token of it is still in the window
+	faultWindowKept                            // blocks that fell out of the window are kept
 )
 
 // New returns a scheduler with an empty pool.
@@ -187,10 +195,11 @@ func New(cfg Config) (*Scheduler, error) {
 	setDefault(&cfg.MaxSeqs, DefaultMaxSeqs)
 	setDefault(&cfg.MaxOutputs, cfg.MaxSeqs)
 	setDefault(&cfg.MaxQueued, DefaultMaxQueued)
-	setDefault(&cfg.MaxModelLen, cfg.Pool.Blocks*pool.BlockTokens())
 	setDefault(&cfg.ArrivingFraction, DefaultArrivingFraction)
 	setDefault(&cfg.Watermark, DefaultWatermark)
 	setDefault(&cfg.PriorityHeadStart, DefaultPriorityHeadStart)
+	longest := LongestFit(pool.Groups(), cfg.Pool.Blocks, cfg.MaxBatchedTokens)
+	setDefault(&cfg.MaxModelLen, longest)
 	if cfg.MaxSeqs < 1 || cfg.MaxQueued < 1 || cfg.MaxModelLen < 1 {
 		return nil, fmt.Errorf("%w: MaxSeqs %d, MaxQueued %d and MaxModelLen %d have to be at least 1",
 			ErrConfig, cfg.MaxSeqs, cfg.MaxQueued, cfg.MaxModelLen)
@@ -203,9 +212,9 @@ func New(cfg Config) (*Scheduler, error) {
 		return nil, fmt.Errorf("%w: MaxOutputs %d (at least MaxSeqs, %d), MaxDrafts %d (0 to %d)",
 			ErrConfig, cfg.MaxOutputs, cfg.MaxSeqs, cfg.MaxDrafts, DraftLimit)
 	}
-	if room := cfg.Pool.Blocks * pool.BlockTokens(); cfg.MaxModelLen > room {
-		return nil, fmt.Errorf("%w: MaxModelLen %d does not fit the pool, which holds %d tokens (%d blocks of %d): lower it or add KV memory",
-			ErrConfig, cfg.MaxModelLen, room, cfg.Pool.Blocks, pool.BlockTokens())
+	if cfg.MaxModelLen > longest {
+		return nil, fmt.Errorf("%w: MaxModelLen %d does not fit the pool, which holds %d tokens (%d blocks, %d groups): lower it or add KV memory",
+			ErrConfig, cfg.MaxModelLen, longest, cfg.Pool.Blocks, len(pool.Groups()))
 	}
 	if !(cfg.ArrivingFraction > 0 && cfg.ArrivingFraction <= 1 && cfg.Watermark >= 0 && cfg.Watermark < 1) ||
 		cfg.PriorityHeadStart < 0 || cfg.PriorityHeadStart > time.Hour {
@@ -215,11 +224,24 @@ func New(cfg Config) (*Scheduler, error) {
 	return &Scheduler{
 		cfg:         cfg,
 		pool:        pool,
-		blockTokens: pool.BlockTokens(),
+		groups:      pool.Groups(),
 		maxArriving: int(cfg.ArrivingFraction * float64(cfg.Pool.Blocks)),
 		watermark:   int(cfg.Watermark * float64(cfg.Pool.Blocks)),
 		byID:        make(map[RequestID]*request),
 	}, nil
+}
+
+// LongestFit is the most tokens that a sequence may have so that a pool of
+// nBlocks holds it alone, computed in steps of at most chunk tokens.
+func LongestFit(groups []kvcache.Group, nBlocks, chunk int) int {
+	most := 0
+	for _, g := range groups {
+		most = max(most, nBlocks*g.BlockTokens)
+	}
+	if slices.ContainsFunc(groups, func(g kvcache.Group) bool { return g.Window > 0 }) {
+		most = max(most, 1<<24) // a window needs no more for a longer one
+	}
+	return sort.Search(most, func(n int) bool { return kvcache.Peak(groups, n+1, chunk) > nBlocks })
 }
 
 func setDefault[T int | float64 | time.Duration](v *T, d T) {
@@ -264,7 +286,7 @@ func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
 	if !q.Hold {
 		r.state = stateWaiting
 		s.waiting = insert(s.waiting, r)
-		return len(s.lookup(r)) * s.blockTokens, nil
+		return s.lookup(r), nil
 	}
 	r.state = stateHeld
 	s.held = insert(s.held, r)
@@ -324,20 +346,28 @@ func (s *Scheduler) UnpinOut(blocks []kvcache.BlockID) {
 // Cached is the length in tokens of the longest cached prefix; whole blocks.
 // It changes nothing.
 func (s *Scheduler) Cached(root kvcache.Hash, tokens []int32) int {
-	s.match = s.pool.AppendMatch(s.match[:0], root, tokens)
-	return len(s.match) * s.blockTokens
+	chain := s.pool.NewChain(root, len(tokens))
+	s.pool.Extend(&chain, tokens)
+	return s.pool.Match(&chain, len(tokens))
 }
 
-// Blocks is a request's current block table, nil when it is not here. It is
-// valid until the next call, to be read only. A held request's table has its
+// Tables are a request's current block tables, one per group, nil when it is
+// not here: kvcache.NoBlock stands at places before the group's window. They are
+// valid until the next call, to be read only. A held request's tables have its
 // cached prefix, without reserved blocks.
-func (s *Scheduler) Blocks(id RequestID) []kvcache.BlockID {
+func (s *Scheduler) Tables(id RequestID) [][]kvcache.BlockID {
 	r := s.byID[id]
 	if r == nil {
 		return nil
 	}
-	return r.table
+	return r.appendTables(nil)
 }
+
+// Align is the pool's: see kvcache.Pool.Align.
+func (s *Scheduler) Align() int { return s.pool.Align() }
+
+// Groups are the pool's, defaults filled in; not to be changed.
+func (s *Scheduler) Groups() []kvcache.Group { return s.groups }
 
 // Events appends what entered and left the prefix cache since the last call;
 // see kvcache.Pool.Events.

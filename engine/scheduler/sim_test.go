@@ -35,6 +35,7 @@ var paths = strings.Fields(`
 	finished finished-after-preemption finished-after-resume finished-at-max-model-len
 	compute-only-done compute-only-cached
 	push push-outlives-request push-in-step
+	one-group groups no-full-group window-passed window-hit
 	events event-gap empty-step`)
 
 // simRequest is what the simulation knows to be true.
@@ -62,14 +63,21 @@ type transfer struct {
 // push is a transfer that reads blocks here.
 type push struct {
 	q      *simRequest
-	blocks []kvcache.BlockID
+	tables [][]kvcache.BlockID
+	n      int
 	want   []cell
+}
+
+// name is a cached block as events tell it.
+type name struct {
+	group int
+	hash  kvcache.Hash
 }
 
 // owner is who may expect content in an unhashed block.
 type owner struct {
-	r     *request
-	index int
+	r            *request
+	group, index int
 }
 
 type sim struct {
@@ -86,8 +94,8 @@ type sim struct {
 	transfers []*transfer
 	pushes    []*push
 	owners    []owner
-	view      map[kvcache.Hash]bool // the prefix cache as events tell it
-	checks    bool                  // reads are compared at once, not only outputs
+	view      map[name]bool // the prefix cache as events tell it
+	checks    bool          // reads are compared at once, not only outputs
 	stepping  bool
 	draining  bool
 	batch     []*simRequest // one per Seq
@@ -115,9 +123,22 @@ func newSim(seed uint64, broken fault, n counts) (*sim, error) {
 	if rng.IntN(2) == 0 {
 		cfg.Draft, cfg.MaxDrafts = guess, rng.IntN(6)
 	}
-	cfg.MaxModelLen = 2 + rng.IntN(blocks*blockTokens-1)
+	cfg.Pool.Groups = randomGroups(rng, blockTokens, n)
+	probe, err := kvcache.NewPool(cfg.Pool)
+	if err != nil {
+		return nil, err
+	}
+	longest := 0
+	for ; ; cfg.Pool.Blocks += 3 {
+		longest = LongestFit(probe.Groups(), cfg.Pool.Blocks, cfg.MaxBatchedTokens)
+		if longest = min(longest, 32*blockTokens); longest > 2 {
+			break
+		}
+	}
+	blocks = cfg.Pool.Blocks
+	cfg.MaxModelLen = 2 + rng.IntN(longest-1)
 	if rng.IntN(2) == 0 {
-		cfg.MaxModelLen = blocks * blockTokens
+		cfg.MaxModelLen = longest
 	}
 	if rng.IntN(3) == 0 {
 		mask := kvcache.Hash(rng.IntN(4)) // down to one hash for everything
@@ -131,17 +152,39 @@ func newSim(seed uint64, broken fault, n counts) (*sim, error) {
 	}
 	s.broken = broken
 	m := &sim{
-		device: device{blockTokens: blockTokens, mem: make([]cell, blocks*blockTokens)},
+		device: device{groups: s.groups, stride: 3 * blockTokens, mem: make([]cell, blocks*3*blockTokens)},
 		rng:    rng, s: s, cfg: cfg, n: n,
 		roots:  []kvcache.Hash{kvcache.Root("m", "", ""), kvcache.Root("m", "", "salt")},
 		owners: make([]owner, blocks),
-		view:   map[kvcache.Hash]bool{},
+		view:   map[name]bool{},
 		checks: rng.IntN(2) == 0,
 	}
 	for i := range m.mem {
 		m.mem[i] = poison
 	}
 	return m, nil
+}
+
+// randomGroups makes KV groups with windows that begin anywhere in a block, of
+// pages that hold more tokens of some than of others.
+func randomGroups(rng *rand.Rand, unit int, n counts) (groups []kvcache.Group) {
+	if rng.IntN(2) == 0 {
+		n["one-group"]++
+		return nil
+	}
+	full := rng.IntN(4) > 0
+	if !full {
+		n["no-full-group"]++
+	}
+	for i := range 1 + rng.IntN(4) {
+		g := kvcache.Group{BlockTokens: unit * (1 + rng.IntN(3)), Window: 2 + rng.IntN(5*unit)}
+		if full && (i == 0 || rng.IntN(3) == 0) {
+			g.Window = 0
+		}
+		groups = append(groups, g)
+	}
+	n["groups"]++
+	return groups
 }
 
 // simulate runs one seed to its end. Panics are failures like others.
@@ -202,24 +245,33 @@ func (m *sim) after(op string) error {
 		return fmt.Errorf("after %s: %w", op, err)
 	}
 	owners := make([]owner, len(m.owners))
-	tell := func(r *request, from int, blocks []kvcache.BlockID) {
+	tell := func(r *request, group, from int, blocks []kvcache.BlockID) {
 		for i, id := range blocks {
-			owners[id] = owner{r, from + i}
+			if id != kvcache.NoBlock {
+				owners[id] = owner{r, group, from + i}
+			}
+		}
+	}
+	all := func(r *request) {
+		for g, blocks := range r.appendTables(nil) {
+			tell(r, g, 0, blocks)
 		}
 	}
 	for _, queue := range [...][]*request{m.s.held, m.s.waiting, m.s.running} {
 		for _, r := range queue {
-			tell(r, 0, r.table)
+			all(r)
 		}
 	}
 	if m.s.stepping {
 		for _, r := range m.s.inStep {
-			tell(r, 0, r.table)
+			all(r)
 		}
 	}
 	for _, res := range m.s.reservations {
 		if res.live {
-			tell(res.r, res.From/m.blockTokens, res.Blocks)
+			for g, got := range res.Groups {
+				tell(res.r, g, got.First, got.Blocks)
+			}
 		}
 	}
 	for i := range owners {
@@ -288,16 +340,55 @@ func (m *sim) add() error {
 	m.count(q)
 	want := forecast
 	if !q.ComputeOnly {
-		want = min(want, (n-1)/m.blockTokens*m.blockTokens)
+		chain := m.s.pool.NewChain(q.Root, n)
+		m.s.pool.Extend(&chain, q.Tokens)
+		want = m.s.pool.Match(&chain, n-1)
 	}
 	if q.NoCacheRead || q.Score > 0 {
 		want = 0
+	}
+	if err := m.checkHit(q, want); err != nil {
+		return err
 	}
 	if cached != want {
 		return fmt.Errorf("request %d has %d tokens cached, want %d", q.ID, cached, want)
 	}
 	if q.Hold {
-		return verify("held prefix", m.read(m.s.Blocks(q.ID), cached), q.cells)
+		return m.verify("held prefix", m.s.Tables(q.ID), cached, cached, q.cells)
+	}
+	return nil
+}
+
+// checkHit searches for the longest hit the slow way: every end, every group.
+func (m *sim) checkHit(q *simRequest, got int) error {
+	if q.NoCacheRead || q.Score > 0 {
+		return nil
+	}
+	chain := m.s.pool.NewChain(q.Root, len(q.Tokens))
+	m.s.pool.Extend(&chain, q.Tokens)
+	limit := len(q.Tokens)
+	if !q.ComputeOnly {
+		limit--
+	}
+	longest := 0
+	for n := m.s.pool.Align(); n <= limit; n += m.s.pool.Align() {
+		whole := true
+		for g, spec := range m.groups {
+			for pos := seen(spec, n); pos < n; pos++ {
+				whole = whole && m.s.pool.Find(g, &chain, pos/spec.BlockTokens) != kvcache.NoBlock
+			}
+		}
+		if whole {
+			longest = n
+		}
+	}
+	if got != longest {
+		return fmt.Errorf("a hit of %d tokens, the longest is %d", got, longest)
+	}
+	for _, spec := range m.groups {
+		if spec.Window > 0 && spec.First(got) > 0 {
+			m.n["window-hit"]++
+		}
 	}
 	return nil
 }
@@ -395,7 +486,7 @@ func (m *sim) abort() error {
 		m.n["abort-in-step"]++
 	case q.r.state == stateRunning:
 		m.n["abort-running"]++
-	case q.r.state == stateWaiting && len(q.r.table) > q.r.hashed:
+	case q.r.state == stateWaiting && slices.ContainsFunc(q.r.tables, func(t table) bool { return len(t.blocks) > t.hashed }):
 		m.n["abort-waiting-arrived"]++
 	case q.r.state == stateWaiting:
 		m.n["abort-waiting"]++
@@ -409,7 +500,7 @@ func (m *sim) abort() error {
 	if err := m.s.Abort(q.ID); err != nil {
 		return err
 	}
-	if m.s.Blocks(q.ID) != nil {
+	if m.s.Tables(q.ID) != nil {
 		return fmt.Errorf("request %d is still here", q.ID)
 	}
 	return nil
@@ -448,37 +539,46 @@ func (m *sim) push() error {
 		if !slices.Contains(m.live, p.q) {
 			m.n["push-outlives-request"]++
 		}
-		if err := verify("push", m.read(p.blocks, len(p.want)), p.want); err != nil {
+		if err := m.verify("push", p.tables, p.n, p.n, p.want); err != nil {
 			return err
 		}
-		m.s.UnpinOut(p.blocks)
+		m.unpin(p)
 		return nil
 	}
 	if len(m.live) == 0 {
 		return nil
 	}
 	q := m.pick()
-	p := &push{q: q, want: slices.Clone(q.cells[:q.r.computed])}
-	p.blocks = slices.Clone(m.s.Blocks(q.ID)[:m.s.blocksFor(q.r.computed)])
+	p := &push{q: q, n: q.r.computed, want: slices.Clone(q.cells[:q.r.computed])}
+	for g, blocks := range m.s.Tables(q.ID) {
+		spec := m.groups[g]
+		p.tables = append(p.tables, slices.Clone(blocks[:spec.End(p.n)]))
+		m.s.PinOut(p.tables[g][spec.First(p.n):])
+	}
 	if m.stepping {
 		m.n["push-in-step"]++
 	}
 	m.n["push"]++
-	m.s.PinOut(p.blocks)
 	m.pushes = append(m.pushes, p)
 	return nil
+}
+
+func (m *sim) unpin(p *push) {
+	for g, blocks := range p.tables {
+		m.s.UnpinOut(blocks[m.groups[g].First(p.n):])
+	}
 }
 
 // events drains them, and holds what they tell against what is there.
 func (m *sim) events() error {
 	events, gap := m.s.Events(nil)
 	m.n["events"] += len(events)
-	there := map[kvcache.Hash]bool{}
+	there := map[name]bool{}
 	for _, e := range m.s.AppendHashed(nil) {
-		if there[e.Hash] && m.cfg.Pool.Hash != nil {
+		if there[name{e.Group, e.Hash}] && m.cfg.Pool.Hash != nil {
 			m.n["collision"]++
 		}
-		there[e.Hash] = true
+		there[name{e.Group, e.Hash}] = true
 	}
 	if gap {
 		m.n["event-gap"]++
@@ -486,11 +586,12 @@ func (m *sim) events() error {
 		return nil
 	}
 	for _, e := range events {
-		if (e.Kind == kvcache.Stored) == m.view[e.Hash] {
-			return fmt.Errorf("event %+v, but known %v", e, m.view[e.Hash])
+		at := name{e.Group, e.Hash}
+		if (e.Kind == kvcache.Stored) == m.view[at] {
+			return fmt.Errorf("event %+v, but known %v", e, m.view[at])
 		}
-		if m.view[e.Hash] = true; e.Kind == kvcache.Removed {
-			delete(m.view, e.Hash)
+		if m.view[at] = true; e.Kind == kvcache.Removed {
+			delete(m.view, at)
 		}
 	}
 	if !maps.Equal(m.view, there) {
@@ -512,10 +613,10 @@ func (m *sim) drain() error {
 		}
 	}
 	for _, p := range m.pushes {
-		if err := verify("last push", m.read(p.blocks, len(p.want)), p.want); err != nil {
+		if err := m.verify("last push", p.tables, p.n, p.n, p.want); err != nil {
 			return err
 		}
-		m.s.UnpinOut(p.blocks)
+		m.unpin(p)
 	}
 	m.pushes = nil
 	for _, q := range m.live {
@@ -593,6 +694,8 @@ func TestSimulationFindsFaults(t *testing.T) {
 		"abort frees under the running step": faultAbortFrees,
 		"a hit covers what is to be scored":  faultScoreHits,
 		"a refused guess's KV is kept":       faultDraftsKept,
+		"window one token short":             faultWindowShort,
+		"window keeps what fell out":         faultWindowKept,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(within) {

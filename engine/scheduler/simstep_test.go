@@ -15,7 +15,7 @@ func (m *sim) step() error {
 	held := map[*request]bool{}
 	for i, q := range m.live {
 		where[i] = q.r.state
-		if q.r.state == stateHeld && len(q.r.table) > 0 {
+		if q.r.state == stateHeld && q.r.holds() > 0 {
 			held[q.r] = true
 		}
 	}
@@ -23,7 +23,7 @@ func (m *sim) step() error {
 	m.stepping = true
 	m.batch, m.completed = nil, nil
 	for _, q := range m.live {
-		if held[q.r] && len(q.r.table) == 0 {
+		if held[q.r] && q.r.holds() == 0 {
 			m.n["reclaimed-held"]++
 			if q.r.reservation != nil {
 				m.n["reclaimed-held-reserved"]++
@@ -48,12 +48,12 @@ func (m *sim) step() error {
 	}
 	var own [][]kvcache.BlockID
 	for _, seq := range b.Seqs {
-		own = append(own, slices.Clone(seq.Blocks))
+		own = append(own, slices.Clone(seq.Tables[0]))
 	}
 	done := m.s.Update(b, results)
 	m.stepping = false
 	for i, seq := range b.Seqs {
-		if !slices.Equal(seq.Blocks, own[i]) {
+		if !slices.Equal(seq.Tables[0], own[i]) && m.groups[0].Window == 0 {
 			m.n["same-block-kept"]++
 		}
 	}
@@ -108,15 +108,22 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 		if seq.Sample {
 			rows++
 		}
-		table := m.s.blocksFor(seq.Start + len(seq.Tokens))
 		seq.Tokens = seq.Tokens[:len(seq.Tokens)-seq.Drafts]
 		end := seq.Start + len(seq.Tokens)
 		if len(seq.Tokens) == 0 || end > len(q.Tokens) || !slices.Equal(seq.Tokens, q.Tokens[seq.Start:end]) {
 			return fmt.Errorf("has tokens %v of request %d at %d, want a part of %v", seq.Tokens, seq.ID, seq.Start, q.Tokens)
 		}
-		if len(seq.Blocks) != table || seq.Sample != (end == len(q.Tokens) && !q.ComputeOnly) {
-			return fmt.Errorf("has %d blocks and sample %v for request %d up to %d of %d",
-				len(seq.Blocks), seq.Sample, seq.ID, end, len(q.Tokens))
+		if len(seq.Tables) != len(m.groups) || seq.Sample != (end == len(q.Tokens) && !q.ComputeOnly) {
+			return fmt.Errorf("has %d tables and sample %v for request %d up to %d of %d",
+				len(seq.Tables), seq.Sample, seq.ID, end, len(q.Tokens))
+		}
+		for g, spec := range m.groups {
+			if len(seq.Tables[g]) != spec.End(end+seq.Drafts) {
+				return fmt.Errorf("has %d places in group %d for request %d up to %d", len(seq.Tables[g]), g, seq.ID, end)
+			}
+			if spec.First(seq.Start) > 0 {
+				m.n["window-passed"]++
+			}
 		}
 		if end < len(q.Tokens) {
 			m.n["chunk"]++
@@ -126,7 +133,7 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 		} else if !one {
 			single = false
 		}
-		if seq.Start > 0 && q.r.hashed*m.blockTokens == seq.Start && where[slices.Index(m.live, q)] == stateWaiting {
+		if seq.Start > 0 && q.r.tables[0].hashed*m.groups[0].BlockTokens == seq.Start && where[slices.Index(m.live, q)] == stateWaiting {
 			m.n["prefix-hit"]++
 		}
 	}
@@ -146,7 +153,7 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 			return fmt.Errorf("completes request %d", id)
 		}
 		m.completed = append(m.completed, q)
-		if err := verify("completed request", m.read(m.s.Blocks(id), len(q.Tokens)), q.cells); err != nil {
+		if err := m.verify("completed request", m.s.Tables(id), len(q.Tokens), len(q.Tokens), q.cells); err != nil {
 			return err
 		}
 	}
@@ -178,7 +185,7 @@ func (m *sim) checkRows(q *simRequest, seq Seq) error {
 	}
 	if q.preempted && q.scored > 0 {
 		m.n["scored-after-preemption"]++
-		if q.r.hashed > 0 {
+		if q.r.tables[0].hashed > 0 {
 			m.n["scored-prefix-hit"]++
 		}
 	}
@@ -197,33 +204,35 @@ func (m *sim) run(b Batch) (results []Result, err error) {
 		end := seq.Start + len(seq.Tokens)
 		what := fmt.Sprintf("request %d (aborted %v), which computes %d to %d,", seq.ID, q.aborted, seq.Start, end)
 		if m.checks {
-			if err := verify(what, m.read(seq.Blocks, seq.Start), q.cells); err != nil {
+			if err := m.verify(what, seq.Tables, seq.Start, seq.Start, q.cells); err != nil {
 				return nil, err
 			}
 		}
-		for _, id := range seq.Blocks[seq.Start/m.blockTokens:] {
-			if info := m.s.pool.Info(id); m.checks && (info.Hashed || info.Refs != 1 || info.PinsIn != 0) {
-				return nil, fmt.Errorf("%s writes block %d: %+v", what, id, info)
+		for g, spec := range m.groups {
+			for _, id := range seq.Tables[g][seq.Start/spec.BlockTokens:] {
+				if info := m.s.pool.Info(id); m.checks && (info.Hashed || info.Refs != 1 || info.PinsIn != 0) {
+					return nil, fmt.Errorf("%s writes block %d: %+v", what, id, info)
+				}
 			}
 		}
-		cells := m.compute(q.Root, seq)
+		m.compute(q.Root, seq)
 		if m.checks || q.ComputeOnly || seq.ScoreFrom < seq.ScoreTo {
-			if err := verify(what, cells[:end-seq.Drafts], q.cells); err != nil {
+			if err := m.verify(what, seq.Tables, seq.Start, end-seq.Drafts, q.cells); err != nil {
 				return nil, err
 			}
 		}
 		if seq.Sample {
-			results = append(results, m.draw(q, seq, cells))
+			results = append(results, m.draw(q, seq))
 		}
 	}
 	return results, nil
 }
 
 // draw samples after the last token, and goes on while a guess was right.
-func (m *sim) draw(q *simRequest, seq Seq, cells []cell) (r Result) {
+func (m *sim) draw(q *simRequest, seq Seq) (r Result) {
 	guesses := seq.Tokens[len(seq.Tokens)-seq.Drafts:]
-	for at := len(cells) - seq.Drafts; ; at++ {
-		token, stop := sample(cells[:at])
+	for at := seq.Start + len(seq.Tokens) - seq.Drafts; ; at++ {
+		token, stop := sample(m.groups, at, func(g, pos int) cell { return *m.at(g, seq.Tables[g], pos) })
 		r.Tokens = append(r.Tokens, token)
 		r.Finished = stop || len(q.output())+len(r.Tokens) == q.maxNew
 		if len(guesses) == 0 || r.Finished || token != guesses[0] {
@@ -304,7 +313,7 @@ func (m *sim) checkOutput(q *simRequest) error {
 	if q.resumed {
 		m.n["finished-after-resume"]++
 	}
-	want := sequential(q.Root, q.Tokens[:q.prompt], q.maxNew, m.cfg.MaxModelLen)
+	want := sequential(m.groups, q.Root, q.Tokens[:q.prompt], q.maxNew, m.cfg.MaxModelLen)
 	if !slices.Equal(q.output(), want) {
 		return fmt.Errorf("request %d says %v, alone it says %v", q.ID, q.output(), want)
 	}
@@ -361,18 +370,20 @@ func (m *sim) reserve() error {
 		}
 	}
 	st := m.s.Stats().Blocks
-	if limit := int(m.cfg.ArrivingFraction * float64(st.Blocks)); st.Arriving > limit || st.Arriving != before.Arriving+len(res.Blocks) {
+	if limit := int(m.cfg.ArrivingFraction * float64(st.Blocks)); st.Arriving > limit || st.Arriving != before.Arriving+res.size() {
 		return fmt.Errorf("%d blocks arrive of at most %d, %d before", st.Arriving, limit, before.Arriving)
 	}
-	if res.UpTo != upTo || res.From%m.blockTokens != 0 || res.From >= upTo ||
-		len(res.Blocks) != m.s.blocksFor(upTo)-res.From/m.blockTokens {
+	if res.UpTo != upTo || res.From%m.s.pool.Align() != 0 || res.From >= upTo || len(res.Groups) != len(m.groups) {
 		return fmt.Errorf("up to %d: %+v", upTo, res)
 	}
-	if err := verify("prefix before a reservation", m.read(m.s.Blocks(q.ID), res.From), q.cells); err != nil {
+	if err := m.verify("prefix before a reservation", m.s.Tables(q.ID), res.From, res.From, q.cells); err != nil {
 		return err
 	}
 	// The network has its own notes of where to write.
-	res.Blocks = slices.Clone(res.Blocks)
+	res.Groups = slices.Clone(res.Groups)
+	for g := range res.Groups {
+		res.Groups[g].Blocks = slices.Clone(res.Groups[g].Blocks)
+	}
 	m.transfers = append(m.transfers, &transfer{Reservation: res, q: q})
 	return nil
 }
@@ -421,20 +432,28 @@ func (m *sim) network() error {
 
 // write puts one cell of a transfer into memory.
 func (m *sim) write(tr *transfer) {
-	pos := tr.From + m.rng.IntN(tr.UpTo-tr.From)
-	c := tr.q.cells[pos]
+	g := m.rng.IntN(len(m.groups))
+	bt, got := m.groups[g].BlockTokens, tr.Groups[g]
+	if len(got.Blocks) == 0 {
+		return
+	}
+	pos := got.First*bt + m.rng.IntN(tr.UpTo-got.First*bt)
+	c := tr.q.cells[pos].of(g)
 	if m.rng.IntN(3) == 0 {
 		c = poison
 	}
-	*m.at(tr.Blocks, pos-tr.From) = c
+	*m.at(g, got.Blocks, pos-got.First*bt) = c
 }
 
 func (m *sim) arrive(tr *transfer) error {
-	for pos := tr.From; pos < tr.UpTo; pos++ {
-		*m.at(tr.Blocks, pos-tr.From) = tr.q.cells[pos]
+	for g, got := range tr.Groups {
+		first := got.First * m.groups[g].BlockTokens
+		for pos := first; pos < tr.UpTo && len(got.Blocks) > 0; pos++ {
+			*m.at(g, got.Blocks, pos-first) = tr.q.cells[pos].of(g)
+		}
 	}
 	q := tr.q
-	prefix := len(q.r.table) * m.blockTokens
+	prefix := q.r.computed
 	cached := m.s.Cached(q.Root, q.Tokens[:tr.UpTo])
 	if err := m.s.Arrived(tr.ID); err != nil {
 		return err
@@ -463,11 +482,11 @@ func (m *sim) arrive(tr *transfer) error {
 		m.n["arrived-prefix-gone"]++
 	case cached > tr.From:
 		m.n["arrived-prefix-grew"]++
-	case tr.UpTo%m.blockTokens != 0:
+	case tr.UpTo%m.s.pool.BlockTokens() != 0:
 		m.n["arrived-partial-block"]++
 	}
 	if !m.checks {
 		return nil
 	}
-	return verify("arrived request", m.read(q.r.table, q.r.computed), q.cells)
+	return m.verify("arrived request", m.s.Tables(q.ID), q.r.computed, q.r.computed, q.cells)
 }

@@ -13,10 +13,13 @@ import (
 type Seq struct {
 	ID     RequestID
 	Start  int
-	Tokens []int32           // never empty
-	Blocks []kvcache.BlockID // block table for positions [0, Start+len(Tokens))
+	Tokens []int32 // never empty
 	Sample bool
 
+	// Tables are the block tables, one per group, for positions [0,
+	// Start+len(Tokens)). At places that no token of this step reads because
+	// they lie before the group's window there is kvcache.NoBlock.
+	Tables [][]kvcache.BlockID
 	// The last Drafts of Tokens are guesses. The device samples before the first
 	// and after each of them, 1+Drafts times.
 	Drafts int
@@ -30,7 +33,7 @@ type Batch struct {
 	Seqs      []Seq       // single tokens first, then chunks, each by rank
 	Tokens    int         // sum over Seqs
 	Preempted []RequestID // lost their KV and wait again; nothing to do but to count them
-	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq, listed by Update as done, Blocks until then
+	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq, listed by Update as done, Tables until then
 	Admitted  []Admission // requests that run for the first time, Completed ones among them
 }
 
@@ -57,7 +60,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	s.stepping = true
 	s.budget = s.cfg.MaxBatchedTokens
 	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
-	s.placed, s.inStep = s.placed[:0], s.inStep[:0]
+	s.placed, s.inStep, s.views = s.placed[:0], s.inStep[:0], s.views[:0]
 	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0], Admitted: s.batch.Admitted[:0]}
 
 	// Preemption removes requests from the end of running only, behind i.
@@ -74,6 +77,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	}
 	s.admit(now, s.cfg.MaxModelLen)
 
+	s.views = slices.Grow(s.views, len(s.placed)*len(s.groups)) // so that no append moves them
 	for _, r := range s.placed {
 		if r.scheduled == 0 {
 			continue // preempted after it was placed
@@ -85,7 +89,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 			s.draft(r)
 		}
 		q := Seq{
-			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.guesses], Blocks: r.table,
+			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.guesses], Tables: s.view(r),
 			Sample: r.samples, Drafts: r.guesses,
 		}
 		if from, to := max(r.computed, r.scored), min(end, r.score); from < to {
@@ -106,18 +110,12 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 // grow places as many of r's missing tokens as budget and memory allow, and
 // reports how many. With none it stays as it is and tries again next step.
 func (s *Scheduler) grow(r *request) int {
-	n := s.rows(r, min(r.missing(), s.budget))
-	for need := s.blocksFor(r.computed + n); len(r.table) < need; {
-		id, ok := s.pool.Alloc()
-		if !ok {
-			if s.reclaim(r) {
-				continue
-			}
-			break
-		}
-		r.table = append(r.table, id)
+	want := r.computed + s.rows(r, min(r.missing(), s.budget))
+	end := s.covered(r)
+	for end < want && s.lengthen(r, end) {
+		end = s.covered(r)
 	}
-	n = min(n, len(r.table)*s.blockTokens-r.computed)
+	n := min(want, end) - r.computed
 	if n > 0 {
 		r.scheduled = n
 		r.extra = max(0, min(r.computed+n, r.score)-max(r.computed, r.scored))
@@ -151,20 +149,71 @@ func (s *Scheduler) draft(r *request) {
 	all := s.cfg.Draft(r.tokens, most)
 	r.tokens = all[:n]
 	guesses := min(len(all)-n, most)
-	for len(r.table) < s.blocksFor(n+guesses) && s.pool.Available() > s.watermark {
-		id, ok := s.pool.Alloc()
-		if !ok {
-			break
-		}
-		r.table = append(r.table, id)
+	end := s.covered(r)
+	for end < n+guesses && s.pool.Available()-s.ending(r, end) >= s.watermark && s.lengthen(r, end) {
+		end = s.covered(r)
 	}
-	r.guesses = max(0, min(guesses, len(r.table)*s.blockTokens-n))
+	r.guesses = max(0, min(guesses, end-n))
 	s.budget -= r.guesses
 	s.spare -= r.guesses
 	if r.guesses > 0 {
 		s.counters.drafts++
 		s.counters.drafted += uint64(r.guesses)
 	}
+}
+
+// view is r's block tables as a batch shows them.
+func (s *Scheduler) view(r *request) [][]kvcache.BlockID {
+	at := len(s.views)
+	s.views = r.appendTables(s.views)
+	return s.views[at:len(s.views):len(s.views)]
+}
+
+func (r *request) appendTables(dst [][]kvcache.BlockID) [][]kvcache.BlockID {
+	for g := range r.tables {
+		dst = append(dst, r.tables[g].blocks)
+	}
+	return dst
+}
+
+// covered is how many tokens r's tables have places for, in every group.
+func (s *Scheduler) covered(r *request) int {
+	least := len(r.tables[0].blocks) * s.groups[0].BlockTokens
+	for g, spec := range s.groups[1:] {
+		least = min(least, len(r.tables[g+1].blocks)*spec.BlockTokens)
+	}
+	return least
+}
+
+// ending is how many of r's tables end at token end.
+func (s *Scheduler) ending(r *request, end int) (n int) {
+	for g, spec := range s.groups {
+		if len(r.tables[g].blocks)*spec.BlockTokens == end {
+			n++
+		}
+	}
+	return n
+}
+
+// lengthen gives a block to each of r's tables that end at token end, or to
+// none when memory does not suffice for all.
+func (s *Scheduler) lengthen(r *request, end int) bool {
+	need := s.ending(r, end)
+	for s.pool.Available() < need {
+		if !s.reclaim(r) {
+			return false
+		}
+	}
+	for g, spec := range s.groups {
+		if t := &r.tables[g]; len(t.blocks)*spec.BlockTokens == end {
+			id, ok := s.pool.Alloc()
+			if !ok {
+				panic("scheduler: pool has fewer blocks than it says")
+			}
+			t.blocks = append(t.blocks, id)
+		}
+	}
+	return true
 }
 
 // reclaim takes the blocks of the lowest rank that has some: of a running
@@ -178,7 +227,7 @@ func (s *Scheduler) reclaim(r *request) bool {
 	}
 	for _, queue := range [...][]*request{s.waiting, s.held} {
 		for i := len(queue) - 1; i >= 0; i-- {
-			if q := queue[i]; q != r && len(q.table) > 0 {
+			if q := queue[i]; q != r && q.holds() > 0 {
 				if victim == nil || victim.rank.before(q.rank) {
 					victim = q
 				}
@@ -199,8 +248,8 @@ func (s *Scheduler) preempt(r *request) {
 	s.release(r)
 	if s.broken == faultPreemptFreesArriving && r.reservation != nil {
 		s.unpin(r.reservation)
-		s.unref(r.reservation.Blocks)
-		r.reservation.Blocks = nil
+		r.reservation.unref(s)
+		r.reservation.Groups = nil
 	}
 	if r.state == stateHeld {
 		s.counters.reclaimed++
@@ -225,7 +274,7 @@ func (s *Scheduler) preempt(r *request) {
 func (s *Scheduler) admit(now time.Duration, longest int) {
 	claimed := 0 // blocks that running requests need for the tokens they have
 	for _, r := range s.running {
-		claimed += s.blocksFor(len(r.tokens)) - len(r.table)
+		claimed += s.lacks(r, r.computed)
 	}
 	for s.budget > 0 && len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
 		if len(s.batch.Preempted) > 0 {
@@ -250,18 +299,20 @@ func (s *Scheduler) admit(now time.Duration, longest int) {
 			s.counters.queueTime += now - r.queuedAt
 			s.batch.Admitted = append(s.batch.Admitted, Admission{ID: r.id, Cached: r.computed - r.arrived, Arrived: r.arrived})
 		}
-		claimed += s.blocksFor(len(r.tokens)) - len(r.table)
+		claimed += s.lacks(r, r.computed)
 	}
 }
 
 // fits says whether r's tokens fit above the watermark, besides claimed blocks.
 func (s *Scheduler) fits(r *request, claimed int) bool {
-	found := s.lookup(r)
-	need := s.blocksFor(len(r.tokens)) - len(r.table) - len(found)
-	for _, id := range found {
-		if s.pool.Info(id).Reusable {
-			need++ // cached and unreferenced: taking it leaves one less available
-		}
+	n := s.lookup(r)
+	need := s.lacks(r, n)
+	if n > r.computed {
+		s.hit(r, n, func(_, _ int, id kvcache.BlockID) {
+			if s.pool.Info(id).Reusable {
+				need++ // cached and unreferenced: taking it leaves one less available
+			}
+		})
 	}
 	return s.pool.Available()-claimed-need >= s.watermark
 }
@@ -296,8 +347,9 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
 			}
 		}
-		s.trim(r)
+		s.shorten(r)
 		s.store(r)
+		s.trim(r)
 		switch {
 		case r.state == stateGone:
 			s.release(r)
@@ -329,11 +381,13 @@ func (s *Scheduler) extend(r *request, guesses, sampled []int32) {
 	}
 }
 
-// trim gives back the blocks of guesses that were refused.
-func (s *Scheduler) trim(r *request) {
-	need := s.blocksFor(r.computed)
-	s.unref(r.table[need:])
-	r.table = r.table[:need]
+// shorten gives back the blocks of guesses that were refused.
+func (s *Scheduler) shorten(r *request) {
+	for g, spec := range s.groups {
+		t, need := &r.tables[g], spec.End(r.computed)
+		s.unref(t.blocks[need:])
+		t.blocks = t.blocks[:need]
+	}
 }
 
 // Discard ends the step of batch b as failed: what it wrote is not trusted, no

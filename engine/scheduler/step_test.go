@@ -136,17 +136,17 @@ func TestFullHitComputesTheLastBlockPrivately(t *testing.T) {
 	prompt := text(1, 32)
 	add(t, s, Request{ID: 1, Tokens: prompt}, 0)
 	b, _ := step(t, s, 0)
-	first := slices.Clone(b.Seqs[0].Blocks)
+	first := slices.Clone(b.Seqs[0].Tables[0])
 	if got := add(t, s, Request{ID: 2, Tokens: prompt}, 0); got != 16 {
 		t.Errorf("%d tokens cached, want 16", got)
 	}
 	b = s.Schedule(0)
 	want(t, b, "1:32+1!", "2:16+16!")
-	if blocks := b.Seqs[1].Blocks; blocks[0] != first[0] || blocks[1] == first[1] {
+	if blocks := b.Seqs[1].Tables[0]; blocks[0] != first[0] || blocks[1] == first[1] {
 		t.Errorf("second request writes in blocks %v, the first has %v", blocks, first)
 	}
 	s.Update(b, []Result{{Tokens: []int32{0}}, {Tokens: []int32{0}}})
-	if got := s.Blocks(2); !slices.Equal(got[:2], first[:2]) {
+	if got := s.Tables(2)[0]; !slices.Equal(got[:2], first[:2]) {
 		t.Errorf("equal content is kept twice: %v and %v", got, first)
 	}
 }
@@ -169,11 +169,11 @@ func TestComputeOnly(t *testing.T) {
 		t.Errorf("%d tokens cached, want all", got)
 	}
 	b = s.Schedule(0)
-	if len(b.Seqs) > 0 || !slices.Equal(b.Completed, []RequestID{2}) || len(s.Blocks(2)) != 2 {
-		t.Errorf("batch %+v with blocks %v, want 2 completed with two blocks", b, s.Blocks(2))
+	if len(b.Seqs) > 0 || !slices.Equal(b.Completed, []RequestID{2}) || len(s.Tables(2)[0]) != 2 {
+		t.Errorf("batch %+v with blocks %v, want 2 completed with two blocks", b, s.Tables(2)[0])
 	}
-	s.PinOut(s.Blocks(2)) // as a push would
-	pinned := slices.Clone(s.Blocks(2))
+	s.PinOut(s.Tables(2)[0]) // as a push would
+	pinned := slices.Clone(s.Tables(2)[0])
 	if done = s.Update(b, nil); !slices.Equal(done, []RequestID{2}) {
 		t.Errorf("%v are done, want 2", done)
 	}
@@ -272,8 +272,8 @@ func TestPreemptionTakesTheLowestRank(t *testing.T) {
 	want(t, b, "1:7+1!", "3:4+1!")
 	b, _ = step(t, s, 3) // all six blocks are taken
 	want(t, b, "1:8+1!")
-	if !slices.Equal(b.Preempted, []RequestID{3}) || len(s.Blocks(2)) != 2 {
-		t.Errorf("preempted %v, request 2 has %d blocks, want 3 preempted and two blocks", b.Preempted, len(s.Blocks(2)))
+	if !slices.Equal(b.Preempted, []RequestID{3}) || len(s.Tables(2)[0]) != 2 {
+		t.Errorf("preempted %v, request 2 has %d blocks, want 3 preempted and two blocks", b.Preempted, len(s.Tables(2)[0]))
 	}
 }
 
@@ -303,7 +303,7 @@ func TestRemotePrefill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lost.From != 16 || lost.UpTo != 49 || len(lost.Blocks) != 3 {
+	if lost.From != 16 || lost.UpTo != 49 || lost.size() != 3 {
 		t.Errorf("reservation %+v, want tokens 16 to 49 in 3 blocks", lost)
 	}
 	if err := s.Lost(lost.ID); err != nil {
@@ -313,8 +313,8 @@ func TestRemotePrefill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range second.Blocks {
-		if slices.Contains(lost.Blocks, id) {
+	for _, id := range second.Groups[0].Blocks {
+		if slices.Contains(lost.Groups[0].Blocks, id) {
 			t.Errorf("block %d is granted twice", id)
 		}
 	}

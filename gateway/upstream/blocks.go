@@ -16,11 +16,11 @@ const maxHeard = 1 << 20
 // is forgotten and begins anew. It implements cluster.Subscriber.
 type Blocks struct {
 	mu sync.RWMutex
-	by map[string]map[kvcache.Hash]struct{} // by member id
+	by map[string]map[kvcache.Hash]kvcache.Hash // by member id: block to the one before
 }
 
 // NewBlocks knows nothing yet.
-func NewBlocks() *Blocks { return &Blocks{by: make(map[string]map[kvcache.Hash]struct{})} }
+func NewBlocks() *Blocks { return &Blocks{by: make(map[string]map[kvcache.Hash]kvcache.Hash)} }
 
 // Blocks takes a node's next changes.
 func (b *Blocks) Blocks(e cluster.BlockEvent) {
@@ -28,7 +28,7 @@ func (b *Blocks) Blocks(e cluster.BlockEvent) {
 	defer b.mu.Unlock()
 	set := b.by[e.Node]
 	if set == nil {
-		set = make(map[kvcache.Hash]struct{})
+		set = make(map[kvcache.Hash]kvcache.Hash)
 		b.by[e.Node] = set
 	}
 	for _, h := range e.Removed {
@@ -38,7 +38,7 @@ func (b *Blocks) Blocks(e cluster.BlockEvent) {
 		if len(set) >= maxHeard {
 			return
 		}
-		set[kvcache.Hash(s.Hash)] = struct{}{}
+		set[kvcache.Hash(s.Hash)] = kvcache.Hash(s.Parent)
 	}
 }
 
@@ -57,13 +57,19 @@ func (b *Blocks) Held(node string, hashes []kvcache.Hash) int {
 	if set == nil {
 		return 0
 	}
-	for i, h := range hashes {
-		if _, ok := set[h]; !ok {
-			return i
+	held := 0
+	for i := 0; i < len(hashes) && i-held < maxStride; i++ {
+		// A node whose blocks hold more tokens tells of every second, third, …
+		// hash; each names the one before.
+		if parent, ok := set[hashes[i]]; ok && (held == 0 || i == held || parent == hashes[held-1]) {
+			held = i + 1
 		}
 	}
-	return len(hashes)
+	return held
 }
+
+// maxStride is how many hashes a node's block may span.
+const maxStride = 16
 
 // Count is how many blocks are known of a node.
 func (b *Blocks) Count(node string) int {

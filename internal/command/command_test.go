@@ -53,6 +53,11 @@ func TestStatusesAndWords(t *testing.T) {
 		{"logits org/none --tokens 1", []string{"HOME=/nowhere"}, 2, "Nothing is downloaded"},
 		{"logits ./none --tokens 1", nil, 2, "stat ./none"},
 		{"ca", nil, 2, "give the folder"},
+		{"plan", nil, 2, "say what to plan"},
+		{"plan memory ./none --kv-memory 1GiB", nil, 2, "no such file"},
+		{"plan memory ../../engine/model/testdata/gqa-tied", nil, 2, "--kv-memory 0 (say how much"},
+		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1KiB", nil, 2, "a sequence of 256 tokens needs 16 blocks"},
+		{"plan memory ../../engine/model/testdata/mistral-window/config.json --kv-memory 1GiB", nil, 0, ""},
 	} {
 		status, _, errOut := run(c.env, strings.Fields(c.args)...)
 		if status != c.status || !strings.Contains(errOut, c.want) || c.want == "" && errOut != "" {

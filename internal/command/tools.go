@@ -32,6 +32,8 @@ func Tools() Table {
 			"tandem status --url http://127.0.0.1:8000", showStatus},
 		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits behind each position of a list of token ids, one JSON object a line.",
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
+		{"plan", "memory CONFIG [flags]", "Computes how many tokens of a model a node's memory holds, with the derivation, from its config.json alone.",
+			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
 		{"ca", "DIR [NAME ...] [flags]", "Makes a cluster's certificate authority in DIR, and the certificates of the nodes named, each in DIR/NAME.",
 			"tandem ca ./certs gw1 p1 d1", certificates},
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",

@@ -176,7 +176,7 @@ func hello(role string, l *engine.Loaded) *nodepb.Hello {
 }
 
 func layout(l *engine.Loaded) kvtransfer.Layout {
-	return kvtransfer.Layout{Regions: l.KV.Layers, PageBytes: l.KV.PageBytes(), Hash: l.LayoutHash()}
+	return kvtransfer.Layout{Regions: l.KV.Regions, PageBytes: l.KV.PageBytes, Hash: l.LayoutHash()}
 }
 
 func (f *fleet) startDecode(o engine.LoadOptions) {
@@ -199,7 +199,7 @@ func (f *fleet) startDecode(o engine.LoadOptions) {
 	})
 	h := hello("decode", l)
 	n = decode.New(decode.Options{
-		Engine: eng, Reader: reader, MaxModelLen: l.Scheduler.MaxModelLen, BlockTokens: l.KV.BlockTokens,
+		Engine: eng, Reader: reader, MaxModelLen: l.Scheduler.MaxModelLen, BlockTokens: l.Scheduler.Pool.BlockTokens,
 		Identity: decode.Identity{Model: "tiny", Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash()},
 		Dial: func(h2 rpc.Handler) decode.Dialer {
 			p := rpc.NewPool(rpc.Options{Hello: h, Dial: f.net.Dial}, h2)
@@ -232,7 +232,7 @@ func (f *fleet) startPrefill(o engine.LoadOptions) {
 		}
 	})
 	f.prefill = prefill.New(prefill.Options{
-		Engine: eng, Writer: w, BlockTokens: l.KV.BlockTokens, Layers: l.KV.Layers,
+		Engine: eng, Writer: w,
 		Identity: prefill.Identity{Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash()},
 	})
 	f.serve("prefill", hello("prefill", l), f.prefill)

@@ -196,7 +196,7 @@ func (n *node) start(rng *rand.Rand) {
 	c := n.c
 	o := n.device.Scheduler
 	o.Pool.Blocks = 13 + rng.IntN(7)
-	o.MaxModelLen = 13 * n.device.KV.BlockTokens
+	o.MaxModelLen = 13 * n.device.Scheduler.Pool.BlockTokens
 	o.MaxSeqs = 2 + rng.IntN(6)
 	o.MaxBatchedTokens = 8 + rng.IntN(90)
 	log := slog.New(faults{slog.DiscardHandler, c, n.addr})
@@ -248,7 +248,7 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	n.stop = append(n.stop, func() { c.must(r.Close()) })
 	seed := rng.Uint64()
 	n.decode = decode.New(decode.Options{
-		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.KV.BlockTokens, Bundle: c.bundle,
+		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.Scheduler.Pool.BlockTokens, Bundle: c.bundle,
 		Identity: decode.Identity{Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
 		Dial: func(toPrefill rpc.Handler) decode.Dialer {
 			l := &lossy{Handler: toPrefill, c: c, rng: rand.New(rand.NewPCG(seed, 2)), drop: []rpc.Type{rpc.FrameGrantRequest, rpc.FrameEnd, rpc.FramePrefillDone}}
@@ -273,7 +273,7 @@ func (n *node) startPrefill(ctx context.Context, rng *rand.Rand) rpc.Handler {
 	c.must(err)
 	n.stop = append(n.stop, func() { c.must(n.writer.Close()) })
 	n.prefill = prefill.New(prefill.Options{
-		Engine: n.eng, Writer: n.writer, BlockTokens: n.device.KV.BlockTokens, Layers: n.device.KV.Layers,
+		Engine: n.eng, Writer: n.writer,
 		RunAheadTokens: 100 + rng.IntN(300),
 		Identity:       prefill.Identity{Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
 	})
@@ -379,7 +379,7 @@ func devices(t *testing.T, dir, kernels string, n int) []*engine.Loaded {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if l.KV.BlockTokens != 16 || l.KV.Blocks < 33 {
+		if l.Scheduler.Pool.BlockTokens != 16 || l.KV.Blocks < 33 {
 			t.Fatalf("%+v", l.KV)
 		}
 		out = append(out, l)

@@ -53,7 +53,7 @@ var mayImport = map[string][]string{
 	"engine/ngram":       {},
 	"engine/scheduler":   {"engine/kvcache"},
 	"engine/kvcache":     {},
-	"engine/memory":      {"engine/backend"}, // the shape of a model's KV
+	"engine/memory":      {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
 	"engine/model":       {"engine/backend", "engine/safetensors"},
 	"engine/backend":     {"engine/sample"}, // sampling is an op
 	"engine/backend/cpu": {"engine/backend", "engine/sample"},

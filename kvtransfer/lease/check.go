@@ -77,7 +77,7 @@ func (t *Table) checkSlot(i uint32, s *slot) error {
 	if s.state == Quarantined && s.nReads == 0 {
 		return fmt.Errorf("quarantined without a read")
 	}
-	if s.state.live() && s.nLanded == len(s.pages)*t.o.Regions {
+	if s.state.live() && s.nLanded == s.nPieces {
 		return fmt.Errorf("every piece landed but the lease is not complete")
 	}
 	return nil

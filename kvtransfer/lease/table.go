@@ -1,7 +1,7 @@
 // Package lease decides which writes may land in a reader's pages, and when those pages are its owner's again.
 //
 // A reader grants a lease over a list of pages; a piece is one (region, index) pair, that is, page list[index] of one
-// region, and a lease expects every piece exactly once. Before a byte is read from a connection the reader asks Admit (once per
+// region, and a lease expects every piece exactly once. Runs of pages may be of the first few regions only. Before a byte is read from a connection the reader asks Admit (once per
 // frame: which pieces may land, and where) and BeginRead (before each read into the pages: is the lease still live); EndRead
 // says what landed. A lease that ends while a read is under way is quarantined and released by the last EndRead:
 //
@@ -98,12 +98,17 @@ type Counts struct {
 	ByState         [nStates]int
 }
 
+// Run is some consecutive pages of a lease that have pieces in the first Regions regions only.
+type Run struct{ Pages, Regions int }
+
 type slot struct {
 	gen      uint32
 	state    State
 	overdue  bool          // Expire has reported this quarantine
 	writer   uint64        // the one connection group that may write; 0 until the first that tries
 	pages    []int32       // [index] page
+	runs     []Run         // of pages, in order
+	nPieces  int           // expected
 	claimed  bitset        // [region*len(pages)+index] admitted once
 	landed   bitset        // same shape; subset of claimed
 	nLanded  int           // bits set in landed
@@ -128,12 +133,20 @@ func New(o Options) *Table {
 }
 
 // Grant leases pages to whoever presents the returned key; it expires after duration without progress. The table keeps pages.
-func (t *Table) Grant(now time.Duration, pages []int32, duration time.Duration) (Key, error) {
+// Runs, if any, cover them in order; without runs each page has a piece in every region.
+func (t *Table) Grant(now time.Duration, pages []int32, duration time.Duration, runs ...Run) (Key, error) {
+	if len(runs) == 0 {
+		runs = []Run{{len(pages), t.o.Regions}}
+	}
 	if duration <= 0 {
 		return Key{}, fmt.Errorf("%w: %v", ErrDuration, duration)
 	}
 	if len(pages) == 0 || len(pages) > t.o.Pages {
 		return Key{}, fmt.Errorf("%w: %d pages of %d", ErrPages, len(pages), t.o.Pages)
+	}
+	nPieces, err := t.pieces(len(pages), runs)
+	if err != nil {
+		return Key{}, err
 	}
 	i, err := t.takeSlot()
 	if err != nil {
@@ -154,14 +167,41 @@ func (t *Table) Grant(now time.Duration, pages []int32, duration time.Duration) 
 		return Key{}, fmt.Errorf("%w: page %d", ErrPageBusy, p)
 	}
 	s := &t.slots[i]
-	nPieces := len(pages) * t.o.Regions
+	nBits := len(pages) * t.o.Regions
 	*s = slot{
-		gen: s.gen + 1, state: Granted, pages: pages,
-		claimed: newBitset(nPieces), landed: newBitset(nPieces),
+		gen: s.gen + 1, state: Granted, pages: pages, runs: runs, nPieces: nPieces,
+		claimed: newBitset(nBits), landed: newBitset(nBits),
 		duration: duration, deadline: now + duration,
 	}
 	t.counts.Granted++
 	return Key{t.o.Epoch, i, s.gen}, nil
+}
+
+// pieces counts those of a lease whose runs cover its pages.
+func (t *Table) pieces(nPages int, runs []Run) (n int, err error) {
+	left := nPages
+	for _, r := range runs {
+		if r.Pages < 1 || r.Regions < 1 || r.Regions > t.o.Regions || r.Pages > left {
+			return 0, fmt.Errorf("%w: runs %v of %d pages in %d regions", ErrPages, runs, nPages, t.o.Regions)
+		}
+		left -= r.Pages
+		n += r.Pages * r.Regions
+	}
+	if left != 0 {
+		return 0, fmt.Errorf("%w: runs %v of %d pages", ErrPages, runs, nPages)
+	}
+	return n, nil
+}
+
+// regions is in how many the page at an index has pieces.
+func (s *slot) regions(index uint32) uint32 {
+	for _, r := range s.runs {
+		if int(index) < r.Pages {
+			return uint32(r.Regions)
+		}
+		index -= uint32(r.Pages)
+	}
+	return 0
 }
 
 // takeSlot hands out a free slot. A slot whose generation is used up is not handed out again.
@@ -227,7 +267,7 @@ func (t *Table) Admit(k Key, writer uint64, region uint32, index []uint32, dst [
 		return Invalid
 	}
 	for _, i := range index {
-		if i >= uint32(len(s.pages)) {
+		if i >= uint32(len(s.pages)) || region >= s.regions(i) {
 			return Invalid
 		}
 	}
@@ -277,7 +317,7 @@ func (t *Table) EndRead(now time.Duration, k Key, region uint32, landed []uint32
 		s.nLanded++
 		s.deadline = now + s.duration
 	}
-	if s.nLanded == len(s.pages)*t.o.Regions {
+	if s.nLanded == s.nPieces {
 		t.counts.Completed++
 		t.release(s, Complete)
 	}
@@ -307,7 +347,7 @@ func (t *Table) release(s *slot, to State) {
 		t.owner[p] = 0
 	}
 	s.state = to
-	s.pages, s.claimed, s.landed = nil, nil, nil
+	s.pages, s.runs, s.claimed, s.landed = nil, nil, nil, nil
 }
 
 // Free makes the slot of a Complete or Released lease grantable again.

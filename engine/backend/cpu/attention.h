@@ -15,18 +15,18 @@ FN uint16_t to_bf16(float f) {
 }
 
 static TARGET void storekv(const tandem_op *op, const tandem_step *st, int row) {
-	int bt = st->block_tokens, dim = op->dim, off = st->slots[row] % bt;
-	uint8_t *page = op->kv + (size_t)(st->slots[row] / bt) * st->page_bytes;
+	int bt = op->block_tokens, dim = op->dim, off = op->slots_kv[row] % bt;
+	uint8_t *page = op->kv + (size_t)(op->slots_kv[row] / bt) * st->page_bytes;
 	const float *k = op->a + (size_t)row * op->k, *v = op->b + (size_t)row * op->k;
 	for (int h = 0; h < op->kv_heads; h++)
 		for (int d = 0; d < dim; d++, k++, v++) {
 			size_t ki = (size_t)(h * dim + d) * bt + off, vi = (size_t)(h * bt + off) * dim + d;
 			if (st->kv_bf16) {
 				((uint16_t *)page)[ki] = to_bf16(*k);
-				((uint16_t *)(page + st->page_bytes / 2))[vi] = to_bf16(*v);
+				((uint16_t *)(page + op->v_at))[vi] = to_bf16(*v);
 			} else {
 				((float *)page)[ki] = *k;
-				((float *)(page + st->page_bytes / 2))[vi] = *v;
+				((float *)(page + op->v_at))[vi] = *v;
 			}
 		}
 }
@@ -118,7 +118,7 @@ static TARGET void score_groups(int bf16, int nq, int ng, int dim, const float *
 // block on that holds the first query's window.
 static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from, int keys,
                           tandem_scratch *s) {
-	int bt = st->block_tokens, size = st->kv_bf16 ? 2 : 4;
+	int bt = op->block_tokens, size = st->kv_bf16 ? 2 : 4;
 	int begin = p->first[i0] > from ? (p->first[i0] - from) / bt * bt : 0;
 	for (int t = begin; t < keys;) {
 		const uint8_t *k[SCORE_NG];
@@ -240,7 +240,7 @@ static TARGET void mix_keys(const tandem_op *op, const tandem_step *st, int i, i
 // in their order.
 static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from,
                                int keys, tandem_scratch *s) {
-	int bt = st->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
+	int bt = op->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
 	int lo[QUERIES], hi[QUERIES];
 	if (i0 >= i1)
 		return;
@@ -288,7 +288,7 @@ FN void merge(pass *p, int i, float most, float sum, int first, int dim, tandem_
 
 static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, tandem_scratch *s) {
 	int dim = op->dim, longest = p->keys[p->n - 1];
-	int segment = st->block_tokens < SEGMENT ? SEGMENT / st->block_tokens * st->block_tokens : st->block_tokens;
+	int segment = op->block_tokens < SEGMENT ? SEGMENT / op->block_tokens * op->block_tokens : op->block_tokens;
 	for (int from = p->first[0] / segment * segment, i0 = 0, i1 = 0; from < longest; from += segment) {
 		int keys = min_int(segment, longest - from);
 		while (p->keys[i0] <= from)
@@ -318,8 +318,8 @@ static TARGET void attention(const tandem_op *op, const tandem_step *st, const t
 	int head = item % op->kv_heads, r0 = item / op->kv_heads * sp->chunk, r1 = min_int(r0 + sp->chunk, sp->rows);
 	int group = op->heads / op->kv_heads, size = st->kv_bf16 ? 2 : 4;
 	pass p = {
-	    .k_at = (size_t)head * op->dim * st->block_tokens * size,
-	    .v_at = st->page_bytes / 2 + (size_t)head * op->dim * st->block_tokens * size,
+	    .k_at = (size_t)head * op->dim * op->block_tokens * size,
+	    .v_at = op->v_at + (size_t)head * op->dim * op->block_tokens * size,
 	};
 	for (int r = r0, span = -1; r < r1; r++) {
 		for (int h = 0; h < group; h++) {
@@ -328,7 +328,7 @@ static TARGET void attention(const tandem_op *op, const tandem_step *st, const t
 				p.n = 0;
 			}
 			span = st->row_span[r];
-			p.table = st->tables + (size_t)span * st->table_stride;
+			p.table = op->tables + (size_t)span * st->table_stride;
 			size_t at = (size_t)r * op->n + (size_t)(head * group + h) * op->dim;
 			p.q[p.n] = op->a + at;
 			p.dst[p.n] = op->dst + at;

@@ -70,7 +70,7 @@ func bitsOf(t *testing.T, kernels string) uint64 {
 		}
 		return w
 	}
-	if err := b.AllocKV(backend.KVSpec{Layers: 1, Blocks: 8, BlockTokens: bt, KVHeads: kvHeads, HeadDim: dim, DType: backend.BF16}); err != nil {
+	if err := b.AllocKV(backend.UniformKV(1, 8, bt, kvHeads, dim, backend.BF16)); err != nil {
 		t.Fatal(err)
 	}
 	x, xs := buf(in)
@@ -83,10 +83,9 @@ func bitsOf(t *testing.T, kernels string) uint64 {
 	v, _ := buf(kvHeads * dim)
 	a, as := buf(heads * dim)
 	single, half, norm := load(backend.F32, out, in), load(backend.BF16, out, in), load(backend.F32, in)
-	st := &backend.Step{Tokens: make([]int32, rows), Spans: []backend.Span{{Tokens: rows, Blocks: []int32{3, 0, 5, 1, 7}}}}
+	st := &backend.Step{Tokens: make([]int32, rows), Spans: []backend.Span{{Tokens: rows, Tables: [][]int32{{3, 0, 5, 1, 7}}}}}
 	for i := range int32(rows) {
 		st.Positions = append(st.Positions, i)
-		st.Slots = append(st.Slots, st.Spans[0].Blocks[i/bt]*bt+i%bt)
 	}
 	b.once(st, func() {
 		b.Linear(y, x, single, backend.NoWeight)

@@ -108,11 +108,26 @@ type weight struct {
 
 // kvStore is the paged KV. A page is K [kvHeads, headDim, blockTokens] then
 // V [kvHeads, blockTokens, headDim]: in both, the vector lanes of a score or
-// of an output lie side by side.
+// of an output lie side by side. What a group does not need of it stays unused.
 type kvStore struct {
-	spec   backend.KVSpec
-	layers [][]byte // [Layers] of [Blocks, PageBytes], mapped
+	spec    backend.KVSpec
+	regions [][]byte  // [Regions] of [Blocks, PageBytes], mapped
+	groups  []kvGroup // [Groups]
 }
+
+// kvGroup is a group and what the step says of it.
+type kvGroup struct {
+	backend.KVGroup
+	half   int     // bytes of K, behind which V begins
+	slots  []int32 // [Limits.Tokens] block*BlockTokens + offset, where a row's KV goes; mapped
+	tables []int32 // [Limits.Seqs, Limits.Blocks] block tables; mapped
+}
+
+// group is that of a KV layer.
+func (kv *kvStore) group(layer int) *kvGroup { return &kv.groups[kv.spec.Layers[layer].Group] }
+
+// memory is a KV layer's pages.
+func (kv *kvStore) memory(layer int) []byte { return kv.regions[kv.spec.Layers[layer].Region] }
 
 // ropeTable holds cosine then sine of one rotation for the rows of a step.
 type ropeTable struct {
@@ -243,29 +258,41 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 // AllocKV reserves the paged KV, once. Pages cost memory when first written.
 func (c *CPU) AllocKV(spec backend.KVSpec) error {
 	const most = 1 << 20
-	if c.kv.layers != nil {
+	if c.kv.regions != nil {
 		return fmt.Errorf("%w: KV allocated twice", backend.ErrShape)
 	}
-	if spec.Layers < 1 || spec.Layers > most || spec.Blocks < 1 || spec.BlockTokens < 1 || spec.BlockTokens > maxBlockTokens ||
-		spec.KVHeads < 1 || spec.KVHeads > most || spec.HeadDim < 1 || spec.HeadDim > maxHeadDim ||
-		(spec.DType != backend.F32 && spec.DType != backend.BF16) ||
-		int64(spec.Blocks)*int64(spec.BlockTokens) > 1<<31-1 {
+	if !spec.Valid() || len(spec.Layers) > most || len(spec.Groups) > most {
 		return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
 	}
-	layers := make([][]byte, spec.Layers)
-	for i := range layers {
-		b, err := c.mem.bytes(spec.Blocks*spec.PageBytes(), false)
-		if err != nil {
-			return fmt.Errorf("KV layer %d of %d: %w", i, spec.Layers, err)
+	kv := kvStore{spec: spec}
+	for _, g := range spec.Groups {
+		if g.BlockTokens > maxBlockTokens || g.HeadDim > maxHeadDim || g.KVHeads > most ||
+			int64(spec.Blocks)*int64(g.BlockTokens) > 1<<31-1 {
+			return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
 		}
-		layers[i] = b
+		kg := kvGroup{KVGroup: g, half: g.BlockTokens * g.TokenBytes(spec.DType) / 2}
+		var err error
+		if kg.slots, err = c.mem.ints(c.opts.Limits.Tokens); err == nil {
+			kg.tables, err = c.mem.ints(c.opts.Limits.Seqs * c.opts.Limits.Blocks)
+		}
+		if err != nil {
+			return fmt.Errorf("block tables: %w", err)
+		}
+		kv.groups = append(kv.groups, kg)
 	}
-	c.kv = kvStore{spec: spec, layers: layers}
+	for i := range spec.Regions {
+		b, err := c.mem.bytes(spec.Blocks*spec.PageBytes, false)
+		if err != nil {
+			return fmt.Errorf("KV region %d of %d: %w", i, spec.Regions, err)
+		}
+		kv.regions = append(kv.regions, b)
+	}
+	c.kv = kv
 	return nil
 }
 
-// KVLayer is one layer's pages.
-func (c *CPU) KVLayer(layer int) []byte { return c.kv.layers[layer] }
+// KVRegion is one region's pages.
+func (c *CPU) KVRegion(region int) []byte { return c.kv.regions[region] }
 
 // Download copies the live rows of the last step into dst, which it grows when
 // it is too short, and returns the part that it filled.
@@ -274,7 +301,7 @@ func (c *CPU) Download(dst []float32, src backend.Buf) []float32 {
 	return append(dst[:0], b.data[:c.step.live(b.rows)*b.cols]...)
 }
 
-// Close ends the threads and returns all memory. Slices from KVLayer die.
+// Close ends the threads and returns all memory. Slices from KVRegion die.
 func (c *CPU) Close() error {
 	if c.kernels == nil {
 		return nil

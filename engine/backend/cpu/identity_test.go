@@ -81,7 +81,7 @@ func TestLinearBits(t *testing.T) {
 			results[kernels] = batch
 			for r := range rows {
 				copy(xs, xs[r*in:(r+1)*in])
-				b.once(&backend.Step{Tokens: make([]int32, 1), Slots: make([]int32, 1), Positions: make([]int32, 1)}, record)
+				b.once(&backend.Step{Tokens: make([]int32, 1), Positions: make([]int32, 1)}, record)
 				for n, v := range batch[r*out : (r+1)*out] {
 					if math.Float32bits(v) != math.Float32bits(ys[n]) {
 						t.Fatalf("%s, seed %d: [%d, %d] is %g in a batch of %d rows of %d, %g alone",

@@ -52,17 +52,20 @@ typedef struct {
 	void *w;           // packed matrix, or a vector of n fp32
 	const float *bias; // [n] or null
 	uint8_t *kv;       // [blocks, page_bytes] of the layer
+	int32_t block_tokens;    // of the layer's KV group, as the next three
+	int64_t v_at;            // bytes of a page before V
+	const int32_t *slots_kv; // [tokens] where a row's KV goes
+	const int32_t *tables;   // [spans, table_stride]
 	const float *cs;   // [tokens, dim] cosines, then sines
 } tandem_op;
 
 // The live step, rewritten by Go before each run.
 typedef struct {
 	int32_t tokens, outputs;
-	const int32_t *ids, *positions, *slots, *row_span; // [tokens]
-	const int32_t *output_rows;                        // [outputs]
-	const int32_t *tables;                             // [spans, table_stride]
+	const int32_t *ids, *positions, *row_span; // [tokens]
+	const int32_t *output_rows;                // [outputs]
 	int32_t table_stride;
-	int32_t block_tokens, kv_bf16;
+	int32_t kv_bf16;
 	int64_t page_bytes;
 	int32_t fault_batch_order;
 } tandem_step;

@@ -50,7 +50,7 @@ func TestWindowReadsOnlyItsBlocks(t *testing.T) {
 		}
 		defer c.Close()
 		b := &rig{CPU: c, t: t, rng: rng, rows: n}
-		spec := backend.KVSpec{Layers: 1, Blocks: blocks, BlockTokens: bt, KVHeads: 2, HeadDim: dim, DType: backend.BF16}
+		spec := backend.UniformKV(1, blocks, bt, 2, dim, backend.BF16)
 		if err := c.AllocKV(spec); err != nil {
 			t.Fatal(err)
 		}
@@ -73,9 +73,9 @@ func TestWindowReadsOnlyItsBlocks(t *testing.T) {
 			return slices.Clone(ys[:tokens*heads*dim])
 		}
 		want := step(n)[(n-1)*heads*dim:]
-		dead := max(0, n-window) / bt * spec.PageBytes() // bytes of the blocks before the last token's window
+		dead := max(0, n-window) / bt * spec.PageBytes // bytes of the blocks before the last token's window
 		for i := range dead {
-			c.KVLayer(0)[i] = 0xff
+			c.KVRegion(0)[i] = 0xff
 		}
 		copy(qs, qs[(n-1)*heads*dim:])
 		copy(ks, ks[(n-1)*2*dim:])
@@ -182,7 +182,7 @@ func TestMoE(t *testing.T) {
 			for r := range rows {
 				copy(m.xs, m.xs[r*m.hidden:(r+1)*m.hidden])
 				copy(m.scores, m.scores[r*m.experts:(r+1)*m.experts])
-				b.once(&backend.Step{Tokens: make([]int32, 1), Slots: make([]int32, 1), Positions: make([]int32, 1)}, record)
+				b.once(&backend.Step{Tokens: make([]int32, 1), Positions: make([]int32, 1)}, record)
 				for i, v := range batch[r*m.hidden : (r+1)*m.hidden] {
 					if math.Float32bits(v) != math.Float32bits(m.ys[i]) {
 						t.Fatalf("%s, seed %d: [%d, %d] is %g in a batch of %d, %g alone", kernels, seed, r, i, v, rows, m.ys[i])

@@ -61,8 +61,7 @@ func newNative(c *CPU) (runner, error) {
 	}
 	s := (*C.tandem_step)(unsafe.Pointer(&mem[0]))
 	s.ids, s.positions = ints(c.step.ids), ints(c.step.positions)
-	s.slots, s.row_span = ints(c.step.slots), ints(c.step.rowSpan)
-	s.output_rows, s.tables = ints(c.step.outputRows), ints(c.step.tables)
+	s.row_span, s.output_rows = ints(c.step.rowSpan), ints(c.step.outputRows)
 	s.table_stride = C.int32_t(c.opts.Limits.Blocks)
 	if c.opts.FaultBatchOrder {
 		s.fault_batch_order = 1
@@ -96,10 +95,9 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 
 // compile writes the plan as an array that C reads.
 func (n *native) compile(c *CPU, p *plan) (unsafe.Pointer, error) {
-	if spec := c.kv.spec; c.kv.layers != nil {
-		n.step.block_tokens = C.int32_t(spec.BlockTokens)
+	if spec := c.kv.spec; c.kv.regions != nil {
 		n.step.kv_bf16 = isBF16(spec.DType)
-		n.step.page_bytes = C.int64_t(spec.PageBytes())
+		n.step.page_bytes = C.int64_t(spec.PageBytes)
 	}
 	if len(p.ops) == 0 {
 		return nil, nil
@@ -150,7 +148,10 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 		to.cs = floats(o.rope.table)
 	}
 	if o.kind == opStoreKV || o.kind == opAttention {
-		to.kv = (*C.uint8_t)(&c.kv.layers[o.layer][0])
+		g := c.kv.group(o.layer)
+		to.kv = (*C.uint8_t)(&c.kv.memory(o.layer)[0])
+		to.block_tokens, to.v_at = C.int32_t(g.BlockTokens), C.int64_t(g.half)
+		to.slots_kv, to.tables = ints(g.slots), ints(g.tables)
 	}
 	if o.route != nil {
 		return lowerMoE(c, o, to)

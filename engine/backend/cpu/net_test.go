@@ -91,8 +91,7 @@ func newNet(t testing.TB, s shape, o Options, seed uint64) *net {
 			t.Fatal(err)
 		}
 	}
-	check(c.AllocKV(backend.KVSpec{Layers: s.layers, Blocks: s.blocks, BlockTokens: s.blockTokens,
-		KVHeads: s.kvHeads, HeadDim: s.dim, DType: s.kvType}))
+	check(c.AllocKV(backend.UniformKV(s.layers, s.blocks, s.blockTokens, s.kvHeads, s.dim, s.kvType)))
 	buf := func(rows backend.Rows, cols int) backend.Buf {
 		b, err := c.Alloc(rows, cols)
 		check(err)
@@ -202,13 +201,11 @@ func (n *net) stepOf(chunks []chunk) *backend.Step {
 		q, row := c.seq, int32(len(st.Tokens))
 		for i := range c.n {
 			pos := q.done + i
-			slot := q.blocks[pos/n.blockTokens]*int32(n.blockTokens) + int32(pos%n.blockTokens)
 			st.Outputs = append(st.Outputs, backend.Output{Row: int32(len(st.Tokens)), Position: int32(pos + 1)})
 			st.Tokens = append(st.Tokens, q.tokens[pos])
 			st.Positions = append(st.Positions, int32(pos))
-			st.Slots = append(st.Slots, slot)
 		}
-		st.Spans = append(st.Spans, backend.Span{Row: row, Tokens: int32(c.n), Start: int32(q.done), Blocks: q.blocks})
+		st.Spans = append(st.Spans, backend.Span{Row: row, Tokens: int32(c.n), Start: int32(q.done), Tables: [][]int32{q.blocks}})
 	}
 	st.Sampled = make([]int32, len(st.Outputs))
 	return st

@@ -62,7 +62,6 @@ func (b *rig) once(step *backend.Step, record func()) {
 	}
 	if step.Tokens == nil {
 		step.Tokens = make([]int32, b.rows)
-		step.Slots = make([]int32, b.rows)
 	}
 	if step.Positions == nil {
 		step.Positions = make([]int32, b.rows)
@@ -135,7 +134,7 @@ func TestEmbedAndRows(t *testing.T) {
 		x, xs := b.buf(backend.TokenRows, cols, 1)
 		y, ys := b.buf(backend.OutputRows, cols, 1)
 		w, ws := b.load(backend.DType(1+rng.IntN(2)), vocab, cols)
-		st := &backend.Step{Tokens: make([]int32, rows), Slots: make([]int32, rows)}
+		st := &backend.Step{Tokens: make([]int32, rows)}
 		for i := range st.Tokens {
 			st.Tokens[i] = int32(rng.IntN(vocab))
 			st.Outputs = append(st.Outputs, backend.Output{Row: int32(rng.IntN(rows))})
@@ -306,12 +305,12 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 	defer c.Close()
 	b := &rig{CPU: c, t: t, rng: rng, rows: rows}
 	dt := backend.DType(1 + rng.IntN(2))
-	spec := backend.KVSpec{Layers: 2, Blocks: blocks + 2, BlockTokens: a.bt, KVHeads: a.kvHeads, HeadDim: a.dim, DType: dt}
+	spec := backend.UniformKV(2, blocks+2, a.bt, a.kvHeads, a.dim, dt)
 	if err := c.AllocKV(spec); err != nil {
 		t.Fatal(err)
 	}
-	for i := range c.KVLayer(1) {
-		c.KVLayer(1)[i] = 0xff // stale pages hold NaN: nothing unwritten may be used
+	for i := range c.KVRegion(1) {
+		c.KVRegion(1)[i] = 0xff // stale pages hold NaN: nothing unwritten may be used
 	}
 	q, qs := b.buf(backend.TokenRows, a.heads*a.dim, 1)
 	k, ks := b.buf(backend.TokenRows, a.kvHeads*a.dim, 1)
@@ -393,13 +392,13 @@ func TestKVRounding(t *testing.T) {
 	eachVariant(t, 1, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
 		b := newRig(t, kernels, 1, rng)
 		defer b.Close()
-		if err := b.AllocKV(backend.KVSpec{Layers: 1, Blocks: 1, BlockTokens: 1, KVHeads: 1, HeadDim: len(values), DType: backend.BF16}); err != nil {
+		if err := b.AllocKV(backend.UniformKV(1, 1, 1, 1, len(values), backend.BF16)); err != nil {
 			t.Fatal(err)
 		}
 		k, ks := b.buf(backend.TokenRows, len(values), 1)
 		copy(ks, values)
-		b.once(&backend.Step{Spans: []backend.Span{{Tokens: 1, Blocks: []int32{0}}}}, func() { b.StoreKV(0, k, k) })
-		for i, u := range u16view(b.KVLayer(0)) {
+		b.once(&backend.Step{Spans: []backend.Span{{Tokens: 1, Tables: [][]int32{{0}}}}}, func() { b.StoreKV(0, k, k) })
+		for i, u := range u16view(b.KVRegion(0)) {
 			if w := want[i%len(want)]; u != w {
 				t.Errorf("%g is stored as %04x, want %04x", values[i%len(want)], u, w)
 			}

@@ -194,30 +194,34 @@ func (c *CPU) ropeTable(r *backend.Rope) *ropeTable {
 	return t
 }
 
+// kvGroup is the group of a KV layer that an operation names.
+func (c *CPU) kvGroup(what string, layer int) *kvGroup {
+	need(layer >= 0 && layer < len(c.kv.spec.Layers), "%s: layer %d of %d", what, layer, len(c.kv.spec.Layers))
+	c.plan().usesKV = true
+	return c.kv.group(layer)
+}
+
 // StoreKV records the write of k and v to the slots of the step.
 func (c *CPU) StoreKV(layer int, k, v backend.Buf) {
-	a, b, s := c.buf(k), c.buf(v), c.kv.spec
+	a, b, g := c.buf(k), c.buf(v), c.kvGroup("StoreKV", layer)
 	same("StoreKV", a, b)
-	need(layer >= 0 && layer < s.Layers, "StoreKV: layer %d of %d", layer, s.Layers)
-	need(a.rows == backend.TokenRows && a.cols == s.KVHeads*s.HeadDim, "StoreKV: %d columns for %d heads of %d",
-		a.cols, s.KVHeads, s.HeadDim)
-	c.record(op{kind: opStoreKV, rows: a.rows, a: a, b: b, layer: layer, kvHeads: s.KVHeads, dim: s.HeadDim})
-	c.recording.usesKV = true
+	need(a.rows == backend.TokenRows && a.cols == g.KVHeads*g.HeadDim, "StoreKV: %d columns for %d heads of %d",
+		a.cols, g.KVHeads, g.HeadDim)
+	c.record(op{kind: opStoreKV, rows: a.rows, a: a, b: b, layer: layer, kvHeads: g.KVHeads, dim: g.HeadDim})
 }
 
 // Attention records causal attention of q over the sequences' pages.
 func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
-	d, x, s := c.buf(dst), c.buf(q), c.kv.spec
+	d, x, g := c.buf(dst), c.buf(q), c.kvGroup("Attention", a.Layer)
 	same("Attention", d, x)
 	need(d != x, "Attention: in place")
-	need(a.Layer >= 0 && a.Layer < s.Layers, "Attention: layer %d of %d", a.Layer, s.Layers)
-	need(d.rows == backend.TokenRows && a.KVHeads == s.KVHeads && a.HeadDim == s.HeadDim &&
+	need(d.rows == backend.TokenRows && a.KVHeads == g.KVHeads && a.HeadDim == g.HeadDim &&
 		a.Heads > 0 && a.Heads%a.KVHeads == 0 && a.Heads*a.HeadDim == d.cols,
-		"Attention: %+v over KV %+v in %d columns", a, s, d.cols)
-	need(a.Window >= 0 && a.Window <= maxCols, "Attention: window of %d", a.Window)
+		"Attention: %+v over KV %+v in %d columns", a, g.KVGroup, d.cols)
+	need(a.Window >= 0 && a.Window <= maxCols && (g.Window == 0 || a.Window > 0 && a.Window <= g.Window),
+		"Attention: window of %d over KV that keeps %d", a.Window, g.Window)
 	c.record(op{kind: opAttention, rows: d.rows, dst: d, a: x, layer: a.Layer,
 		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, scale: a.Scale, window: a.Window})
-	c.recording.usesKV = true
 }
 
 // SiluMul records dst = silu(gate)·up.

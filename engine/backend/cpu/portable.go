@@ -48,7 +48,7 @@ func (p *portable) load(c *CPU, w *weight, data []byte) error {
 
 // compile grows the workers' scratch to what the plan needs.
 func (p *portable) compile(c *CPU, pl *plan) (unsafe.Pointer, error) {
-	cols, positions := 0, 0
+	cols, positions, dim := 0, 0, 0
 	for i := range pl.ops {
 		switch o := &pl.ops[i]; o.kind {
 		case opLinear:
@@ -56,7 +56,8 @@ func (p *portable) compile(c *CPU, pl *plan) (unsafe.Pointer, error) {
 		case opExperts:
 			cols = max(cols, o.experts[0].in)
 		case opAttention:
-			positions = c.opts.Limits.Blocks * c.kv.spec.BlockTokens
+			positions = max(positions, c.opts.Limits.Blocks*c.kv.group(o.layer).BlockTokens)
+			dim = max(dim, o.dim)
 		}
 	}
 	for i := range p.scratch {
@@ -66,7 +67,9 @@ func (p *portable) compile(c *CPU, pl *plan) (unsafe.Pointer, error) {
 		}
 		if len(s.scores) < positions {
 			s.scores = make([]float64, positions)
-			s.out = make([]float64, c.kv.spec.HeadDim)
+		}
+		if len(s.out) < dim {
+			s.out = make([]float64, dim)
 		}
 	}
 	return nil, nil
@@ -223,23 +226,23 @@ func siluMul(dst, gate, up []float32) {
 // page is one block of one layer: K [kvHeads, dim, blockTokens] and V [kvHeads,
 // blockTokens, dim], as bytes.
 func (kv *kvStore) page(layer int, block int32) (k, v []byte) {
-	size := kv.spec.PageBytes()
-	b := kv.layers[layer][int(block)*size : (int(block)+1)*size]
-	return b[:size/2], b[size/2:]
+	size, half := kv.spec.PageBytes, kv.group(layer).half
+	b := kv.memory(layer)[int(block)*size : (int(block)+1)*size]
+	return b[:half], b[half : 2*half]
 }
 
 func (p *portable) storeKV(row int) {
-	o, spec := p.op, &p.c.kv.spec
-	slot := int(p.c.step.slots[row])
-	off := slot % spec.BlockTokens
-	kp, vp := p.c.kv.page(o.layer, int32(slot/spec.BlockTokens))
+	o, g, dtype := p.op, p.c.kv.group(p.op.layer), p.c.kv.spec.DType
+	slot := int(g.slots[row])
+	off := slot % g.BlockTokens
+	kp, vp := p.c.kv.page(o.layer, int32(slot/g.BlockTokens))
 	k, v := o.a.row(row), o.b.row(row)
-	for h := range spec.KVHeads {
-		for d := range spec.HeadDim {
-			ki := (h*spec.HeadDim+d)*spec.BlockTokens + off
-			vi := (h*spec.BlockTokens+off)*spec.HeadDim + d
-			put(kp, ki, k[h*spec.HeadDim+d], spec.DType)
-			put(vp, vi, v[h*spec.HeadDim+d], spec.DType)
+	for h := range g.KVHeads {
+		for d := range g.HeadDim {
+			ki := (h*g.HeadDim+d)*g.BlockTokens + off
+			vi := (h*g.BlockTokens+off)*g.HeadDim + d
+			put(kp, ki, k[h*g.HeadDim+d], dtype)
+			put(vp, vi, v[h*g.HeadDim+d], dtype)
 		}
 	}
 }
@@ -262,10 +265,10 @@ func get(src []byte, i int, dt backend.DType) float64 {
 // attention computes one head of one row over the positions up to its own that
 // its window holds.
 func (p *portable) attention(s *portableScratch, row, head int) {
-	o, spec := p.op, &p.c.kv.spec
-	dim, bt := spec.HeadDim, spec.BlockTokens
+	o, g, dtype := p.op, p.c.kv.group(p.op.layer), p.c.kv.spec.DType
+	dim, bt := g.HeadDim, g.BlockTokens
 	h := head / (o.heads / o.kvHeads)
-	table := p.c.step.tables[int(p.c.step.rowSpan[row])*p.c.opts.Limits.Blocks:]
+	table := g.tables[int(p.c.step.rowSpan[row])*p.c.opts.Limits.Blocks:]
 	n, first := int(p.c.step.positions[row])+1, 0
 	if o.window > 0 {
 		first = max(0, n-o.window)
@@ -277,7 +280,7 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		k, _ := p.c.kv.page(o.layer, table[t/bt])
 		sum := 0.0
 		for d, qd := range q {
-			sum += float64(qd) * get(k, (h*dim+d)*bt+t%bt, spec.DType)
+			sum += float64(qd) * get(k, (h*dim+d)*bt+t%bt, dtype)
 		}
 		scores[t] = sum * float64(o.scale)
 		most = max(most, scores[t])
@@ -289,7 +292,7 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		e := math.Exp(scores[t] - most)
 		total += e
 		for d := range out {
-			out[d] += e * get(v, (h*bt+t%bt)*dim+d, spec.DType)
+			out[d] += e * get(v, (h*bt+t%bt)*dim+d, dtype)
 		}
 	}
 	dst := o.dst.row(row)[head*dim : (head+1)*dim]

@@ -15,10 +15,8 @@ type stepData struct {
 
 	ids        []int32 // [Limits.Tokens]
 	positions  []int32 // [Limits.Tokens]
-	slots      []int32 // [Limits.Tokens]
 	rowSpan    []int32 // [Limits.Tokens] the span that a row belongs to
 	outputRows []int32 // [Limits.Outputs]
-	tables     []int32 // [Limits.Seqs, Limits.Blocks] block tables
 	draws      []backend.Output
 }
 
@@ -27,8 +25,8 @@ func (s *stepData) alloc(m *memory, l backend.Limits) (err error) {
 		dst *[]int32
 		n   int
 	}{
-		{&s.ids, l.Tokens}, {&s.positions, l.Tokens}, {&s.slots, l.Tokens}, {&s.rowSpan, l.Tokens},
-		{&s.outputRows, l.Outputs}, {&s.tables, l.Seqs * l.Blocks},
+		{&s.ids, l.Tokens}, {&s.positions, l.Tokens}, {&s.rowSpan, l.Tokens},
+		{&s.outputRows, l.Outputs},
 	} {
 		if *a.dst, err = m.ints(a.n); err != nil {
 			return fmt.Errorf("step of limits %+v: %w", l, err)
@@ -114,9 +112,8 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 		return fmt.Errorf("%w: step of %d tokens, %d outputs, %d spans for plan %+v and %d sequences",
 			backend.ErrShape, n, len(step.Outputs), len(step.Spans), key, l.Seqs)
 	}
-	if len(step.Positions) != n || len(step.Slots) != n {
-		return fmt.Errorf("%w: %d positions and %d slots for %d tokens",
-			backend.ErrShape, len(step.Positions), len(step.Slots), n)
+	if len(step.Positions) != n {
+		return fmt.Errorf("%w: %d positions for %d tokens", backend.ErrShape, len(step.Positions), n)
 	}
 	if len(step.Sampled) < len(step.Outputs) {
 		return fmt.Errorf("%w: room for %d samples, %d outputs", backend.ErrShape, len(step.Sampled), len(step.Outputs))
@@ -142,7 +139,6 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 	s.tokens, s.outputs, s.spans = n, len(step.Outputs), len(step.Spans)
 	copy(s.ids, step.Tokens)
 	copy(s.positions, step.Positions)
-	copy(s.slots, step.Slots)
 	s.draws = append(s.draws[:0], step.Outputs...)
 	for i := range step.Outputs {
 		s.outputRows[i] = step.Outputs[i].Row
@@ -150,34 +146,27 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 	return nil
 }
 
-// takeSpans checks that the spans cover the rows in order, that each row's
-// position and slot follow from its span, and copies the block tables.
+// takeSpans checks that the spans cover the rows in order and that each row's
+// position follows from its span, and copies the block tables.
 func (c *CPU) takeSpans(step *backend.Step) error {
-	s, kv, stride := &c.step, c.kv.spec, c.opts.Limits.Blocks
-	next := 0
+	s, next := &c.step, 0
 	for i := range step.Spans {
 		sp := &step.Spans[i]
-		end := int(sp.Start) + int(sp.Tokens)
 		if int(sp.Row) != next || sp.Tokens < 1 || int(sp.Tokens) > len(step.Tokens)-next || sp.Start < 0 {
 			return fmt.Errorf("%w: span %d at row %d of %d tokens from position %d, next row is %d of %d",
 				backend.ErrShape, i, sp.Row, sp.Tokens, sp.Start, next, len(step.Tokens))
 		}
-		if len(sp.Blocks) > stride || len(sp.Blocks)*kv.BlockTokens < end {
-			return fmt.Errorf("%w: span %d has %d blocks of %d tokens for %d positions, at most %d blocks",
-				backend.ErrShape, i, len(sp.Blocks), kv.BlockTokens, end, stride)
+		if len(sp.Tables) != len(c.kv.groups) {
+			return fmt.Errorf("%w: span %d has %d block tables, the KV has %d groups", backend.ErrShape, i, len(sp.Tables), len(c.kv.groups))
 		}
-		for j, b := range sp.Blocks {
-			if b < 0 || int(b) >= kv.Blocks {
-				return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, i, b, j, kv.Blocks)
+		for g := range c.kv.groups {
+			if err := c.takeTable(i, sp, &c.kv.groups[g], sp.Tables[g]); err != nil {
+				return err
 			}
 		}
-		copy(s.tables[i*stride:(i+1)*stride], sp.Blocks)
 		for r := next; r < next+int(sp.Tokens); r++ {
-			pos := int(sp.Start) + r - next
-			slot := int(sp.Blocks[pos/kv.BlockTokens])*kv.BlockTokens + pos%kv.BlockTokens
-			if int(step.Positions[r]) != pos || int(step.Slots[r]) != slot {
-				return fmt.Errorf("%w: row %d has position %d and slot %d, its span says %d and %d",
-					backend.ErrShape, r, step.Positions[r], step.Slots[r], pos, slot)
+			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
+				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
 			s.rowSpan[r] = int32(i)
 		}
@@ -185,6 +174,31 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 	}
 	if next != len(step.Tokens) {
 		return fmt.Errorf("%w: spans cover %d of %d rows", backend.ErrShape, next, len(step.Tokens))
+	}
+	return nil
+}
+
+// takeTable checks and copies one span's block table of a group, and notes where
+// the span's rows are stored. Before the window there may be no blocks.
+func (c *CPU) takeTable(span int, sp *backend.Span, g *kvGroup, table []int32) error {
+	stride, bt, end := c.opts.Limits.Blocks, g.BlockTokens, int(sp.Start)+int(sp.Tokens)
+	if len(table) > stride || len(table)*bt < end {
+		return fmt.Errorf("%w: span %d has %d blocks of %d tokens for %d positions, at most %d blocks",
+			backend.ErrShape, span, len(table), bt, end, stride)
+	}
+	first := 0
+	if g.Window > 0 {
+		first = max(0, int(sp.Start)-g.Window+1) / bt
+	}
+	for j, b := range table {
+		if (b < 0 && j >= first) || int(b) >= c.kv.spec.Blocks {
+			return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, span, b, j, c.kv.spec.Blocks)
+		}
+	}
+	copy(g.tables[span*stride:(span+1)*stride], table)
+	for i := range int(sp.Tokens) {
+		pos := int(sp.Start) + i
+		g.slots[int(sp.Row)+i] = table[pos/bt]*int32(bt) + int32(pos%bt)
 	}
 	return nil
 }

@@ -37,10 +37,10 @@ func TestStepChecks(t *testing.T) {
 			{"reads row -1", func(st *backend.Step) { st.Outputs[2].Row = -1 }},
 			{"14 positions", func(st *backend.Step) { st.Positions = st.Positions[:14] }},
 			{"room for 3 samples", func(st *backend.Step) { st.Sampled = st.Sampled[:3] }},
-			{"slot 99999", func(st *backend.Step) { st.Slots[0] = 99999 }},
-			{"block 100000", func(st *backend.Step) { st.Spans[1].Blocks = []int32{100000, 0} }},
-			{"block -7", func(st *backend.Step) { st.Spans[1].Blocks = []int32{-7, 0} }},
-			{"has 1 blocks", func(st *backend.Step) { st.Spans[1].Blocks = st.Spans[1].Blocks[:1] }},
+			{"has 2 block tables", func(st *backend.Step) { st.Spans[0].Tables = make([][]int32, 2) }},
+			{"block 100000", func(st *backend.Step) { st.Spans[1].Tables[0] = []int32{100000, 0} }},
+			{"block -7", func(st *backend.Step) { st.Spans[1].Tables[0] = []int32{-7, 0} }},
+			{"has 1 blocks", func(st *backend.Step) { st.Spans[1].Tables[0] = st.Spans[1].Tables[0][:1] }},
 			{"spans cover 9 of 15", func(st *backend.Step) { st.Spans = st.Spans[:1] }},
 			{"span 1 at row 8", func(st *backend.Step) { st.Spans[1].Row = 8 }},
 			{"from position -2", func(st *backend.Step) { st.Spans[1].Start = -2 }},
@@ -49,7 +49,7 @@ func TestStepChecks(t *testing.T) {
 		} {
 			st := n.stepOf(chunks)
 			for i := range st.Spans {
-				st.Spans[i].Blocks = slices.Clone(st.Spans[i].Blocks)
+				st.Spans[i].Tables = [][]int32{slices.Clone(st.Spans[i].Tables[0])}
 			}
 			c.spoil(st)
 			err := n.Replay(key, st, n.record, func(int) { t.Errorf("%s: it ran", c.want) })
@@ -78,14 +78,14 @@ func TestMarks(t *testing.T) {
 		n.forward(t, []chunk{{plain[0], 33}}, nil)
 		want := make([][]byte, s.layers)
 		for i := range want {
-			want[i] = slices.Clone(n.KVLayer(i))
-			clear(n.KVLayer(i))
+			want[i] = slices.Clone(n.KVRegion(i))
+			clear(n.KVRegion(i))
 		}
 		var marks []int
 		n.forward(t, []chunk{{seqs[0], 33}}, func(layer int) {
 			marks = append(marks, layer)
 			for i := range want {
-				if written := slices.Equal(want[i], n.KVLayer(i)); written != (i <= layer) {
+				if written := slices.Equal(want[i], n.KVRegion(i)); written != (i <= layer) {
 					t.Errorf("%s: at mark %d, layer %d written: %v", kernels, layer, i, written)
 				}
 			}

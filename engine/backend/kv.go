@@ -1,0 +1,68 @@
+package backend
+
+import "slices"
+
+// KVSpec is the shape of the paged KV store. Layers of one attention kind and
+// one shape form a group; all groups share one pool of equal blocks. A block is
+// one page in each region, and a group's layers take a region each, so a layer's
+// pages are those of its region that its group's block tables name.
+type KVSpec struct {
+	Blocks    int       // pages per region
+	Regions   int       // the most layers of a group
+	PageBytes int       // of one page: room for BlockTokens of every group
+	Groups    []KVGroup // by number
+	Layers    []KVPlace // where each KV layer lies
+	DType     DType
+}
+
+// KVGroup is what the layers of a group have in common.
+type KVGroup struct {
+	BlockTokens int // tokens per block, at most 256
+	KVHeads     int
+	HeadDim     int
+	Window      int // positions that a token of its layers sees, 0 all
+	Layers      int // how many; at most KVSpec.Regions
+}
+
+// KVShape is what one KV layer of a model stores, and how much of it is read.
+type KVShape struct {
+	Window  int // positions that a token sees, its own included; 0 all
+	KVHeads int
+	HeadDim int
+}
+
+// KVPlace is where a KV layer lies.
+type KVPlace struct{ Group, Region int }
+
+// TokenBytes is what one layer of the group stores of a token, K and V.
+func (g KVGroup) TokenBytes(t DType) int { return 2 * g.KVHeads * g.HeadDim * t.Size() }
+
+// BlockBytes is the size of one block over all regions.
+func (s KVSpec) BlockBytes() int { return s.Regions * s.PageBytes }
+
+// UniformKV is the store of a model whose layers are all of one kind: a single
+// group, a region per layer.
+func UniformKV(layers, blocks, blockTokens, kvHeads, headDim int, dtype DType) KVSpec {
+	g := KVGroup{BlockTokens: blockTokens, KVHeads: kvHeads, HeadDim: headDim, Layers: layers}
+	s := KVSpec{Blocks: blocks, Regions: layers, PageBytes: blockTokens * g.TokenBytes(dtype), Groups: []KVGroup{g}, DType: dtype}
+	for i := range layers {
+		s.Layers = append(s.Layers, KVPlace{Region: i})
+	}
+	return s
+}
+
+// Valid says whether the numbers of a spec fit together.
+func (s KVSpec) Valid() bool {
+	if s.Blocks < 1 || s.Regions < 1 || s.PageBytes < 1 || len(s.Layers) < 1 || s.DType != F32 && s.DType != BF16 {
+		return false
+	}
+	for _, g := range s.Groups {
+		if g.BlockTokens < 1 || g.KVHeads < 1 || g.HeadDim < 1 || g.Window < 0 || g.Layers < 1 || g.Layers > s.Regions ||
+			g.BlockTokens*g.TokenBytes(s.DType) > s.PageBytes {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(s.Layers, func(p KVPlace) bool {
+		return p.Group < 0 || p.Group >= len(s.Groups) || p.Region < 0 || p.Region >= s.Groups[p.Group].Layers
+	})
+}

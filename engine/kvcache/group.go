@@ -1,0 +1,84 @@
+package kvcache
+
+import "fmt"
+
+// Group is layers of one attention kind and one KV shape: they share block
+// tables. A place is a block's index in a table; it holds the KV of tokens
+// [place × BlockTokens, (place+1) × BlockTokens).
+type Group struct {
+	// BlockTokens is a multiple of Config.BlockTokens, which 0 stands for: a page
+	// holds more tokens of the layers that need fewer bytes for one.
+	BlockTokens int
+	// Window is how many positions a token sees, its own included; 0 is all.
+	Window int
+}
+
+// First is the first place that is still read once tokens [0, computed) have
+// their KV. The places before it have fallen out of the window.
+func (g Group) First(computed int) int {
+	if g.Window == 0 {
+		return 0
+	}
+	return max(0, computed-g.Window+1) / g.BlockTokens
+}
+
+// End is the number of places that n tokens take.
+func (g Group) End(nTokens int) int { return (nTokens + g.BlockTokens - 1) / g.BlockTokens }
+
+// Touched is the most blocks that a run of n tokens can lie in, wherever it
+// begins within a block.
+func (g Group) Touched(n int) int {
+	if n < 2 {
+		return n
+	}
+	return (n-2)/g.BlockTokens + 2
+}
+
+// Peak is the most blocks that a sequence holds at once while it is computed
+// from its first token to nTokens in steps of at most chunk tokens: a window
+// keeps what the next step reads and what that writes.
+func (g Group) Peak(nTokens, chunk int) int {
+	if g.Window == 0 {
+		return g.End(nTokens)
+	}
+	return min(g.End(nTokens), g.Touched(g.Window-1+min(nTokens, chunk)))
+}
+
+// Peak is the most blocks of all groups together.
+func Peak(groups []Group, nTokens, chunk int) int {
+	sum := 0
+	for _, g := range groups {
+		sum += g.Peak(nTokens, chunk)
+	}
+	return sum
+}
+
+// resolve fills in the groups' defaults and returns the least number of tokens
+// at which blocks of all groups end together.
+func resolve(groups []Group, unit int) (all []Group, align int, err error) {
+	if len(groups) == 0 {
+		groups = []Group{{}}
+	}
+	align = unit
+	for i, g := range groups {
+		if g.BlockTokens == 0 {
+			g.BlockTokens = unit
+		}
+		if g.BlockTokens < unit || g.BlockTokens%unit != 0 || g.Window < 0 || g.BlockTokens > maxAlign {
+			return nil, 0, fmt.Errorf("%w: group %d has blocks of %d tokens (a multiple of %d, at most %d) and a window of %d",
+				ErrConfig, i, g.BlockTokens, unit, maxAlign, g.Window)
+		}
+		a, b := align, g.BlockTokens
+		for b != 0 {
+			a, b = b, a%b
+		}
+		if align = align / a * g.BlockTokens; align > maxAlign {
+			return nil, 0, fmt.Errorf("%w: blocks of all groups end together only every %d tokens, at most %d", ErrConfig, align, maxAlign)
+		}
+		all = append(all, g)
+	}
+	return all, align, nil
+}
+
+// maxAlign bounds how coarse prefix hits can get.
+const maxAlign = 1 << 16

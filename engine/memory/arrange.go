@@ -1,0 +1,140 @@
+package memory
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+// kind is the layers that store the same shape and see equally far.
+type kind struct {
+	backend.KVShape
+	layers []int // by number
+}
+
+// kinds sorts layers: those without a window first, then in order of appearance.
+func kinds(layers []backend.KVShape) []kind {
+	var all []kind
+	for i, l := range layers {
+		at := slices.IndexFunc(all, func(k kind) bool { return k.KVShape == l })
+		if at < 0 {
+			at, all = len(all), append(all, kind{KVShape: l})
+		}
+		all[at].layers = append(all[at].layers, i)
+	}
+	slices.SortStableFunc(all, func(a, b kind) int { return cmp.Compare(min(a.Window, 1), min(b.Window, 1)) })
+	return all
+}
+
+// Bounds of the search for an arrangement.
+const (
+	maxBlockTokens = 256  // of any group: one attention segment of the kernels
+	maxAlign       = 512  // tokens at which blocks of all groups end together: prefix hits are multiples
+	maxScale       = 4    // blocks of the largest shape hold up to so many times Need.BlockTokens
+	pricedStep     = 2048 // tokens of a step, for the price alone
+	slack          = 100  // an arrangement with fewer groups may cost a hundredth more
+)
+
+// Arrange lays a model's KV layers out over equal blocks: how many layers share
+// a block table, and how many tokens a page holds of each shape. Every way to do
+// it is priced by the bytes that one sequence of Context tokens holds at its
+// peak; of the cheapest the one with the fewest block tables is taken. Nothing
+// that may differ between nodes of one model goes into it.
+func Arrange(n Need) (best backend.KVSpec) {
+	all := kinds(n.Layers)
+	most := 0
+	for _, k := range all {
+		most = max(most, len(k.layers))
+	}
+	type priced struct {
+		spec  backend.KVSpec
+		bytes int64
+	}
+	var candidates []priced
+	least := int64(-1)
+	for scale := 1; scale <= maxScale; scale++ {
+		for regions := most; regions >= 1; regions-- {
+			for _, pow2 := range [...]bool{true, false} {
+				spec, ok := arrange(all, n, regions, scale, pow2)
+				if !ok {
+					continue
+				}
+				bytes := int64(kvcache.Peak(Groups(spec), cmp.Or(n.Context, n.MaxModelLen), pricedStep)) * int64(spec.BlockBytes())
+				candidates = append(candidates, priced{spec, bytes})
+				if least < 0 || bytes < least {
+					least = bytes
+				}
+			}
+		}
+	}
+	for _, c := range candidates {
+		if c.bytes <= least+least/slack && (best.Groups == nil || len(c.spec.Groups) < len(best.Groups)) {
+			best = c.spec
+		}
+	}
+	return best
+}
+
+// arrange makes blocks of so many regions, whose pages hold scale times
+// BlockTokens of the shape that needs the most bytes for a token, and of others
+// as many as fit: a power of two times as many if pow2, so that blocks of all
+// groups end together soon.
+func arrange(all []kind, n Need, regions, scale int, pow2 bool) (s backend.KVSpec, ok bool) {
+	s = backend.KVSpec{Regions: regions, Layers: make([]backend.KVPlace, len(n.Layers)), DType: n.DType}
+	for _, k := range all {
+		s.PageBytes = max(s.PageBytes, scale*n.BlockTokens*shape(k).TokenBytes(n.DType))
+	}
+	for _, k := range all {
+		g := shape(k)
+		units := s.PageBytes / (n.BlockTokens * g.TokenBytes(n.DType))
+		units = max(1, min(units, maxBlockTokens/n.BlockTokens))
+		if pow2 {
+			units = 1 << (bits.Len(uint(units)) - 1)
+		}
+		g.BlockTokens = n.BlockTokens * units
+		for i, layer := range k.layers {
+			if i%regions == 0 {
+				s.Groups = append(s.Groups, g)
+			}
+			at := len(s.Groups) - 1
+			s.Layers[layer] = backend.KVPlace{Group: at, Region: s.Groups[at].Layers}
+			s.Groups[at].Layers++
+		}
+	}
+	if n.BlockTokens*scale > maxBlockTokens {
+		return s, false
+	}
+	p, err := kvcache.NewPool(kvcache.Config{Blocks: 1, BlockTokens: n.BlockTokens, MaxEvents: 1, Groups: Groups(s)})
+	return s, err == nil && (p.Align() <= maxAlign || pow2 && scale == 1)
+}
+
+func shape(k kind) backend.KVGroup {
+	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Window: k.Window}
+}
+
+// Groups are a store's groups as the block pool sees them.
+func Groups(s backend.KVSpec) []kvcache.Group {
+	groups := make([]kvcache.Group, len(s.Groups))
+	for i, g := range s.Groups {
+		groups[i] = kvcache.Group{BlockTokens: g.BlockTokens, Window: g.Window}
+	}
+	return groups
+}
+
+// usual is the arrangement of vLLM's hybrid manager: as many layers to a group
+// as the rarest kind has, unless the kinds are nearly of one size; every group
+// padded to that; blocks of the largest shape hold BlockTokens.
+func usual(n Need) (backend.KVSpec, bool) {
+	all := kinds(n.Layers)
+	least, most := len(n.Layers), 0
+	for _, k := range all {
+		least, most = min(least, len(k.layers)), max(most, len(k.layers))
+	}
+	if 4*most < 5*least {
+		least = most
+	}
+	return arrange(all, n, least, 1, true)
+}

@@ -1,0 +1,47 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/memory"
+	"github.com/tandem-serving/tandem/engine/model"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+)
+
+// PlanOptions say what to plan memory for. Zero values take defaults.
+type PlanOptions struct {
+	Model            string // a config.json, or the folder that holds it
+	KVMemory         int64  // bytes left for KV
+	KVDType          string // as LoadOptions has it
+	BlockTokens      int    // 0: 16
+	MaxModelLen      int    // 0: what the model was made for
+	MaxBatchedTokens int    // 0: 2048
+}
+
+// PlanMemory computes what a node with so much memory for KV would hold of a
+// model, from its config alone.
+func PlanMemory(o PlanOptions) (memory.Plan, error) {
+	c, err := model.OpenConfig(o.Model)
+	if err != nil {
+		return memory.Plan{}, refuse(o.Model, err)
+	}
+	dtype, err := kvDType(o.KVDType, c.DType)
+	if err != nil {
+		return memory.Plan{}, err
+	}
+	if o.KVMemory <= 0 || o.BlockTokens < 0 || o.MaxModelLen < 0 || o.MaxBatchedTokens < 0 {
+		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d (say how much, such as 8GiB), --block-size %d, --max-model-len %d, --max-num-batched-tokens %d: want positive numbers",
+			ErrOption, o.KVMemory, o.BlockTokens, o.MaxModelLen, o.MaxBatchedTokens)
+	}
+	p, err := memory.Fit(memory.Need{
+		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: cmp.Or(o.BlockTokens, kvcache.DefaultBlockTokens), DType: dtype,
+		Context: c.MaxPositions, MaxModelLen: cmp.Or(o.MaxModelLen, c.MaxPositions),
+		MaxBatchedTokens: cmp.Or(o.MaxBatchedTokens, scheduler.DefaultMaxBatchedTokens),
+	})
+	if err != nil {
+		return p, fmt.Errorf("%w: %w", ErrOption, err)
+	}
+	return p, nil
+}
