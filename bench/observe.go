@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ const (
 	sampleTimeout  = 2 * time.Second
 	maxMetrics     = 8 << 20 // bytes of one answer
 	maxSamples     = 1 << 16 // of one node
+	maxValue       = 1e300   // more, infinity or no number at all is no measurement
 )
 
 // Names that are read of a server's metrics; vLLM's have the same meaning.
@@ -140,7 +142,7 @@ func eachMetric(r io.Reader, f func(name, labels string, v float64)) error {
 		if len(fields) == 0 {
 			continue
 		}
-		if v, err := strconv.ParseFloat(fields[0], 64); err == nil {
+		if v, err := strconv.ParseFloat(fields[0], 64); err == nil && math.Abs(v) < maxValue {
 			f(name, labels, v)
 		}
 	}

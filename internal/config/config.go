@@ -322,6 +322,10 @@ func (s *Set) nearest(name string) string {
 func Nearest(mistyped string, names []string) string {
 	best, bestDist := "", 2+len(mistyped)/4
 	for _, name := range names {
+		// What differs in length by that much need not be looked at.
+		if max(len(name)-len(mistyped), len(mistyped)-len(name)) >= bestDist {
+			continue
+		}
 		if d := distance(mistyped, name); d < bestDist {
 			best, bestDist = name, d
 		}

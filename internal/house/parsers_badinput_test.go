@@ -14,6 +14,7 @@ import (
 // parsers lists every package that reads what comes from the network or from a
 // user's file, and the fuzz targets that hold it to its promises.
 var parsers = map[string][]string{
+	"bench":              {"FuzzReadSample"},                                      // servers' metrics
 	"bench/dataset":      {"FuzzFiles"},                                           // datasets and traces
 	"bench/load":         {"FuzzEvents"},                                          // a server's stream of events
 	"engine/model":       {"FuzzConfig", "FuzzBundle"},                            // config.json and the files beside the weights
@@ -33,16 +34,16 @@ var parsers = map[string][]string{
 // parsed are packages that decode with a library or by what another package of
 // the table has read, and why they need no target of their own.
 var parsed = map[string]string{
-	"bench":                  "command lines and answers in JSON by encoding/json into plain fields; the streams are bench/load's",
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/report":           "its own reports, by encoding/json into plain fields",
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
+	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/house/testall": "the output of go test, by encoding/json into plain fields",
 }
 
 // decoding finds code that takes bytes apart.
-var decoding = regexp.MustCompile(`\b(json|yaml|proto)\.Unmarshal\(|json\.NewDecoder\(|(Big|Little)Endian\.Uint|pem\.Decode\(`)
+var decoding = regexp.MustCompile(`\b(json|yaml|proto)\.Unmarshal\(|json\.NewDecoder\(|(Big|Little)Endian\.Uint|pem\.Decode\(|bufio\.New(Scanner|Reader)`)
 
 // fuzzTargets are the fuzz functions of a test file that have seeds.
 func fuzzTargets(t *testing.T, f *file) (names []string) {

@@ -31,13 +31,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(good[0], good[1], good[2], []byte("secret"))
 	f.Add([]byte{}, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), good[2], []byte{})
 	f.Fuzz(func(t *testing.T, ca, cert, key, secret []byte) {
-		dir := t.TempDir()
-		for name, text := range map[string][]byte{CACertFile: ca, NodeCertFile: cert, NodeKeyFile: key, SecretFile: secret} {
-			if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		m, err := read(dir)
+		m, err := parse("folder", [4][]byte{ca, cert, key, secret})
 		if err != nil {
 			if !errors.Is(err, ErrMaterial) {
 				t.Fatalf("err = %v, not an ErrMaterial", err)

@@ -173,6 +173,12 @@ func read(dir string) (*material, error) {
 		}
 		files[i] = b
 	}
+	return parse(dir, files)
+}
+
+// parse takes the contents of a folder's four files; the name of the folder is
+// for errors.
+func parse(dir string, files [4][]byte) (*material, error) {
 	m := &material{roots: x509.NewCertPool()}
 	if !m.roots.AppendCertsFromPEM(files[0]) {
 		return nil, fmt.Errorf("%w: no certificate in %s", ErrMaterial, filepath.Join(dir, CACertFile))
