@@ -179,15 +179,41 @@ func (m *model) prompts(req *openai.Request) ([]prompt, *openai.Error) {
 		return nil, fault
 	}
 	root := m.root(req.CacheSalt)
+	told := 0 // log-probabilities of prompts in the answer
 	for i := range out {
 		m.truncate(&out[i], req)
 		if fault := m.fit(&out[i], req, param); fault != nil {
 			return nil, fault
 		}
+		told += len(out[i].tokens) * probsPerToken(req)
+		if told > maxPromptProbs {
+			return nil, openai.BadRequest(param, "log-probabilities of %d or more prompt tokens are asked for, best ones and choices counted; at most %d are told: send fewer prompts, or ask for less",
+				told, maxPromptProbs)
+		}
 		out[i].hashes = kvcache.AppendHashes(nil, root, out[i].tokens, m.blockTokens)
 		out[i].key = route.Key(root, out[i].hashes, out[i].tokens)
 	}
 	return out, nil
+}
+
+// maxPromptProbs bounds the log-probabilities of prompts in one answer, which is
+// held whole: each takes some 60 bytes of JSON. A prompt of 32,768 tokens with 20
+// best ones each has 688,128.
+const maxPromptProbs = 1 << 20
+
+// probsPerToken is how many log-probabilities an answer tells for each token of a
+// prompt.
+func probsPerToken(req *openai.Request) (n int) {
+	if req.PromptLogprobs != nil {
+		n += 1 + *req.PromptLogprobs
+	}
+	if req.Endpoint == openai.Completions {
+		if req.Echo && req.Logprobs {
+			n += 1 + req.TopLogprobs
+		}
+		n *= req.N // each choice has them
+	}
+	return n
 }
 
 // chat renders and tokenizes the messages.

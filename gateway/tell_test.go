@@ -120,12 +120,36 @@ func TestPromptLogProbs(t *testing.T) {
 	}
 }
 
+// What an answer can hold of a prompt is bounded, over prompts and choices.
+func TestPromptLogProbsAreBounded(t *testing.T) {
+	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	long := strings.Repeat("x", 20_000)
+	for fields, want := range map[string]int{
+		`"prompt":"` + long + `","prompt_logprobs":20`:                                      200,
+		`"prompt":["` + long + `","` + long + `","` + long + `"],"prompt_logprobs":20`:      400,
+		`"prompt":["` + long + `","` + long + `","` + long + `"],"prompt_logprobs":0`:       200,
+		`"prompt":"` + long + `","prompt_logprobs":20,"n":3`:                                400,
+		`"prompt":"` + long + `","echo":true,"logprobs":20,"prompt_logprobs":20,"n":2`:      400,
+		`"prompt":"` + long + `","prompt_logprobs":20,"n":128,"truncate_prompt_tokens":300`: 200,
+	} {
+		if r := b.post("/v1/completions", `{"max_tokens":1,`+fields+`}`); r.StatusCode != want || want == 400 && !strings.Contains(r.body, "1048576") {
+			t.Errorf("%.40s…%s: %d %.300s", fields, fields[max(0, len(fields)-60):], r.StatusCode, r.body)
+		}
+	}
+}
+
 // A node that leaves a prompt's log-probabilities out, or garbles them, is not
 // believed: another one is asked.
 func TestPromptLogProbsAreWhole(t *testing.T) {
 	tell := upstreamtest.Options{}
 	for name, change := range map[string]func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs{
 		"missing": func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs { return nil },
+		"the second half is missing": func(m *nodepb.PromptLogProbs) *nodepb.PromptLogProbs {
+			if m.First > 1 {
+				return nil
+			}
+			return m
+		},
 		"out of order": func(m *nodepb.PromptLogProbs) *nodepb.PromptLogProbs {
 			m.First++
 			return m
@@ -145,8 +169,8 @@ func TestPromptLogProbsAreWhole(t *testing.T) {
 			liar.Score = change
 			b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": liar, "d2": tell})
 			for range 4 { // wherever the first goes
-				a := extras(t, b.post("/v1/completions", `{"prompt":"abc","max_tokens":2,"prompt_logprobs":0}`))[0]
-				if len(a.Choices[0].Probs) != 3 {
+				a := extras(t, b.post("/v1/completions", `{"prompt":"abcde","max_tokens":2,"prompt_logprobs":0}`))[0]
+				if len(a.Choices[0].Probs) != 5 || a.Choices[0].Probs[4]["101"].Logprob != -4 {
 					t.Fatalf("%+v", a)
 				}
 			}
