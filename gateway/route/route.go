@@ -3,24 +3,28 @@
 //
 // A request's key is the hash of its leading token blocks. Nodes sit on a ring
 // at positions that follow from their own names alone; the first node at or
-// after the key that is usable and not loaded beyond the bound takes the
-// request (consistent hashing with bounded loads). So prompts that begin alike
-// meet the same node's cache, a node's loss moves only the keys it had, and a
-// popular prefix spreads to the next nodes of the ring instead of drowning one.
+// after the key that is usable and not loaded beyond the bound is the request's
+// home (consistent hashing with bounded loads). So prompts that begin alike meet
+// the same node's cache, a node's loss moves only the keys it had, and a popular
+// prefix spreads to the next nodes of the ring instead of drowning one. What is
+// known of caches, queues and speeds then sharpens this: each node's time to the
+// first token is predicted (queue, tokens to compute, transfer that computing
+// does not hide, load), and a node that beats the home by more than a margin
+// gets the request.
 //
 // Invariant: the choice depends on the names of the nodes, the request and the
 // view given, never on the order in which nodes are listed nor on earlier
-// choices; gateways with equal views choose alike. No node is given more than
-// LoadBound times the mean load of the usable ones, rounded up.
+// choices; gateways with equal views choose alike. Where nothing is known but
+// loads, no node is given more than LoadBound times the mean of the usable ones,
+// rounded up.
 //
-// The package does not know what is cached where, does not measure load, keeps
-// no state between picks, and does not send anything.
+// The package does not measure, keeps no state between picks but what callers
+// put into an Index, and does not send anything.
 package route
 
 import (
 	"encoding/binary"
-	"math"
-	"slices"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -52,13 +56,16 @@ var keyBlocks = [...]int{16, 4, 1}
 // Reason says why a decision is as it is.
 type Reason string
 
-// Reasons. The first four are about the decode node, the others about prefill.
+// Reasons. The first six are about the decode node, the others about prefill.
 const (
 	ReasonPrefix    Reason = "prefix"     // the ring's first choice for the key
-	ReasonLoad      Reason = "load"       // that one is above the load bound
+	ReasonLoad      Reason = "load"       // that one is above the load bound, or has a longer queue
 	ReasonHealth    Reason = "health"     // that one is not usable
+	ReasonCached    Reason = "cached"     // another one holds more of the prompt
+	ReasonPolicy    Reason = "policy"     // a policy that looks at neither
 	ReasonNoDecode  Reason = "no_decode"  // nobody is usable
 	ReasonRemote    Reason = "remote"     // prefill elsewhere
+	ReasonLocal     Reason = "local"      // the decode node is predicted to be faster
 	ReasonShort     Reason = "short"      // too few uncached tokens to be worth a transfer
 	ReasonNoPrefill Reason = "no_prefill" // no usable prefill node of the decode node's class
 )
@@ -72,7 +79,11 @@ type Node struct {
 // State is what is known of a node when a request comes.
 type State struct {
 	Usable bool
-	Load   int // requests it has in hand; negative counts as none
+	Local  bool    // decode: its last prompt of a size worth a transfer was computed there
+	Load   int     // requests it has in hand; negative counts as none
+	Held   int     // leading tokens of the prompt in its cache
+	Queued int     // prompt tokens that wait to be computed there
+	Rate   float64 // prompt tokens it computes per second; 0: not known
 }
 
 // View is the fleet at one moment, by index into the lists given to New.
@@ -83,15 +94,15 @@ type View struct {
 
 // Request is what routing knows of a request.
 type Request struct {
-	Key kvcache.Hash // of Key
+	Policy Policy
+	Key    kvcache.Hash // of Key
 	// Uncached is the number of prompt tokens to compute where nothing is cached.
 	Uncached int
-	// Held is how many leading tokens of the prompt a decode node, by index, is
-	// known to hold; nil: nothing is known of any.
-	Held func(decode int) int
 	// MinRemote is the number of uncached tokens from which prefill elsewhere is
 	// worth the transfer.
 	MinRemote int
+	Turn      uint64 // RoundRobin: grows by one with each request
+	Draw      uint64 // PowerOfTwo: random bits
 }
 
 // Decision is a choice of nodes, as indices into the lists given to New.
@@ -100,6 +111,9 @@ type Decision struct {
 	Prefill       []int // best first; empty: decode computes the prompt
 	Reason        Reason
 	PrefillReason Reason
+	// What prompt computation is predicted to take on the decode node and on the
+	// first prefill node, transfer and queues included; 0: not known.
+	Local, Remote time.Duration
 }
 
 // Key is the ring key of a prompt: of its block hashes, or of the tokens
@@ -140,145 +154,43 @@ func (t *Table) Prefill() []Node { return t.prefill.nodes }
 // must have an entry for every node of the table.
 func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	d := Decision{Decode: -1, Reason: ReasonNoDecode, PrefillReason: ReasonNoPrefill}
-	d.Decode, d.Reason = t.pickDecode(r.Key, v.Decode)
+	var far remotes
+	decode := side{ring: &t.decode, states: v.Decode}
+	if r.Policy == Prefix {
+		far.predict(&t.prefill, v.Prefill, &r)
+		d.Decode, d.Reason = decode.nearest(&r, func(i int) float64 { return decode.first(&r, i, &far) })
+	} else {
+		d.Decode, d.Reason = decode.byPolicy(&r)
+	}
 	if d.Decode < 0 {
 		return d
 	}
-	uncached := r.Uncached
-	if r.Held != nil {
-		uncached -= r.Held(d.Decode)
-	}
-	if uncached < r.MinRemote {
+	state := v.Decode[d.Decode]
+	need := r.Uncached - state.Held
+	if need < r.MinRemote {
 		d.PrefillReason = ReasonShort
 		return d
 	}
-	d.Prefill = t.rankPrefill(r.Key, v.Prefill, t.decode.nodes[d.Decode].Class, dst)
-	if len(d.Prefill) > 0 {
-		d.PrefillReason = ReasonRemote
+	prefill := side{ring: &t.prefill, states: v.Prefill, class: t.decode.nodes[d.Decode].Class}
+	best := -1
+	if r.Policy == Prefix {
+		best, _ = prefill.nearest(&r, func(i int) float64 { return prefill.price(&r, i) })
+	} else {
+		best, _ = prefill.byPolicy(&r)
 	}
+	if best < 0 {
+		return d
+	}
+	d.PrefillReason = ReasonRemote
+	if state.Rate > 0 && v.Prefill[best].Rate > 0 { // both are known: the faster one
+		local, remote := decode.local(&r, d.Decode), prefill.compute(&r, best)+transfer(need, v.Prefill[best].Rate)
+		d.Local, d.Remote = seconds(local), seconds(remote)
+		if r.Policy == Prefix && staysLocal(local, remote, state.Local) {
+			d.PrefillReason = ReasonLocal
+			return d
+		}
+	}
+	start := len(dst)
+	d.Prefill = prefill.follow(r.Key, append(dst, best), start)
 	return d
-}
-
-func (t *Table) pickDecode(key kvcache.Hash, states []State) (int, Reason) {
-	bound := loadBound(states, nil, "")
-	if bound == 0 {
-		return -1, ReasonNoDecode
-	}
-	reason := ReasonPrefix
-	at := t.decode.search(key)
-	for i := range t.decode.points {
-		n := int(t.decode.at(at + i).node)
-		switch {
-		case !states[n].Usable:
-			if reason == ReasonPrefix {
-				reason = ReasonHealth
-			}
-		case states[n].Load >= bound:
-			reason = ReasonLoad
-		default:
-			return n, reason
-		}
-	}
-	return -1, ReasonNoDecode
-}
-
-// rankPrefill appends up to MaxPrefill usable nodes of the class in ring order,
-// those within the load bound first.
-func (t *Table) rankPrefill(key kvcache.Hash, states []State, class string, dst []int) []int {
-	bound := loadBound(states, t.prefill.nodes, class)
-	if bound == 0 {
-		return dst
-	}
-	start, at := len(dst), t.prefill.search(key)
-	for _, within := range [...]bool{true, false} {
-		for i := range t.prefill.points {
-			if len(dst)-start == MaxPrefill {
-				return dst
-			}
-			n := int(t.prefill.at(at + i).node)
-			s := states[n]
-			if s.Usable && t.prefill.nodes[n].Class == class && (s.Load < bound) == within && !slices.Contains(dst[start:], n) {
-				dst = append(dst, n)
-			}
-		}
-	}
-	return dst
-}
-
-// loadBound is the load that no usable node may exceed once it has taken the
-// request, 0 when nobody is usable. With nodes given, only those of the class
-// count. Some usable node is always below it: it is above the mean.
-func loadBound(states []State, nodes []Node, class string) int {
-	usable, load := 0, 0
-	for i, s := range states {
-		if s.Usable && (nodes == nil || nodes[i].Class == class) {
-			usable++
-			load += max(s.Load, 0)
-		}
-	}
-	if usable == 0 {
-		return 0
-	}
-	return int(math.Ceil(LoadBound * float64(load+1) / float64(usable)))
-}
-
-// point is one virtual node.
-type point struct {
-	hash uint64
-	node int32
-}
-
-type ring struct {
-	nodes  []Node
-	points []point // by hash, then by the node's name
-}
-
-func newRing(nodes []Node) ring {
-	r := ring{nodes: slices.Clone(nodes), points: make([]point, 0, len(nodes)*virtualNodes)}
-	var b []byte
-	for i, n := range nodes {
-		for v := range uint32(virtualNodes) {
-			b = binary.LittleEndian.AppendUint32(append(b[:0], n.Name...), v)
-			r.points = append(r.points, point{hash: xxhash.Sum64(b), node: int32(i)})
-		}
-	}
-	slices.SortFunc(r.points, func(a, b point) int {
-		switch {
-		case a.hash < b.hash:
-			return -1
-		case a.hash > b.hash:
-			return 1
-		case nodes[a.node].Name < nodes[b.node].Name:
-			return -1
-		case nodes[a.node].Name > nodes[b.node].Name:
-			return 1
-		}
-		return 0
-	})
-	return r
-}
-
-// search is the first point at or after the key.
-func (r *ring) search(key kvcache.Hash) int {
-	// Mixed once more: block hashes and node names share one hash function.
-	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], uint64(key))
-	want := xxhash.Sum64(b[:])
-	lo, hi := 0, len(r.points)
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); r.points[mid].hash < want {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return lo
-}
-
-// at wraps around.
-func (r *ring) at(i int) point {
-	if i >= len(r.points) {
-		i -= len(r.points)
-	}
-	return r.points[i]
 }

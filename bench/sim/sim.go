@@ -1,0 +1,301 @@
+// Package sim runs the real router over a simulated fleet of prefill nodes in
+// virtual time: what a policy does to hit rates and to the time to the first
+// token, in seconds instead of days.
+//
+// A node computes one prompt after the other, in order of arrival, at a fixed
+// rate, without what its cache held when it began; then the prompt's blocks are
+// in its cache, the least recently used leave, and the router hears of both. The
+// router knows what a gateway knows: blocks that nodes have told of, and the
+// tokens that it has sent and that have not been computed.
+//
+// Invariant: the same trace, options and seed give the same result; every
+// request is served once, and the tokens computed and found add up to those
+// asked.
+//
+// It does not model decoding, transfers, batches, or failures.
+package sim
+
+import (
+	"bufio"
+	"container/heap"
+	"container/list"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/route"
+)
+
+// Request is one of a trace.
+type Request struct {
+	At     time.Duration
+	Tokens int            // of the prompt
+	Blocks []kvcache.Hash // of the prompt, each chained to those before it
+}
+
+// Errors.
+var (
+	ErrTrace   = errors.New("sim: unreadable trace")
+	errOptions = errors.New("sim: bad options")
+)
+
+// ReadTrace reads lines {timestamp (ms), input_length, hash_ids}, as the Mooncake
+// traces have them.
+func ReadTrace(r io.Reader) ([]Request, error) {
+	var trace []Request
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for n := 1; lines.Scan(); n++ {
+		var l struct {
+			Timestamp float64  `json:"timestamp"`
+			Tokens    int      `json:"input_length"`
+			Blocks    []uint64 `json:"hash_ids"`
+		}
+		if err := json.Unmarshal(lines.Bytes(), &l); err != nil || l.Tokens < 1 || len(l.Blocks) == 0 {
+			return nil, fmt.Errorf("%w: line %d: %d tokens in %d blocks, %w", ErrTrace, n, l.Tokens, len(l.Blocks), err)
+		}
+		q := Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens}
+		for _, b := range l.Blocks {
+			q.Blocks = append(q.Blocks, kvcache.Hash(mix(b+1)))
+		}
+		trace = append(trace, q)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrTrace, err)
+	}
+	return trace, nil
+}
+
+// mix spreads small ids over 64 bits (the finalizer of SplitMix64).
+func mix(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Options describe the fleet and the traffic.
+type Options struct {
+	Policy      route.Policy
+	Nodes       int
+	BlockTokens int     // of the trace's blocks
+	CacheBlocks int     // of each node
+	Rate        float64 // prompt tokens per second and node
+	Stretch     float64 // factor on the times between arrivals
+	Seed        uint64
+}
+
+// Result is what came out.
+type Result struct {
+	Hit      float64 // share of prompt tokens found in a cache
+	Computed int64   // prompt tokens that were not
+	Mean     time.Duration
+	P50, P99 time.Duration
+}
+
+// fleet is the simulation's state.
+type fleet struct {
+	o     Options
+	table *route.Table
+	view  route.View
+	index *route.Index
+	match []int32
+	nodes []node
+	ends  ends
+	draw  *rand.Rand
+	turn  uint64
+	dst   []int
+}
+
+// node is one prefill node.
+type node struct {
+	queue []*job // the first is being computed
+	lru   *list.List
+	at    map[kvcache.Hash]*list.Element
+}
+
+type job struct {
+	*Request
+	node    int
+	claimed int // tokens the router expects to be computed
+	end     time.Duration
+}
+
+// ends are the jobs being computed, by their end and then their node.
+type ends []*job
+
+func (e ends) Len() int { return len(e) }
+func (e ends) Less(i, j int) bool {
+	return e[i].end < e[j].end || e[i].end == e[j].end && e[i].node < e[j].node
+}
+func (e ends) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+
+// Push and Pop implement heap.Interface.
+func (e *ends) Push(x any) { *e = append(*e, x.(*job)) }
+
+// Pop implements heap.Interface.
+func (e *ends) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+	return last
+}
+
+// Run plays a trace, which is in order of arrival.
+func Run(trace []Request, o Options) (Result, error) {
+	if o.Nodes < 1 || o.BlockTokens < 1 || o.CacheBlocks < 1 || !(o.Rate > 0) || !(o.Stretch > 0) || len(trace) == 0 {
+		return Result{}, fmt.Errorf("%w: %+v and %d requests", errOptions, o, len(trace))
+	}
+	f := newFleet(o)
+	var r Result
+	var waits []time.Duration
+	var asked int64
+	finish := func() {
+		j := heap.Pop(&f.ends).(*job)
+		waits = append(waits, j.end-f.arrival(j.Request))
+		r.Computed += f.done(j)
+	}
+	for i := range trace {
+		q := &trace[i]
+		for len(f.ends) > 0 && f.ends[0].end <= f.arrival(q) {
+			finish()
+		}
+		asked += int64(q.Tokens)
+		f.send(q)
+	}
+	for len(f.ends) > 0 {
+		finish()
+	}
+	slices.Sort(waits)
+	for _, w := range waits {
+		r.Mean += w / time.Duration(len(waits))
+	}
+	r.P50, r.P99 = waits[len(waits)/2], waits[len(waits)*99/100]
+	r.Hit = 1 - float64(r.Computed)/float64(asked)
+	return r, nil
+}
+
+func newFleet(o Options) *fleet {
+	f := &fleet{o: o, index: route.NewIndex(), match: make([]int32, o.Nodes), draw: rand.New(rand.NewPCG(o.Seed, 1))}
+	f.index.Grow(o.Nodes)
+	var names []route.Node
+	for i := range o.Nodes {
+		names = append(names, route.Node{Name: fmt.Sprintf("10.0.0.%d:7101", i)})
+		f.nodes = append(f.nodes, node{lru: list.New(), at: map[kvcache.Hash]*list.Element{}})
+	}
+	f.table = route.New([]route.Node{{Name: "decode"}}, names)
+	f.view = route.View{Decode: []route.State{{Usable: true}}, Prefill: make([]route.State, o.Nodes)}
+	for i := range f.view.Prefill {
+		f.view.Prefill[i] = route.State{Usable: true, Rate: o.Rate}
+	}
+	return f
+}
+
+func (f *fleet) arrival(q *Request) time.Duration {
+	return time.Duration(float64(q.At) * f.o.Stretch)
+}
+
+// send routes a request that arrives.
+func (f *fleet) send(q *Request) {
+	clear(f.match)
+	f.index.Match(q.Blocks, f.match)
+	for i, n := range f.match {
+		f.view.Prefill[i].Held = min(int(n)*f.o.BlockTokens, q.Tokens-1)
+	}
+	f.turn++
+	d := f.table.Pick(route.Request{
+		Policy: f.o.Policy, Key: q.Blocks[0], Uncached: q.Tokens, MinRemote: 1, Turn: f.turn, Draw: f.draw.Uint64(),
+	}, f.view, f.dst[:0])
+	f.dst = d.Prefill
+	at := d.Prefill[0]
+	j := &job{Request: q, node: at, claimed: q.Tokens - f.view.Prefill[at].Held}
+	f.view.Prefill[at].Load++
+	f.view.Prefill[at].Queued += j.claimed
+	n := &f.nodes[at]
+	if n.queue = append(n.queue, j); len(n.queue) == 1 {
+		f.begin(j, f.arrival(q))
+	}
+}
+
+// missing is how many of the prompt's tokens the node's cache lacks.
+func (f *fleet) missing(j *job) int {
+	n, have := &f.nodes[j.node], 0
+	for have < len(j.Blocks) && n.at[j.Blocks[have]] != nil {
+		have++
+	}
+	return max(1, j.Tokens-have*f.o.BlockTokens)
+}
+
+// begin starts a job that is first in its queue.
+func (f *fleet) begin(j *job, now time.Duration) {
+	j.end = now + time.Duration(float64(f.missing(j))/f.o.Rate*float64(time.Second))
+	heap.Push(&f.ends, j)
+}
+
+// done ends a job and returns the tokens that it computed.
+func (f *fleet) done(j *job) int64 {
+	computed := f.missing(j) // its node has done nothing else meanwhile
+	f.keep(j)
+	s := &f.view.Prefill[j.node]
+	s.Load--
+	s.Queued -= j.claimed
+	n := &f.nodes[j.node]
+	n.queue = n.queue[1:]
+	if len(n.queue) > 0 {
+		f.begin(n.queue[0], j.end)
+	}
+	return int64(computed)
+}
+
+// keep puts a prompt's blocks into the node's cache, its first block as the
+// last used, and tells the router.
+func (f *fleet) keep(j *job) {
+	n := &f.nodes[j.node]
+	for _, h := range slices.Backward(j.Blocks) {
+		if e := n.at[h]; e != nil {
+			n.lru.MoveToFront(e)
+			continue
+		}
+		n.at[h] = n.lru.PushFront(h)
+		f.index.Add(j.node, h)
+	}
+	for n.lru.Len() > f.o.CacheBlocks {
+		h := n.lru.Remove(n.lru.Back()).(kvcache.Hash)
+		delete(n.at, h)
+		f.index.Remove(j.node, h)
+	}
+}
+
+// OneCache is the share of prompt tokens that a single cache of so many blocks,
+// of all nodes together, would have found.
+func OneCache(trace []Request, blocks, blockTokens int) float64 {
+	f := newFleet(Options{Nodes: 1, BlockTokens: blockTokens, CacheBlocks: blocks, Rate: 1, Stretch: 1})
+	var asked, computed int64
+	for i := range trace {
+		j := &job{Request: &trace[i]}
+		computed += int64(f.missing(j))
+		asked += int64(j.Tokens)
+		f.keep(j)
+	}
+	return 1 - float64(computed)/float64(asked)
+}
+
+// Stretch finds the factor at which the nodes are busy for a share of the time
+// under round robin: 1 is its saturation.
+func Stretch(trace []Request, o Options, load float64) (float64, error) {
+	o.Policy, o.Stretch = route.RoundRobin, 1
+	span := (trace[len(trace)-1].At - trace[0].At).Seconds()
+	for range 4 { // what it computes depends a little on the pace
+		r, err := Run(trace, o)
+		if err != nil {
+			return 0, err
+		}
+		o.Stretch = float64(r.Computed) / o.Rate / float64(o.Nodes) / span / load
+	}
+	return o.Stretch, nil
+}

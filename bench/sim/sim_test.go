@@ -1,0 +1,74 @@
+package sim
+
+import (
+	"compress/gzip"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/gateway/route"
+)
+
+func mooncake(t testing.TB) []Request {
+	t.Helper()
+	f, err := os.Open("testdata/mooncake_synthetic.jsonl.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace, err := ReadTrace(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trace
+}
+
+// On the Mooncake trace the fleet's caches work nearly as one, and the first
+// token comes in at most half the time that round robin takes.
+func TestPrefixOnMooncake(t *testing.T) {
+	trace := mooncake(t)
+	for _, cache := range []int{1000, 2000} {
+		o := Options{Nodes: 16, BlockTokens: 512, CacheBlocks: cache, Rate: 10000}
+		one := OneCache(trace, cache*o.Nodes, o.BlockTokens)
+		for _, load := range []float64{0.5, 0.7, 0.9} {
+			var err error
+			if o.Stretch, err = Stretch(trace, o, load); err != nil {
+				t.Fatal(err)
+			}
+			results := map[route.Policy]Result{}
+			for p := route.Prefix; p <= route.RoundRobin; p++ {
+				o.Policy = p
+				r, err := Run(trace, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				results[p] = r
+				t.Logf("note: %d blocks a node, load %.0f %%: %-15s hit %.1f %% (one cache %.1f %%), first token mean %v, p50 %v, p99 %v",
+					cache, 100*load, p, 100*r.Hit, 100*one, r.Mean.Round(1e6), r.P50.Round(1e6), r.P99.Round(1e6))
+			}
+			ours, rr := results[route.Prefix], results[route.RoundRobin]
+			if ours.Hit < one-0.03 {
+				t.Errorf("%d blocks, load %g: hit rate %.3f, one cache has %.3f", cache, load, ours.Hit, one)
+			}
+			if ours.Mean > rr.Mean/2 {
+				t.Errorf("%d blocks, load %g: mean first token %v, round robin %v", cache, load, ours.Mean, rr.Mean)
+			}
+		}
+	}
+}
+
+func TestReadTraceRefuses(t *testing.T) {
+	for _, bad := range []string{"{", `{"timestamp":1,"input_length":0,"hash_ids":[1]}`, `{"timestamp":1,"input_length":5,"hash_ids":[]}`, "[]"} {
+		if _, err := ReadTrace(strings.NewReader(bad)); !errors.Is(err, ErrTrace) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	if _, err := Run(nil, Options{Nodes: 1, BlockTokens: 1, CacheBlocks: 1, Rate: 1, Stretch: 1}); err == nil {
+		t.Error("an empty trace was played")
+	}
+}
