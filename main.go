@@ -295,7 +295,7 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 	return gateway.Options{
 		Host: g.Host, Port: port, APIKeys: g.APIKeys, Version: version, Log: d.Log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
-		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), MaxAttempts: g.MaxAttempts,
+		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), MaxAttempts: g.MaxAttempts, Policy: g.Policy,
 		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody),
 		Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
 	}
@@ -580,6 +580,7 @@ func runPrefill(v *command.Invocation) error {
 	})
 	n.meterPrefill(p, w)
 	d.Work(p.Positions)
+	d.Work(p.Heartbeats)
 	return n.serve(f, p, p, nil)
 }
 

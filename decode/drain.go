@@ -79,6 +79,7 @@ func (n *Node) heartbeat() {
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting),
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
 		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
+		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending),
 	}
 	conns := make([]*rpc.Conn, 0, len(n.gateways))
 	for c, gw := range n.gateways {

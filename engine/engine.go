@@ -310,7 +310,9 @@ func (e *Engine) unstick() {
 
 // runBatch puts the batch through the device and fills e.results.
 func (e *Engine) runBatch(b scheduler.Batch) error {
+	prompts := e.count.PromptComputed
 	e.fill(b)
+	prompts = e.count.PromptComputed - prompts
 	var onMark func(int)
 	for i := range b.Seqs {
 		if r := e.live[b.Seqs[i].ID]; r != nil && r.job != nil {
@@ -326,7 +328,9 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 		return fmt.Errorf("%w: %d tokens, %d sequences: %w", ErrStep, b.Tokens, len(b.Seqs), err)
 	}
 	e.count.Steps++
-	e.o.Watch.step(b.Tokens, time.Since(began))
+	took := time.Since(began)
+	e.count.ratePrompts(prompts, b.Tokens, took)
+	e.o.Watch.step(b.Tokens, took)
 	e.moved.Add(1)
 	if len(b.Seqs) > 1 {
 		e.count.BatchedSteps++

@@ -12,10 +12,13 @@ type Stats struct {
 	FailedSteps    uint64
 	BatchedSteps   uint64 // with more than one sequence
 	PromptComputed uint64 // prompt tokens put through the device, recomputation included
-	Generated      uint64 // tokens sampled for requests that still ran
-	Prompts        Source // of prompts whose KV is complete, where its tokens' KV came from
-	Aborted        uint64 // requests and jobs ended by their owner
-	Scheduler      scheduler.Stats
+	// PromptRate is the tokens per second of the steps that compute prompts,
+	// averaged over the last few thousand; 0 before the first.
+	PromptRate float64
+	Generated  uint64 // tokens sampled for requests that still ran
+	Prompts    Source // of prompts whose KV is complete, where its tokens' KV came from
+	Aborted    uint64 // requests and jobs ended by their owner
+	Scheduler  scheduler.Stats
 }
 
 // Stats returns the latest snapshot. It may be read from any goroutine, and is
@@ -30,6 +33,21 @@ func (e *Engine) Stats() Stats {
 // Progress only grows, and grows as long as the engine works, whoever it works
 // for: what tells slowness from standstill.
 func (e *Engine) Progress() uint64 { return e.moved.Load() }
+
+// rateTokens is over how many prompt tokens PromptRate is averaged.
+const rateTokens = 4096
+
+// ratePrompts notes how long a step took that had prompt tokens among its tokens.
+func (s *Stats) ratePrompts(prompt uint64, tokens int, took time.Duration) {
+	if prompt == 0 || took <= 0 {
+		return
+	}
+	rate := float64(tokens) / took.Seconds()
+	if s.PromptRate == 0 {
+		s.PromptRate = rate
+	}
+	s.PromptRate += (rate - s.PromptRate) * min(1, float64(prompt)/rateTokens)
+}
 
 // publish makes a new snapshot.
 func (e *Engine) publish() {

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/metrics"
@@ -117,6 +118,8 @@ type Options struct {
 	// a prefill node computes them; -1: the default; 0: always.
 	MinRemotePrefillTokens int
 
+	Policy string // of routing, by its name; empty: prefix
+
 	APIKeys         []string     // any of them opens /v1; empty: open to all
 	Metrics         *metrics.Set // of a process that has other roles too; nil: the gateway's own
 	ServedModelName string       // what clients call the model; empty: its own name
@@ -155,6 +158,7 @@ type Options struct {
 func (o *Options) setDefaults() {
 	or(&o.Host, DefaultHost)
 	or(&o.Port, DefaultPort)
+	or(&o.Policy, route.Prefix.String())
 	if o.MinRemotePrefillTokens < 0 {
 		o.MinRemotePrefillTokens = DefaultMinRemotePrefillTokens
 	}
@@ -203,6 +207,8 @@ type Gateway struct {
 	draining       atomic.Bool
 	cut            chan struct{} // closed when the shutdown timeout is over
 	inFlight       atomic.Int64
+	policy         route.Policy
+	turn           atomic.Uint64         // requests so far
 	bus            *cluster.Bus          // nil: nobody tells of caches
 	news           *cluster.Subscription // to the present model; owned by keepModel
 	blocks         *upstream.Blocks
@@ -216,6 +222,10 @@ func New(o Options) (*Gateway, error) {
 	o.setDefaults()
 	if o.RPC.Hello == nil {
 		return nil, errors.New("gateway: Options.RPC.Hello is not set")
+	}
+	policy, err := policyOf(o.Policy)
+	if err != nil {
+		return nil, err
 	}
 	if o.ChatTemplate != "" {
 		if _, err := render.Parse(o.ChatTemplate); err != nil {
@@ -243,12 +253,13 @@ func New(o Options) (*Gateway, error) {
 		membersChanged: make(chan struct{}, 1),
 		cut:            make(chan struct{}),
 		blocks:         upstream.NewBlocks(),
+		policy:         policy,
 	}
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
 	}
 	g.meters = newMeters(o.Metrics)
-	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Log: o.Log})
+	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
 	g.document = openai.Document(o.Version, len(o.APIKeys) > 0, operations())
 	g.server = g.newServer()

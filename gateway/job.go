@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/render"
@@ -23,6 +24,7 @@ type job struct {
 	g        *Gateway
 	req      *openai.Request
 	model    *model
+	by       by
 	answer   *openai.Answer
 	start    time.Time
 	deadline time.Time
@@ -68,6 +70,9 @@ type choice struct {
 	home     *upstream.Node   // that holds its prompt's KV; nil: not known
 	node     *upstream.Node   // that has it in hand; nil: none
 	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
+	computes *upstream.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
+	queued   int64            // tokens of the prompt and the output that are to be computed
+	plan     *upstream.Node   // computes of the attempt that begins
 	tried    []*upstream.Node // that failed since the last token
 	refused  []*upstream.Node // those of them that said no
 	lastErr  error            // of the last of them
@@ -140,6 +145,8 @@ func (j *job) attempt(c *choice) *openai.Error {
 				c.prefill = fleet.Prefill[decision.Prefill[0]]
 				c.prefill.InFlight.Add(1)
 			}
+			c.computes = c.plan
+			c.computes.Queued.Add(c.queued)
 			return nil
 		}
 		if fault := j.failed(c, node, err); fault != nil {
@@ -151,23 +158,19 @@ func (j *job) attempt(c *choice) *openai.Error {
 	}
 }
 
+// views are kept between decisions.
+var views = sync.Pool{New: func() any { return new(route.View) }}
+
 // pick routes a choice's next attempt, around the nodes it has failed on.
 func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapshot) {
 	fleet := j.g.fleet.Now()
-	view := fleet.View(j.model.fingerprint, c.tried)
+	view := views.Get().(*route.View)
+	defer views.Put(view)
 	remote := max(1, j.g.o.MinRemotePrefillTokens)
 	if _, scored := j.scores(c); scored {
 		remote = math.MaxInt // KV from elsewhere does not tell what its tokens' logits were
 	}
-	d := fleet.Table.Pick(route.Request{
-		Key: c.prompt.key,
-		// The last prompt token is decode's own.
-		Uncached:  len(c.prompt.tokens) + len(c.output) - 1,
-		MinRemote: remote,
-		Held: func(decode int) int {
-			return j.model.blockTokens * j.g.blocks.Held(fleet.Decode[decode].Member().ID, c.prompt.hashes)
-		},
-	}, view, nil)
+	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, len(c.output), remote, c.tried)
 	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.tried, c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort}
 	}
@@ -176,7 +179,19 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 		return nil, d, fleet
 	}
 	j.g.meters.set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
-	return fleet.Decode[d.Decode], d, fleet
+	node := fleet.Decode[d.Decode]
+	switch d.PrefillReason {
+	case route.ReasonLocal:
+		node.Local.Store(true)
+	case route.ReasonRemote:
+		node.Local.Store(false)
+	}
+	held := view.Decode[d.Decode].Held
+	if c.plan = node; len(d.Prefill) > 0 {
+		c.plan, held = fleet.Prefill[d.Prefill[0]], view.Prefill[d.Prefill[0]].Held
+	}
+	c.queued = int64(max(0, len(c.prompt.tokens)+len(c.output)-1-held))
+	return node, d, fleet
 }
 
 // message is the Generate of a choice's current attempt.
@@ -222,11 +237,15 @@ func (c *choice) leave() {
 	c.prefilled()
 }
 
-// prefilled takes the choice off its prefill node's books.
+// prefilled takes the choice off the books of whoever was to compute its prompt.
 func (c *choice) prefilled() {
 	if c.prefill != nil {
 		c.prefill.InFlight.Add(-1)
 		c.prefill = nil
+	}
+	if c.computes != nil {
+		c.computes.Queued.Add(-c.queued)
+		c.computes = nil
 	}
 }
 
@@ -340,6 +359,9 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 	c.taken()
 	piece, hit := "", false
 	if e.Token >= 0 {
+		if len(c.output) == c.from {
+			c.prefilled()
+		}
 		j.measure(c, at)
 		if len(c.output) == 0 && c.number == 0 {
 			if fault := j.follow(c); fault != nil {
@@ -422,7 +444,6 @@ func (j *job) measure(c *choice, at time.Time) {
 	m := &j.g.meters
 	m.tokens.Inc()
 	if c.lastTok.IsZero() {
-		c.prefilled()
 		c.firstTok = at
 		m.ttft.Observe(at.Sub(j.start).Seconds())
 		c.span.Event("first token", at)

@@ -2,15 +2,15 @@ package gateway
 
 import (
 	"encoding/json"
+	"slices"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
-// Hear makes the gateway listen to what decode nodes cache, so that a prompt
-// whose prefix the chosen node holds is not sent elsewhere for prefill. It is
-// called before Run, at most once.
+// Hear makes the gateway listen to what nodes cache, so that prompts go where
+// their prefix is. It is called before Run, at most once.
 func (g *Gateway) Hear(bus *cluster.Bus) { g.bus = bus }
 
 // subscribe follows the news of a model's nodes; the one before is let go.
@@ -32,8 +32,7 @@ type fleetView struct {
 	Nodes   []nodeView `json:"nodes"`
 }
 
-// nodeView is a member as this gateway sees it. Load is known of decode nodes
-// only: prefill nodes report to those.
+// nodeView is a member as this gateway sees it.
 type nodeView struct {
 	ID          string  `json:"id"`
 	Role        string  `json:"role"`
@@ -58,11 +57,7 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 		v.Ready, v.Reason = false, err.Error()
 	}
 	fleet := g.fleet.Now()
-	for _, n := range fleet.Prefill {
-		m := n.Member()
-		v.Nodes = append(v.Nodes, nodeView{ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Class: m.Class, Ready: m.Ready, Draining: m.Draining})
-	}
-	for _, n := range fleet.Decode {
+	for _, n := range slices.Concat(fleet.Prefill, fleet.Decode) {
 		m := n.Member()
 		s := n.Status()
 		v.Nodes = append(v.Nodes, nodeView{
@@ -70,9 +65,14 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.blocks.Count(m.ID),
 		})
 	}
+	g.json(ctx, v)
+}
+
+// json answers with a value of plain fields.
+func (g *Gateway) json(ctx *fasthttp.RequestCtx, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // plain fields only
+		panic(err)
 	}
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)

@@ -84,6 +84,10 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 		return nil, fault
 	}
 	g.warnUnknown(req.Unknown)
+	how, fault := g.routing(&ctx.Request.Header)
+	if fault != nil {
+		return nil, fault
+	}
 	m, fault := g.find(req.Model)
 	if fault != nil {
 		return nil, fault
@@ -99,7 +103,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	} else {
 		ctx.Response.Header.Set(requestIDHeader, req.RequestID)
 	}
-	j := &job{g: g, req: req, model: m, start: start, deadline: start.Add(g.o.RequestTimeout), seed: rand.Uint64(), prompts: prompts}
+	j := &job{g: g, req: req, model: m, by: how, start: start, deadline: start.Add(g.o.RequestTimeout), seed: rand.Uint64(), prompts: prompts}
 	if req.Seed != nil {
 		j.seed = uint64(*req.Seed)
 	}

@@ -56,6 +56,7 @@ var routes = []endpoint{
 	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes, clients},
+	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 404, 503}}, (*Gateway).explain, clients},
 }
 
 var generateErrors = []int{500, 503, 504}

@@ -63,6 +63,8 @@ type Options struct {
 	// JobTimeout ends a job whatever it waits for, its turn included. Default
 	// 30 min.
 	JobTimeout time.Duration
+	// StatsInterval is the heartbeat to gateways. Default 500 ms.
+	StatsInterval time.Duration
 }
 
 func (o *Options) setDefaults() {
@@ -80,6 +82,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.JobTimeout == 0 {
 		o.JobTimeout = 30 * time.Minute
+	}
+	if o.StatsInterval == 0 {
+		o.StatsInterval = 500 * time.Millisecond
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -104,8 +109,9 @@ type Node struct {
 
 	mu       sync.Mutex
 	jobs     map[key]*job
-	queue    []*job // waiting for their turn to ask for a grant
-	ahead    int    // tokens of admitted jobs that are not computed yet
+	gateways map[*rpc.Conn]bool // that hear heartbeats
+	queue    []*job             // waiting for their turn to ask for a grant
+	ahead    int                // tokens of admitted jobs that are not computed yet
 	draining bool
 	idle     chan struct{} // closed when draining and nothing is left
 	count    Counters
@@ -127,13 +133,15 @@ type key struct {
 // New makes a node.
 func New(o Options) *Node {
 	o.setDefaults()
-	return &Node{o: o, log: o.Logger, jobs: make(map[key]*job)}
+	return &Node{o: o, log: o.Logger, jobs: make(map[key]*job), gateways: make(map[*rpc.Conn]bool)}
 }
 
 // Frame handles one frame of a decode node.
 func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	k := key{c, stream}
 	switch t {
+	case rpc.FrameHello:
+		n.know(c)
 	case rpc.FramePrefill:
 		n.accept(k, payload)
 	case rpc.FrameGrant:
@@ -157,6 +165,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 // Closed ends what a decode node that is gone had asked for.
 func (n *Node) Closed(c *rpc.Conn, err error) {
 	n.mu.Lock()
+	delete(n.gateways, c)
 	var gone []key
 	for k := range n.jobs {
 		if k.conn == c {
@@ -273,6 +282,7 @@ func (n *Node) StartDrain() {
 	n.mu.Lock()
 	n.draining = true
 	n.mu.Unlock()
+	n.heartbeat() // gateways hear of it at once
 }
 
 // Drain stops taking jobs and waits until none is left or ctx ends; those that

@@ -383,6 +383,7 @@ func (s *Scheduler) AppendHashed(dst []kvcache.Event) []kvcache.Event {
 // Stats are gauges of now and counters since New.
 type Stats struct {
 	Running, Waiting, Held int
+	Pending                int                // tokens to compute before the running and waiting requests can go on by one
 	Reservations           int                // live, and lost but not yet released
 	Blocks                 kvcache.Usage      // by state
 	PrefixQueries          uint64             // tokens that were looked up, once per request
@@ -406,6 +407,7 @@ type Stats struct {
 func (s *Scheduler) Stats() Stats {
 	return Stats{
 		Running: len(s.running), Waiting: len(s.waiting), Held: len(s.held),
+		Pending:         s.pending(),
 		Reservations:    len(s.reservations),
 		Blocks:          s.pool.Usage(),
 		PrefixQueries:   s.counters.prefixQueries,
@@ -424,6 +426,17 @@ func (s *Scheduler) Stats() Stats {
 		Drafted:         s.counters.drafted,
 		Accepted:        s.counters.accepted,
 	}
+}
+
+// pending counts the tokens that are behind, besides the one that each step adds.
+func (s *Scheduler) pending() (n int) {
+	for _, r := range s.running {
+		n += max(0, r.missing()-1)
+	}
+	for _, r := range s.waiting {
+		n += r.missing()
+	}
+	return n
 }
 
 // fetching counts the held requests whose KV is on its way.

@@ -136,40 +136,55 @@ func (x *Index) holders(h kvcache.Hash) (n int, one uint32, list []uint16) {
 	return len(l), 0, l
 }
 
+// maxStride is how many hashes of a prompt one block of a node may span: nodes
+// whose blocks hold more tokens tell of every second, third, … hash.
+const maxStride = 16
+
 // Match writes how many leading blocks of a prompt each node holds to dst, by
 // slot; slots that hold none are left as they are. Caches hold a block only with
 // those before it, so fewer nodes hold each next block: it looks only for where
 // their number falls, and takes equal numbers for equal nodes.
 func (x *Index) Match(hashes []kvcache.Hash, dst []int32) {
-	for at := 0; at < len(hashes); {
-		n, one, list := x.holders(hashes[at])
+	stride := 1
+	for n := 0; ; stride++ {
+		if stride > min(maxStride, len(hashes)) {
+			return
+		}
+		if n, _, _ = x.holders(hashes[stride-1]); n > 0 {
+			break
+		}
+	}
+	hash := func(i int) kvcache.Hash { return hashes[(i+1)*stride-1] }
+	for at, end := 0, len(hashes)/stride; at < end; {
+		n, one, list := x.holders(hash(at))
 		if n == 0 {
 			return
 		}
 		// The last block that n nodes hold: in strides that double, then between.
-		lo, hi, stride := at, at+1, 1
-		for hi < len(hashes) {
-			m, o, l := x.holders(hashes[hi])
+		lo, hi, step := at, at+1, 1
+		for hi < end {
+			m, o, l := x.holders(hash(hi))
 			if m != n {
 				break
 			}
 			lo, one, list = hi, o, l
-			hi += stride
-			stride *= 2
+			hi += step
+			step *= 2
 		}
-		for hi = min(hi, len(hashes)); hi-lo > 1; {
+		for hi = min(hi, end); hi-lo > 1; {
 			mid := (lo + hi) / 2
-			if m, o, l := x.holders(hashes[mid]); m == n {
+			if m, o, l := x.holders(hash(mid)); m == n {
 				lo, one, list = mid, o, l
 			} else {
 				hi = mid
 			}
 		}
+		held := int32((lo + 1) * stride)
 		if list == nil {
-			dst[one] = int32(lo + 1)
+			dst[one] = held
 		}
 		for _, slot := range list {
-			dst[slot] = int32(lo + 1)
+			dst[slot] = held
 		}
 		at = lo + 1
 	}

@@ -157,3 +157,19 @@ func cpuTime(b *testing.B) time.Duration {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// A node whose blocks hold three times the tokens tells of every third hash.
+func TestIndexOfLargerBlocks(t *testing.T) {
+	x := NewIndex()
+	x.Grow(1)
+	hashes := []kvcache.Hash{11, 12, 13, 14, 15, 16, 17, 18, 19, 20}
+	for _, i := range []int{2, 5} {
+		x.Add(0, hashes[i])
+	}
+	for n, want := range []int32{0, 0, 0, 3, 3, 3, 6, 6, 6, 6, 6} {
+		got := make([]int32, 1)
+		if x.Match(hashes[:n], got); got[0] != want {
+			t.Errorf("%d of %d hashes, want %d", got[0], n, want)
+		}
+	}
+}

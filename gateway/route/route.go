@@ -99,7 +99,7 @@ type Request struct {
 	// Uncached is the number of prompt tokens to compute where nothing is cached.
 	Uncached int
 	// MinRemote is the number of uncached tokens from which prefill elsewhere is
-	// worth the transfer.
+	// worth the transfer; 1 or less: it always is, whatever is predicted.
 	MinRemote int
 	Turn      uint64 // RoundRobin: grows by one with each request
 	Draw      uint64 // PowerOfTwo: random bits
@@ -185,7 +185,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	if state.Rate > 0 && v.Prefill[best].Rate > 0 { // both are known: the faster one
 		local, remote := decode.local(&r, d.Decode), prefill.compute(&r, best)+transfer(need, v.Prefill[best].Rate)
 		d.Local, d.Remote = seconds(local), seconds(remote)
-		if r.Policy == Prefix && staysLocal(local, remote, state.Local) {
+		if r.Policy == Prefix && r.MinRemote > 1 && staysLocal(local, remote, state.Local) {
 			d.PrefillReason = ReasonLocal
 			return d
 		}

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
@@ -11,69 +12,138 @@ import (
 // tokens of cache. What is beyond is taken for not cached.
 const maxHeard = 1 << 20
 
-// Blocks is what decode nodes have told of their prefix caches. It is a hint: a
-// node that says nothing is taken to hold nothing, and one whose news has gaps
-// is forgotten and begins anew. It implements cluster.Subscriber.
+// Blocks is what nodes have told of their prefix caches. It is a hint: a node
+// that says nothing is taken to hold nothing, and one whose news has gaps is
+// forgotten until it has told everything anew. It implements cluster.Subscriber.
 type Blocks struct {
-	mu sync.RWMutex
-	by map[string]map[kvcache.Hash]kvcache.Hash // by member id: block to the one before
+	mu    sync.RWMutex
+	index *route.Index
+	slots map[string]int // by member id
+	free  []int          // slots whose nodes have left
+	match sync.Pool      // of *[]int32, by slot
 }
 
 // NewBlocks knows nothing yet.
-func NewBlocks() *Blocks { return &Blocks{by: make(map[string]map[kvcache.Hash]kvcache.Hash)} }
+func NewBlocks() *Blocks {
+	b := &Blocks{index: route.NewIndex(), slots: make(map[string]int)}
+	b.match.New = func() any { return new([]int32) }
+	return b
+}
+
+// slot is a node's place in the index; -1: there are too many. The caller holds mu.
+func (b *Blocks) slot(node string) int {
+	at, ok := b.slots[node]
+	if ok {
+		return at
+	}
+	switch n := len(b.free); {
+	case n > 0:
+		at, b.free = b.free[n-1], b.free[:n-1]
+	case b.index.Slots() < route.MaxSlots:
+		at = b.index.Slots()
+		b.index.Grow(at + 1)
+	default:
+		return -1
+	}
+	b.slots[node] = at
+	return at
+}
 
 // Blocks takes a node's next changes.
 func (b *Blocks) Blocks(e cluster.BlockEvent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	set := b.by[e.Node]
-	if set == nil {
-		set = make(map[kvcache.Hash]kvcache.Hash)
-		b.by[e.Node] = set
+	at := b.slot(e.Node)
+	if at < 0 {
+		return
 	}
 	for _, h := range e.Removed {
-		delete(set, kvcache.Hash(h))
+		b.index.Remove(at, kvcache.Hash(h))
 	}
 	for _, s := range e.Stored {
-		if len(set) >= maxHeard {
+		if b.index.Count(at) >= maxHeard {
 			return
 		}
-		set[kvcache.Hash(s.Hash)] = kvcache.Hash(s.Parent)
+		b.index.Add(at, kvcache.Hash(s.Hash))
 	}
 }
 
 // Forget drops a node whose news cannot be trusted any more.
 func (b *Blocks) Forget(node, _ string) {
+	b.mu.RLock()
+	at, ok := b.slots[node]
+	b.mu.RUnlock()
+	for shard := 0; ok && shard < route.IndexShards; shard++ { // in between, others look
+		b.mu.Lock()
+		b.index.Clear(at, shard)
+		b.mu.Unlock()
+	}
+}
+
+// Leave forgets a node for good.
+func (b *Blocks) Leave(node string) {
+	b.Forget(node, "it has left")
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.by, node)
+	if at, ok := b.slots[node]; ok && b.index.Count(at) == 0 { // else it has said something again
+		delete(b.slots, node)
+		b.free = append(b.free, at)
+	}
 }
 
 // Held is how many leading blocks of a prompt the node's cache is known to hold.
 func (b *Blocks) Held(node string, hashes []kvcache.Hash) int {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	set := b.by[node]
-	if set == nil {
+	at, ok := b.slots[node]
+	if !ok {
 		return 0
 	}
-	held := 0
-	for i := 0; i < len(hashes) && i-held < maxStride; i++ {
-		// A node whose blocks hold more tokens tells of every second, third, …
-		// hash; each names the one before.
-		if parent, ok := set[hashes[i]]; ok && (held == 0 || i == held || parent == hashes[held-1]) {
-			held = i + 1
-		}
+	held := b.look(hashes)
+	defer b.match.Put(held)
+	return int((*held)[at])
+}
+
+// look is how many leading blocks each slot's node holds; the caller holds mu for
+// reading and puts the result back.
+func (b *Blocks) look(hashes []kvcache.Hash) *[]int32 {
+	held := b.match.Get().(*[]int32)
+	if n := b.index.Slots(); cap(*held) < n {
+		*held = make([]int32, n)
+	} else {
+		*held = (*held)[:n]
+		clear(*held)
 	}
+	b.index.Match(hashes, *held)
 	return held
 }
 
-// maxStride is how many hashes a node's block may span.
-const maxStride = 16
+// hold writes how many leading tokens of a prompt each node holds to its state.
+func (b *Blocks) hold(nodes []*Node, states []route.State, held []int32, q *Query) {
+	for i, n := range nodes {
+		at := n.slot.Load()
+		if at == noSlot {
+			if s, ok := b.slots[n.Member().ID]; ok {
+				at = int32(s) + 1
+				n.slot.Store(at)
+			}
+		}
+		if at != noSlot && int(at) <= len(held) {
+			states[i].Held = min(int(held[at-1])*q.BlockTokens, q.Tokens)
+		}
+	}
+}
+
+// noSlot of Node.slot says that the node has told nothing yet; others are one
+// above the place in the index.
+const noSlot = 0
 
 // Count is how many blocks are known of a node.
 func (b *Blocks) Count(node string) int {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	return len(b.by[node])
+	if at, ok := b.slots[node]; ok {
+		return b.index.Count(at)
+	}
+	return 0
 }

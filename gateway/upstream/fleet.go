@@ -1,6 +1,7 @@
-// Package upstream knows who answers: it keeps one connection to each decode
-// node of the fleet, starts and cancels attempts on them, and turns what they
-// send into events of the request that asked.
+// Package upstream knows who answers: it keeps one connection to each node of the
+// fleet, starts and cancels attempts on decode nodes, turns what they send into
+// events of the request that asked, and keeps what nodes tell of their queues and
+// caches.
 //
 // A node's connection is dialled as soon as the node is a member and again
 // whenever it is lost, through a circuit breaker that counts failures to
@@ -69,6 +70,7 @@ type Options struct {
 	ProbeInterval time.Duration  // 0: DefaultProbeInterval
 	StallTimeout  time.Duration  // 0: a node that makes no step is never given up
 	Stale         *metrics.Value // counts refused tokens; nil: not counted
+	Blocks        *Blocks        // what nodes tell of their caches; nil: nothing
 	Log           *slog.Logger   // nil: discarded
 }
 
@@ -94,6 +96,8 @@ type Fleet struct {
 type Node struct {
 	Name     string       // rpc address
 	InFlight atomic.Int64 // attempts of this gateway that the node has in hand
+	Queued   atomic.Int64 // prompt tokens of these that it was to compute and has not, as far as is known
+	Local    atomic.Bool  // decode: its last prompt worth a transfer was computed there
 
 	f       *Fleet
 	member  atomic.Pointer[Member]
@@ -102,7 +106,8 @@ type Node struct {
 	stalled atomic.Bool        // it has work and makes no steps
 	quiet   atomic.Bool        // it misses heartbeats
 	pulse   pulse              // owned by the keeper
-	stop    context.CancelFunc // ends the keeper; nil for prefill nodes
+	slot    atomic.Int32       // in Blocks, see hold
+	stop    context.CancelFunc // ends the keeper
 }
 
 // Snapshot is the fleet's membership at one moment.
@@ -110,6 +115,7 @@ type Snapshot struct {
 	Table   *route.Table
 	Decode  []*Node // by the table's index
 	Prefill []*Node
+	blocks  *Blocks
 }
 
 // New makes a fleet without members.
@@ -155,34 +161,48 @@ func (f *Fleet) SetMembers(members []Member) {
 	for _, m := range members {
 		switch m.Role {
 		case "decode", "serve":
-			decode[m.RPC] = f.node(f.decode[m.RPC], m, true)
+			decode[m.RPC] = f.node(f.decode[m.RPC], m)
 		case "prefill":
-			prefill[m.RPC] = f.node(f.prefill[m.RPC], m, false)
+			prefill[m.RPC] = f.node(f.prefill[m.RPC], m)
 		}
 	}
-	for name, n := range f.decode {
-		if decode[name] == nil {
-			n.stop()
-		}
-	}
+	f.leave(f.decode, decode)
+	f.leave(f.prefill, prefill)
 	f.decode, f.prefill = decode, prefill
-	s := &Snapshot{}
+	s := &Snapshot{blocks: f.o.Blocks}
 	s.Decode, s.Prefill = byName(decode), byName(prefill)
 	s.Table = route.New(ringNodes(s.Decode), ringNodes(s.Prefill))
 	f.now.Store(s)
 }
 
-// node updates a node or makes it; keep says that it is to be connected.
-func (f *Fleet) node(n *Node, m Member, keep bool) *Node {
+// leave lets go of those nodes that are not among the new ones.
+func (f *Fleet) leave(old, now map[string]*Node) {
+	for name, n := range old {
+		if now[name] == nil {
+			n.stop()
+			f.forget(n.Member().ID)
+		}
+	}
+}
+
+// forget drops what a process has told of its cache.
+func (f *Fleet) forget(id string) {
+	if f.o.Blocks != nil {
+		f.o.Blocks.Leave(id)
+	}
+}
+
+// node updates a node or makes it.
+func (f *Fleet) node(n *Node, m Member) *Node {
 	if n != nil {
-		n.member.Store(&m)
+		if old := n.member.Swap(&m).ID; old != m.ID { // another process at its address
+			n.slot.Store(noSlot)
+			f.forget(old)
+		}
 		return n
 	}
 	n = &Node{Name: m.RPC, f: f}
 	n.member.Store(&m)
-	if !keep {
-		return n
-	}
 	n.breaker = gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{
 		Name:        m.RPC,
 		Timeout:     f.o.ProbeInterval,
@@ -192,7 +212,7 @@ func (f *Fleet) node(n *Node, m Member, keep bool) *Node {
 			return errors.Is(err, rpc.ErrBackoff) || errors.Is(err, context.Canceled) || errors.Is(err, errHaste)
 		},
 		OnStateChange: func(name string, from, to gobreaker.State) {
-			f.o.Log.Info("decode node's breaker", "node", name, "from", from.String(), "to", to.String())
+			f.o.Log.Info("node's breaker", "node", name, "from", from.String(), "to", to.String())
 		},
 	})
 	var ctx context.Context
@@ -237,7 +257,7 @@ func (n *Node) keep(ctx context.Context) {
 			if !n.watch(ctx, l) {
 				return
 			}
-			n.f.o.Log.Warn("decode node's connection lost", "node", n.Name, "error", l.conn.Err())
+			n.f.o.Log.Warn("node's connection lost", "node", n.Name, "error", l.conn.Err())
 			n.link.CompareAndSwap(l, nil)
 			pause.Reset(0) // the pool's back-off paces what follows
 			continue
@@ -306,7 +326,7 @@ func (f *Fleet) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		return
 	}
 	if err := l.frame(t, stream, payload); err != nil {
-		f.o.Log.Warn("bad frame from decode node", "node", c.RemoteAddr(), "type", t.String(), "error", err)
+		f.o.Log.Warn("bad frame from a node", "node", c.RemoteAddr(), "type", t.String(), "error", err)
 		c.Close(err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 
@@ -31,11 +32,20 @@ func (e *CodeError) Error() string {
 	return fmt.Sprintf("upstream: node answered %s: %s", e.Code, e.Message)
 }
 
-// link is what the fleet keeps for one open connection to a decode node.
+// heartbeat is of a node's Stats what routing looks at.
+type heartbeat struct {
+	running, waiting, held int
+	queued                 int
+	rate                   float64
+	draining               bool
+}
+
+// link is what the fleet keeps for one open connection to a node.
 type link struct {
 	conn  *rpc.Conn
 	stale *metrics.Value
-	token func(rpc.Token) // l.take, made once: a method value allocates
+	token func(rpc.Token)           // l.take, made once: a method value allocates
+	heart atomic.Pointer[heartbeat] // the last; nil: none yet
 
 	mu      sync.Mutex
 	closed  bool
@@ -238,6 +248,10 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		proto.Merge(&l.stats, m)
 		l.heard = true
 		l.beats++
+		l.heart.Store(&heartbeat{
+			running: int(m.Running), waiting: int(m.Waiting), held: int(m.Held),
+			queued: int(m.QueuedTokens), rate: m.PrefillTokensPerS, draining: m.Draining,
+		})
 	case *nodepb.Bundle:
 		if ch := l.bundles[stream]; ch != nil {
 			delete(l.bundles, stream)

@@ -104,6 +104,7 @@ type Gateway struct {
 	ResumeTimeout         Seconds
 	StallTimeout          Seconds
 	MaxAttempts           int
+	Policy                string
 	MaxBody               Bytes
 }
 
@@ -122,6 +123,7 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.IntVar(&g.MinRemotePrefill, "min-remote-prefill-tokens", minRemotePrefill, "prompts with fewer tokens to compute are prefilled on the decode node")
 	g.RequestTimeout = Seconds(30 * time.Minute)
 	s.Var(&g.RequestTimeout, "request-timeout", "longest life of a request")
+	s.StringVar(&g.Policy, "policy", "prefix", "how nodes are chosen: prefix, consistent_hash, least_load, power_of_two, round_robin or session; the header X-Tandem-Policy overrides it")
 	g.ResumeTimeout = Seconds(10 * time.Second)
 	s.Var(&g.ResumeTimeout, "resume-timeout", "how long a stream whose decode node died waits for another")
 	g.StallTimeout = Seconds(30 * time.Second)

@@ -35,6 +35,7 @@ var parsers = map[string][]string{
 // the table has read, and why they need no target of their own.
 var parsed = map[string]string{
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
+	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
 	"bench/report":           "its own reports, by encoding/json into plain fields",
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",

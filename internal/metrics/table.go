@@ -210,7 +210,7 @@ var (
 	HTTPStatuses    = []string{"200", "400", "401", "404", "405", "413", "415", "429", "499", "500", "503", "504", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
 	StreamAborts    = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
-	RouteReasons    = []string{"prefix", "load", "health", "no_decode", "remote", "short", "no_prefill"}
+	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "remote", "local", "short", "no_prefill"}
 )
 
 // Queues, and whose they are. Each has a bound.

@@ -21,7 +21,7 @@ var samples = map[Type]proto.Message{
 	FrameEnd:      &nodepb.End{Code: nodepb.Code_CODE_OVERLOADED, Message: "full", Attempt: 1},
 	FrameCancel:   &nodepb.Cancel{Reason: "client gone"},
 	FramePrefill:  &nodepb.Prefill{RequestId: "r", Tokens: []int32{5, 6}, Have: 16, PrefixRoot: 3, Layout: 4},
-	FrameQueued:   &nodepb.Queued{Position: 3}, FrameGrantRequest: &nodepb.GrantRequest{CachedTokens: 1},
+	FrameQueued:   &nodepb.Queued{Position: 3}, FrameGrantRequest: &nodepb.GrantRequest{},
 	FrameGrant:         &nodepb.Grant{Grant: []byte{0, 255}, From: 1, UpTo: 2, Refused: nodepb.Code_CODE_INTERNAL, Reason: "x"},
 	FramePrefillDone:   &nodepb.PrefillDone{ComputedTokens: 1, CachedTokens: 2},
 	FrameStats:         &nodepb.Stats{Steps: 1, Running: 2, PrefillTokensPerS: 1.5, Draining: true},

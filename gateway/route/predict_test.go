@@ -1,0 +1,113 @@
+package route
+
+import (
+	"strings"
+	"testing"
+)
+
+// states is n idle nodes that compute rate tokens per second.
+func states(n int, rate float64) []State {
+	s := idle(n)
+	for i := range s {
+		s[i].Rate = rate
+	}
+	return s
+}
+
+// A node takes a prompt from its home when it is clearly faster, for its cache or
+// for the home's queue, and only then.
+func TestPrefillFollowsCacheAndQueue(t *testing.T) {
+	tb := New(fleet(1, ""), fleet(6, ""))
+	v := View{Decode: idle(1), Prefill: states(6, 10000)}
+	r := Request{Key: 9, Uncached: 4000, MinRemote: 64}
+	first := func() int { return tb.Pick(r, v, nil).Prefill[0] }
+	home := first()
+	other := (home + 1) % 6
+	v.Prefill[other].Held = 400
+	if at := first(); at != other {
+		t.Errorf("400 of 4000 tokens cached elsewhere: %d", at)
+	}
+	v.Prefill[other].Held = 16
+	if at := first(); at != home {
+		t.Errorf("a block elsewhere moved the prompt from %d to %d", home, at)
+	}
+	v.Prefill[other].Held = 3200
+	v.Prefill[other].Queued = 15000
+	if at := first(); at != other {
+		t.Errorf("left a cache of 3200 tokens for a queue of 1.5 s: %d", at)
+	}
+	v.Prefill[other].Queued = 40000
+	if at := first(); at == other {
+		t.Error("waits 4 s for a prompt that takes 0.4 s")
+	}
+	v.Prefill[other] = State{Usable: true, Rate: 10000}
+	v.Prefill[home].Queued = 30
+	if at := first(); at != home {
+		t.Errorf("a queue of 30 tokens moved the prompt from %d to %d", home, at)
+	}
+	v.Prefill[home].Queued = 3000
+	if d := tb.Pick(r, v, nil); d.Prefill[0] == home || len(d.Prefill) != MaxPrefill {
+		t.Errorf("stayed behind 3000 tokens: %+v", d)
+	}
+}
+
+// The prompt is computed where that is predicted to be faster, and a choice once
+// made needs a clear reason to change.
+func TestLocalOrRemote(t *testing.T) {
+	tb := New(fleet(1, ""), fleet(1, ""))
+	r := Request{Key: 9, Uncached: 1000, MinRemote: 64}
+	for _, c := range []struct {
+		name           string
+		decode, remote State
+		want           Reason
+	}{
+		{"equal speeds", State{Rate: 10000}, State{Rate: 10000}, ReasonRemote},
+		{"equal speeds, local so far", State{Rate: 10000, Local: true}, State{Rate: 10000}, ReasonLocal},
+		{"a queue at the prefill node", State{Rate: 10000}, State{Rate: 10000, Queued: 2000}, ReasonLocal},
+		{"a queue at both", State{Rate: 10000, Queued: 2000}, State{Rate: 10000, Queued: 2000}, ReasonRemote},
+		{"a slow decode node, local so far", State{Rate: 1000, Local: true}, State{Rate: 10000}, ReasonRemote},
+		{"a busy decode node", State{Rate: 10000, Load: 20}, State{Rate: 10000, Queued: 200}, ReasonRemote},
+		{"nothing known of the decode node", State{}, State{Rate: 10000, Queued: 90000}, ReasonRemote},
+		{"nearly all cached", State{Held: 950}, State{Rate: 10000}, ReasonShort},
+	} {
+		c.decode.Usable, c.remote.Usable = true, true
+		d := tb.Pick(r, View{Decode: []State{c.decode}, Prefill: []State{c.remote}}, nil)
+		if d.PrefillReason != c.want {
+			t.Errorf("%s: %+v, want %s", c.name, d, c.want)
+		}
+		if words := strings.Join(tb.Explain(d, View{Decode: []State{c.decode}, Prefill: []State{c.remote}}, 1001, 64), " "); !strings.Contains(words, "Decode on 10.0.0.0:7000") || strings.Contains(words, "%!") {
+			t.Errorf("%s: %s", c.name, words)
+		}
+	}
+	if d := tb.Pick(r, View{Decode: make([]State, 1), Prefill: make([]State, 1)}, nil); d.Decode != -1 || len(tb.Explain(d, View{Decode: make([]State, 1)}, 1, 1)) != 1 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// Without prefill nodes the decode node that holds the prompt gets it.
+func TestDecodeFollowsCache(t *testing.T) {
+	tb := New(fleet(5, ""), nil)
+	v := View{Decode: states(5, 2000)}
+	r := Request{Key: 3, Uncached: 2000, MinRemote: 64}
+	home := tb.Pick(r, v, nil).Decode
+	other := (home + 2) % 5
+	v.Decode[other].Held = 1600
+	if d := tb.Pick(r, v, nil); d.Decode != other || d.Reason != ReasonCached || d.PrefillReason != ReasonNoPrefill {
+		t.Errorf("%+v", d)
+	}
+	v.Decode[other].Queued = 100000
+	if d := tb.Pick(r, v, nil); d.Decode != home {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestParsePolicy(t *testing.T) {
+	for p := Prefix; p <= Session; p++ {
+		if got, err := ParsePolicy(p.String()); got != p || err != nil {
+			t.Errorf("%s: %v %v", p, got, err)
+		}
+	}
+	if _, err := ParsePolicy("luck"); err == nil {
+		t.Error("luck is a policy")
+	}
+}

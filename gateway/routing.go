@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// Headers by which a request says how it is to be routed.
+const (
+	policyHeader  = "X-Tandem-Policy"
+	sessionHeader = "X-Session-Id"
+)
+
+// by is how a request is routed.
+type by struct {
+	policy  route.Policy
+	session kvcache.Hash // of its session's name; 0: none
+	turn    uint64
+}
+
+// routing reads how a request is to be routed.
+func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
+	b := by{policy: g.policy, turn: g.turn.Add(1)}
+	if name := h.Peek(policyHeader); len(name) > 0 {
+		p, err := route.ParsePolicy(string(name))
+		if err != nil {
+			return b, openai.BadRequest("", "the header %s is %q: want one of %s", policyHeader, clip(string(name), 100), route.Policies())
+		}
+		b.policy = p
+	}
+	if id := h.Peek(sessionHeader); len(id) > 0 {
+		b.session = kvcache.Hash(xxhash.Sum64(id))
+	}
+	return b, nil
+}
+
+// route decides where a prompt with nOut tokens of output goes, whose prefill may
+// be elsewhere from minRemote uncached tokens on. view is filled
+// and stays the caller's.
+func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p *prompt, how *by, nOut, minRemote int, avoid []*upstream.Node) route.Decision {
+	n := len(p.tokens) + nOut - 1 // the last token is decode's own
+	fleet.Look(view, upstream.Query{Fingerprint: m.fingerprint, Avoid: avoid, Hashes: p.hashes, BlockTokens: m.blockTokens, Tokens: n})
+	r := route.Request{Policy: how.policy, Key: p.key, Uncached: n, MinRemote: minRemote, Turn: how.turn}
+	switch {
+	case r.Policy == route.Session && how.session != 0:
+		r.Key = how.session
+	case r.Policy == route.PowerOfTwo:
+		r.Draw = rand.Uint64()
+	}
+	return fleet.Table.Pick(r, *view, nil)
+}
+
+// explanation is the answer of /debug/route.
+type explanation struct {
+	Words   []string    `json:"words"`
+	Tokens  int         `json:"prompt_tokens"`
+	Policy  string      `json:"policy"`
+	Decode  string      `json:"decode,omitempty"`
+	Prefill []string    `json:"prefill,omitempty"`
+	Nodes   []routeNode `json:"nodes"`
+}
+
+// routeNode is a node as a decision saw it.
+type routeNode struct {
+	Name   string  `json:"name"`
+	Role   string  `json:"role"`
+	Usable bool    `json:"usable"`
+	Load   int     `json:"requests"`
+	Held   int     `json:"cached_tokens"`
+	Queued int     `json:"queued_tokens"`
+	Rate   float64 `json:"tokens_per_s"`
+}
+
+// explain answers where a prompt (?prompt=TEXT) would go now, and why, in words.
+// Nothing is sent.
+func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
+	m, fault := g.find(string(ctx.QueryArgs().Peek("model")))
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	text := string(ctx.QueryArgs().Peek("prompt"))
+	if text == "" || m.text == nil {
+		g.fail(ctx, openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT (and a policy in the header %s)", policyHeader))
+		return
+	}
+	how, fault := g.routing(&ctx.Request.Header)
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	root := m.root("")
+	p := prompt{tokens: m.text.tokens(text, true)}
+	p.hashes = kvcache.AppendHashes(nil, root, p.tokens, m.blockTokens)
+	p.key = route.Key(root, p.hashes, p.tokens)
+	fleet, view := g.fleet.Now(), new(route.View)
+	minRemote := max(1, g.o.MinRemotePrefillTokens)
+	d := g.route(fleet, view, m, &p, &how, 0, minRemote, nil)
+	e := explanation{Tokens: len(p.tokens), Policy: how.policy.String(), Nodes: []routeNode{}}
+	e.Words = fleet.Table.Explain(d, *view, len(p.tokens), minRemote)
+	if d.Decode >= 0 {
+		e.Decode = fleet.Decode[d.Decode].Name
+	}
+	for _, i := range d.Prefill {
+		e.Prefill = append(e.Prefill, fleet.Prefill[i].Name)
+	}
+	see := func(role string, nodes []*upstream.Node, states []route.State) {
+		for i, n := range nodes {
+			s := &states[i]
+			e.Nodes = append(e.Nodes, routeNode{n.Name, role, s.Usable, s.Load, s.Held, s.Queued, s.Rate})
+		}
+	}
+	see("decode", fleet.Decode, view.Decode)
+	see("prefill", fleet.Prefill, view.Prefill)
+	g.json(ctx, e)
+}
+
+// policyOf reads the option, which was checked where it was given.
+func policyOf(name string) (route.Policy, error) {
+	p, err := route.ParsePolicy(name)
+	if err != nil {
+		return 0, fmt.Errorf("gateway: Options.Policy: %w", err)
+	}
+	return p, nil
+}

@@ -1,0 +1,61 @@
+package prefill
+
+import (
+	"context"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// know files a gateway's connection; heartbeats go to it from now on.
+func (n *Node) know(c *rpc.Conn) {
+	if c.Peer().GetRole() != "gateway" {
+		return
+	}
+	n.mu.Lock()
+	n.gateways[c] = true
+	n.mu.Unlock()
+	n.heartbeat()
+}
+
+// Heartbeats tells gateways how long the queue is and how fast it goes, until ctx
+// ends.
+func (n *Node) Heartbeats(ctx context.Context) {
+	tick := time.NewTicker(n.o.StatsInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			n.heartbeat()
+		}
+	}
+}
+
+func (n *Node) heartbeat() {
+	st := n.o.Engine.Stats()
+	u := st.Scheduler.Blocks
+	n.mu.Lock()
+	queued := st.Scheduler.Pending
+	for _, j := range n.queue { // admitted ones are the engine's
+		queued += len(j.tokens)
+	}
+	m := &nodepb.Stats{
+		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + len(n.queue)),
+		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
+		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(queued),
+	}
+	conns := make([]*rpc.Conn, 0, len(n.gateways))
+	for c := range n.gateways {
+		conns = append(conns, c)
+	}
+	n.mu.Unlock()
+	for _, c := range conns {
+		// One that is lost is followed by the next.
+		if err := c.Send(rpc.FrameStats, 0, m); err != nil {
+			n.log.Debug("heartbeat not sent", "err", err)
+		}
+	}
+}
