@@ -45,7 +45,7 @@ func LogProbs(logits []float32, token int32, n int, only []int32, dst []Top) (lo
 }
 
 // logSumExp is the logarithm of the sum of e^logit, -Inf when there is nothing to
-// sum.
+// sum. Like a draw's weights, the terms have the same bits on every machine.
 func logSumExp(logits []float32) float64 {
 	most := math.Inf(-1)
 	for _, v := range logits {
@@ -56,7 +56,7 @@ func logSumExp(logits []float32) float64 {
 	}
 	sum := 0.0
 	for _, v := range logits {
-		sum += math.Exp(finite(v) - most)
+		sum += expWeight(finite(v) - most)
 	}
 	return most + math.Log(sum)
 }
