@@ -52,9 +52,10 @@ up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --po
 test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) arm64 ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
-soak: build $(PYENV) ## the long forms of the tests, for hours; all output with its seeds goes to logs/
+soak: build $(PYENV) ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
 	@mkdir -p logs
-	@$(TESTALL) -soak -log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log $(or $(ONLY),race plain portable build-race binary binary-race)
+	@$(TESTALL) -soak -seed $(or $(SOAK_SEED),1) -minutes $(or $(SOAK_MINUTES),60) -fuzz $(or $(SOAK_FUZZ),60s) \
+		-log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log -record bench/results/$(or $(RECORD),soak.md) -run '$(RUN)' $(ONLY)
 
 bench: ## benchmarks of kernels, scheduler, KV transfer and tokenizer
 	$(GO) test -run '^$$' -bench . -benchmem ./engine/backend/cpu ./engine/scheduler ./engine/tokenizer ./kvtransfer

@@ -97,7 +97,7 @@ func (b *battle) replace(i int) {
 // whole waits until the gateway sees every node and can use it.
 func (b *battle) whole() {
 	b.t.Helper()
-	b.wait(30*time.Second, "all nodes are there", func() bool {
+	b.wait(startBound, "all nodes are there", func() bool {
 		var fleet struct {
 			Nodes []struct {
 				ID, Role         string
@@ -268,7 +268,7 @@ func TestBinaryKills(t *testing.T) {
 	t.Parallel()
 	kills, seed := 20, uint64(20261121)
 	if os.Getenv("TANDEM_SOAK") != "" {
-		kills, seed = 500, rand.Uint64()
+		kills, seed = 500, soakSeed(t, rand.Uint64())
 	}
 	b := newBattle(t, seed)
 	resumes := b.disturb(func() {

@@ -288,10 +288,10 @@ func native() string {
 func TestSameBitsOnEveryPath(t *testing.T) {
 	// Each class of numerics that this machine has, in full; under the race
 	// detector, which is after other faults, the fastest one in part.
-	seeds, classes := 300, cpu.Variants()
+	seeds, classes, begin := 300, cpu.Variants(), uint64(1)
 	switch {
 	case os.Getenv("TANDEM_SOAK") != "":
-		seeds = 5000
+		seeds, begin = 5000, soakSeed(t, begin)
 	case raceEnabled:
 		seeds, classes = 60, classes[:1]
 	}
@@ -299,7 +299,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 		t.Run(kernels, func(t *testing.T) {
 			var count paths
 			for i, ckpt := range []string{"gqa-tied", "headdim", "mistral-window", "qwen3-moe"} {
-				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, uint64(1+i*1_000_000), seeds/4, false, &count); err != nil {
+				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, begin+uint64(i*1_000_000), seeds/4, false, &count); err != nil {
 					t.Fatal(err)
 				}
 			}

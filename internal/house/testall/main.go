@@ -24,8 +24,14 @@ import (
 )
 
 func main() {
-	soak := flag.Bool("soak", false, "the long form: TANDEM_SOAK=1 for every test, and hours of time")
-	logTo := flag.String("log", "", "file for the whole output of every test, with its seeds")
+	var o options
+	flag.BoolVar(&o.soak, "soak", false, "the long form: TANDEM_SOAK=1 for every test, and hours of time")
+	flag.StringVar(&o.log, "log", "", "file for the whole output of every test, with its seeds")
+	flag.StringVar(&o.record, "record", "", "file for a page of what ran and what came out")
+	flag.StringVar(&o.run, "run", "", "only tests that match, as go test has it")
+	flag.Uint64Var(&o.seed, "seed", 1, "where a soak begins to draw")
+	flag.Float64Var(&o.minutes, "minutes", wholeMinutes, "how long a soak's mixed load lasts")
+	flag.DurationVar(&o.fuzz, "fuzz", wholeFuzz, "how long a soak fuzzes each target")
 	flag.Usage = func() {
 		fmt.Fprintf(os.Stderr, "Usage: go run ./internal/house/testall [flags] [STEP ...]\n\nSteps, all of them by default:\n")
 		for _, s := range steps {
@@ -37,7 +43,8 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ok, err := run(ctx, options{soak: *soak, log: *logTo, only: flag.Args(), out: os.Stdout})
+	o.only, o.out = flag.Args(), os.Stdout
+	ok, err := run(ctx, o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testall:", err)
 	}
@@ -48,10 +55,22 @@ func main() {
 
 // options are one run's.
 type options struct {
-	soak bool
-	log  string   // file, or empty
-	only []string // names of steps; empty: all
-	out  io.Writer
+	soak        bool
+	log, record string // files, or empty
+	run         string // which tests of the steps, or empty
+	seed        uint64
+	minutes     float64       // of mixed load
+	fuzz        time.Duration // per target
+	only        []string      // names of steps; empty: all
+	out         io.Writer
+}
+
+// wants says whether a step runs: one that is named, or else one of this form.
+func (o *options) wants(s step) bool {
+	if len(o.only) > 0 {
+		return slices.Contains(o.only, s.name)
+	}
+	return o.soak && s.soak || !o.soak && !s.long
 }
 
 // run says whether all went well.
@@ -78,14 +97,19 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		defer f.Close()
 		r.log = f
 	}
+	var ran []string
 	for _, s := range steps {
-		if len(o.only) > 0 && !slices.Contains(o.only, s.name) {
+		if !o.wants(s) {
 			continue
 		}
-		if s.packages == nil {
+		ran = append(ran, s.name)
+		switch {
+		case s.packages == nil:
 			runCheck(ctx, r, s)
-		} else {
-			runTests(ctx, r, s, s.packages(packages), o.soak)
+		case s.fuzz:
+			runFuzz(ctx, r, s, s.packages(packages), o.fuzz)
+		default:
+			runTests(ctx, r, s, s.packages(packages), o)
 		}
 		if ctx.Err() != nil {
 			r.fail(s.name, "interrupted", "")
@@ -93,6 +117,11 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		}
 	}
 	r.summary()
+	if o.record != "" {
+		if err := r.record(o.record, o, ran); err != nil {
+			return false, err
+		}
+	}
 	return len(r.failures) == 0, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -91,7 +92,7 @@ no JSON`))
 	if r.failed != 3 || r.passed != 0 || r.skipped != 0 {
 		t.Errorf("%d passed, %d failed, %d skipped:\n%s", r.passed, r.failed, r.skipped, &out)
 	}
-	runTests(t.Context(), r, step{name: "plain"}, []string{"./nowhere"}, false)
+	runTests(t.Context(), r, step{name: "plain"}, []string{"./nowhere"}, options{})
 	if r.failed < 4 {
 		t.Errorf("a package that does not exist goes unnoticed:\n%s", &out)
 	}
@@ -156,7 +157,7 @@ func TestSteps(t *testing.T) {
 	}
 	ran := map[string]bool{}
 	for _, s := range steps {
-		if s.packages == nil {
+		if s.packages == nil || s.fuzz {
 			continue
 		}
 		for _, p := range s.packages(all) {
@@ -179,5 +180,56 @@ func TestSteps(t *testing.T) {
 	}
 	if ok, err := run(t.Context(), options{only: []string{"luck"}, out: io.Discard}); ok || err == nil {
 		t.Error("a step that does not exist is accepted")
+	}
+}
+
+// A soak is the steps that are marked; its page says what ran, and that it was
+// shortened when it was.
+func TestRecord(t *testing.T) {
+	names := soakSteps()
+	for _, want := range []string{"fuzz", "race", "plain", "binary"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("a soak lacks %s: %v", want, names)
+		}
+	}
+	if (&options{}).wants(step{name: "fuzz", soak: true, long: true}) || !(&options{soak: true}).wants(step{name: "fuzz", soak: true, long: true}) {
+		t.Error("fuzzing belongs to a soak, and to nothing else")
+	}
+	for _, c := range []struct {
+		o     options
+		title string
+	}{
+		{options{minutes: wholeMinutes, fuzz: wholeFuzz}, "# Soak\n"},
+		{options{minutes: 10, fuzz: wholeFuzz}, "# Soak, shortened\n"},
+		{options{minutes: wholeMinutes, fuzz: wholeFuzz, run: "TestA"}, "# Soak, shortened\n"},
+	} {
+		r := newReport(io.Discard)
+		r.events(step{name: "race"}, strings.NewReader(strings.TrimSpace(stream)))
+		path := filepath.Join(t.TempDir(), "soak.md")
+		if err := r.record(path, c.o, []string{"race"}); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{c.title, "- Machine: ", "2 passed, 4 failed, 1 skipped", "FAILED: race: bad TestC", "| race | good | 2.5 | 3 |", "- good: worth reading"} {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("no %q in:\n%s", want, text)
+			}
+		}
+	}
+}
+
+func TestFuzzTargets(t *testing.T) {
+	targets, err := fuzzTargets([]string{module + "/testdata"})
+	if err != nil || len(targets) != 0 {
+		t.Errorf("%v, %v", targets, err)
+	}
+	if m := counted.FindStringSubmatch("fuzz: elapsed: 9s, execs: 1661 (551/sec), new interesting: 1 (total: 5)"); m == nil || m[1] != "1661" || m[3] != "5" {
+		t.Errorf("%q", m)
+	}
+	if !fuzzFunc.MatchString("\nfunc FuzzX(f *testing.F) {") || fuzzFunc.MatchString("\nfunc fuzzX(f *testing.F) {") {
+		t.Error("fuzz functions are not found")
 	}
 }

@@ -23,6 +23,10 @@ type step struct {
 	packages func(all []string) []string // of tests: which, from all of the module
 	args     []string                    // more arguments of go test
 	each     bool                        // every package must have run a test
+	fuzz     bool                        // their fuzz targets, not their tests
+
+	soak bool // part of a soak
+	long bool // part of nothing else
 }
 
 // steps are all of `make test`, in order.
@@ -33,17 +37,18 @@ var steps = []step{
 	{name: "build-nocgo", what: "the build without a C compiler", env: []string{"CGO_ENABLED=0"}, command: []string{"go", "build", "./..."}},
 	{name: "build-arm64", what: "the build for another architecture, kernels included", env: arm64, command: []string{"go", "build", "./..."}},
 
-	{name: "race", what: "all tests under the race detector", args: []string{"-race", "-skip", "^TestBinary"},
+	{name: "fuzz", soak: true, long: true, what: "every fuzz target for a minute", fuzz: true, packages: func(all []string) []string { return all }},
+	{name: "race", soak: true, what: "all tests under the race detector", args: []string{"-race", "-skip", "^TestBinary"},
 		packages: func(all []string) []string {
 			return slices.DeleteFunc(slices.Clone(all), func(p string) bool { return withoutRace[short(p)] != "" })
 		}},
-	{name: "plain", what: "tests that the race detector would distort", args: []string{"-skip", "^TestBinary"}, each: true,
+	{name: "plain", soak: true, what: "tests that the race detector would distort", args: []string{"-skip", "^TestBinary"}, each: true,
 		packages: func(all []string) []string {
 			return slices.DeleteFunc(slices.Clone(all), func(p string) bool { return withoutRace[short(p)] == "" && alsoPlain[short(p)] == "" })
 		}},
-	{name: "portable", what: "the engine's tests without C kernels", env: []string{"CGO_ENABLED=0"}, each: true,
+	{name: "portable", soak: true, what: "the engine's tests without C kernels", env: []string{"CGO_ENABLED=0"}, each: true,
 		packages: func([]string) []string { return []string{module + "/engine/backend/cpu", module + "/engine/model"} }},
-	{name: "sanitize", what: "the C kernels under the address and undefined-behaviour sanitizers", each: true,
+	{name: "sanitize", soak: true, what: "the C kernels under the address and undefined-behaviour sanitizers", each: true,
 		env: []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O1 -fsanitize=undefined -fno-sanitize-recover=all", "CGO_LDFLAGS=-fsanitize=undefined"},
 		// The package's own Go is left as it is: naive references, which would take most of the time.
 		args:     []string{"-asan", "-gcflags=-asan=false", "-run", "/^(avx512|avx2|neon|generic)$", "-skip", distorted},
@@ -53,11 +58,11 @@ var steps = []step{
 		packages: func([]string) []string {
 			return []string{module + "/engine/backend/cpu", module + "/engine/model"}
 		}},
-	{name: "binary", what: "the built binary, end to end", args: []string{"-run", "^TestBinary"}, each: true,
+	{name: "binary", soak: true, what: "the built binary, end to end", args: []string{"-run", "^TestBinary"}, each: true,
 		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 
-	{name: "build-race", what: "the binary with the race detector inside", command: []string{"go", "build", "-race", "-o", "bin/tandem-race", "."}},
-	{name: "binary-race", what: "that binary, which ends at its first race", each: true,
+	{name: "build-race", soak: true, what: "the binary with the race detector inside", command: []string{"go", "build", "-race", "-o", "bin/tandem-race", "."}},
+	{name: "binary-race", soak: true, what: "that binary, which ends at its first race", each: true,
 		env:      []string{"TANDEM_BINARY=../../bin/tandem-race", "GORACE=halt_on_error=1"},
 		args:     []string{"-run", "^TestBinary(FirstToken|OpenAIClient|OpenAIFields|OpenAPI|Accounting|PrefillKilled|DecodeKilled|Drain|Serve)$"},
 		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},

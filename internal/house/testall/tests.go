@@ -47,21 +47,24 @@ type event struct {
 }
 
 // runTests runs go test on packages and hands every event to the report.
-func runTests(ctx context.Context, r *report, s step, packages []string, soak bool) {
+func runTests(ctx context.Context, r *report, s step, packages []string, o options) {
 	if len(packages) == 0 {
 		return
 	}
 	timeout := packageTimeout
-	if soak {
-		timeout = packageTimeoutSoak
+	if o.soak {
+		timeout = packageTimeoutSoak + time.Duration(o.minutes*float64(time.Minute))
 	}
 	// Nothing is taken from an earlier run: what the tests start (the binary,
 	// Python) is not among the inputs that go test knows.
 	args := append([]string{"test", "-json", "-count=1", "-timeout", timeout.String()}, s.args...)
+	if o.run != "" {
+		args, s.each = append(args, "-run", o.run), false // the last one counts
+	}
 	cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
 	cmd.Env = append(os.Environ(), s.env...)
-	if soak {
-		cmd.Env = append(cmd.Env, "TANDEM_SOAK=1")
+	if o.soak {
+		cmd.Env = append(cmd.Env, "TANDEM_SOAK=1", fmt.Sprintf("TANDEM_SOAK_SEED=%d", o.seed), fmt.Sprintf("TANDEM_SOAK_MINUTES=%g", o.minutes))
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
