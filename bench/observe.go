@@ -152,6 +152,9 @@ func eachMetric(r io.Reader, f func(name, labels string, v float64)) error {
 // specCounters is what the server has counted of speculative decoding; nil: it
 // tells nothing of that.
 func (r *run) specCounters(ctx context.Context) *report.Spec {
+	if r.native() {
+		return nil
+	}
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.BaseURL+"/metrics", nil)
 	if err != nil {
 		return nil

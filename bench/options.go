@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -50,7 +52,11 @@ type Options struct {
 	LoraModules                      []string
 	LoraAssignment                   string
 	BeamSearch, Profile              bool
+	TLSDir                           string
+	Prefill                          []string
 	Data                             dataset.Options
+
+	nativeDial func(ctx context.Context, addr string) (net.Conn, error) // for tests; nil: TCP
 
 	metrics []string       // URLs to read beside the run
 	set     *pflag.FlagSet // which of the flags without a default were given
@@ -59,9 +65,11 @@ type Options struct {
 // Register declares the flags.
 func (o *Options) Register(s *pflag.FlagSet) {
 	o.set = s
-	s.StringVar(&o.Backend, "backend", "openai", "API to speak: openai (completions; also called vllm) or openai-chat")
+	s.StringVar(&o.Backend, "backend", "openai", "API to speak: openai (completions; also called vllm), openai-chat, or tandem: a decode node directly, token ids in and out, without a gateway (--port is then 7102)")
 	s.StringVar(&o.Label, "label", "", "prefix of the result's file name; default: the backend")
 	s.StringVar(&o.BaseURL, "base-url", "", "server's base URL, instead of --host and --port")
+	s.StringVar(&o.TLSDir, "tls-dir", "", "a node's folder made by `tandem ca`; for --backend tandem")
+	s.StringArrayVar(&o.Prefill, "prefill-node", nil, "HOST:PORT of a prefill node that the decode node may ask, best first; for --backend tandem; default: none, it prefills itself")
 	s.StringVar(&o.Host, "host", "127.0.0.1", "server's host")
 	s.IntVar(&o.Port, "port", 8000, "server's port")
 	s.StringVar(&o.Endpoint, "endpoint", "/v1/completions", "API path; with --backend openai-chat the default is /v1/chat/completions")
@@ -210,13 +218,20 @@ func (o *Options) complete() error {
 	if _, _, err := o.thresholds(); err != nil {
 		return err
 	}
-	if !slices.Contains([]string{"openai", "vllm", "openai-chat"}, o.Backend) {
-		return fmt.Errorf("%w: --backend %q: want openai, vllm or openai-chat", ErrOption, o.Backend)
+	if !slices.Contains([]string{"openai", "vllm", "openai-chat", nativeBackend}, o.Backend) {
+		return fmt.Errorf("%w: --backend %q: want openai, vllm, openai-chat or tandem", ErrOption, o.Backend)
+	}
+	if o.native() {
+		if err := o.completeNative(); err != nil {
+			return err
+		}
+	} else if o.TLSDir != "" || len(o.Prefill) > 0 {
+		return fmt.Errorf("%w: --tls-dir and --prefill-node: only --backend tandem speaks to nodes", ErrOption)
 	}
 	if o.chat() && !o.set.Changed("endpoint") {
 		o.Endpoint = "/v1/chat/completions"
 	}
-	if !strings.HasPrefix(o.Endpoint, "/") {
+	if !o.native() && !strings.HasPrefix(o.Endpoint, "/") {
 		return fmt.Errorf("%w: --endpoint %q: want a path that begins with /", ErrOption, o.Endpoint)
 	}
 	if o.BaseURL == "" {

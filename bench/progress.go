@@ -63,7 +63,7 @@ func (r *run) probes(ctx context.Context) func() *report.Probe {
 		return func() *report.Probe { return nil }
 	}
 	q := dataset.Request{Text: probePrompt, OutputTokens: 1}
-	b, err := r.newBodies(r.model)
+	b, err := r.encoder()
 	if err != nil {
 		panic(err) // the main load's bodies were made of the same flags
 	}

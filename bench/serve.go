@@ -6,7 +6,7 @@
 // them in an open loop (bench/load) and turns what it saw into figures
 // (bench/report). Invariant: the figures are the server's only if the client kept
 // up, and a line after the block says whether it did. The package knows no server
-// from inside, not even ours.
+// from inside, not even ours, but for the backend tandem, which speaks to nodes.
 package bench
 
 import (
@@ -29,6 +29,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/dataset"
 	"github.com/tandem-serving/tandem/bench/load"
 	"github.com/tandem-serving/tandem/bench/report"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // ErrNotReady is returned when the server gave no answer in time.
@@ -42,7 +43,8 @@ type run struct {
 	*Options
 	out, errOut      io.Writer
 	model, tokenizer string
-	client           *load.Client
+	client           loader
+	bundle           *nodepb.Bundle // of the backend tandem
 	requests         []dataset.Request
 	at               []time.Duration
 	changes          []load.Change
@@ -67,10 +69,13 @@ type Result struct {
 // Serve runs bench serve: the report to out, progress and notes to errOut.
 func Serve(ctx context.Context, o *Options, out, errOut io.Writer) (*Result, error) {
 	r := &run{Options: o, out: out, errOut: errOut}
-	if err := r.prepare(ctx); err != nil {
+	err := r.prepare(ctx)
+	if r.client != nil {
+		defer r.client.Close()
+	}
+	if err != nil {
 		return nil, err
 	}
-	defer r.client.Close()
 	if err := r.ready(ctx); err != nil {
 		return nil, err
 	}
@@ -83,7 +88,7 @@ func Serve(ctx context.Context, o *Options, out, errOut io.Writer) (*Result, err
 	}
 	before := r.specCounters(ctx)
 	stopProbes, stopObserving := r.probes(ctx), observe(ctx, r.metrics)
-	rec, err := r.client.Run(ctx, load.Plan{
+	rec, err := load.Run(ctx, r.client, load.Plan{
 		At: r.at, Body: r.body, ID: r.requestID, MaxConcurrency: r.MaxConcurrency, Progress: r.progress(),
 	})
 	probe, nodes := stopProbes(), stopObserving()
@@ -113,21 +118,11 @@ func (r *run) prepare(ctx context.Context) error {
 	if r.meta, err = r.metadata(); err != nil {
 		return err
 	}
-	header, err := r.header()
-	if err != nil {
-		return err
+	prepare := r.prepareHTTP
+	if r.native() {
+		prepare = r.prepareNative
 	}
-	s := newServer(r.BaseURL, header, r.Insecure)
-	defer s.close()
-	if r.model = r.ServedModel; r.model == "" {
-		r.model = r.Model
-	}
-	if r.model == "" {
-		if r.model, err = s.firstModel(ctx); err != nil {
-			return err
-		}
-	}
-	if r.Data.Vocabulary, err = r.vocabulary(ctx, s); err != nil {
+	if err := prepare(ctx); err != nil {
 		return err
 	}
 	r.encode = r.Data.Vocabulary.Encode
@@ -149,12 +144,35 @@ func (r *run) prepare(ctx context.Context) error {
 		}
 		r.IDPrefix = "bench-" + hex.EncodeToString(b[:]) + "-"
 	}
-	if r.client, err = load.NewClient(load.Target{
-		URL: r.BaseURL + r.Endpoint, Chat: r.chat(), Header: header, Insecure: r.Insecure, KeepText: r.SaveDetailed || r.encode != nil,
-	}); err != nil {
+	return r.encodeBodies()
+}
+
+// prepareHTTP finds model and vocabulary and makes the client.
+func (r *run) prepareHTTP(ctx context.Context) error {
+	header, err := r.header()
+	if err != nil {
 		return err
 	}
-	return r.encodeBodies()
+	s := newServer(r.BaseURL, header, r.Insecure)
+	defer s.close()
+	if r.model = r.ServedModel; r.model == "" {
+		r.model = r.Model
+	}
+	if r.model == "" {
+		if r.model, err = s.firstModel(ctx); err != nil {
+			return err
+		}
+	}
+	if r.Data.Vocabulary, err = r.vocabulary(ctx, s); err != nil {
+		return err
+	}
+	c, err := load.NewClient(load.Target{
+		URL: r.BaseURL + r.Endpoint, Chat: r.chat(), Header: header, Insecure: r.Insecure, KeepText: r.SaveDetailed || r.Data.Vocabulary.Encode != nil,
+	})
+	if err == nil {
+		r.client = c
+	}
+	return err
 }
 
 // keptBodies bounds the bodies that are encoded before the run, in bytes; later
@@ -162,7 +180,7 @@ func (r *run) prepare(ctx context.Context) error {
 const keptBodies = 256 << 20
 
 func (r *run) encodeBodies() error {
-	b, err := r.newBodies(r.model)
+	b, err := r.encoder()
 	if err != nil {
 		return err
 	}
@@ -182,7 +200,7 @@ func (r *run) body(i int) []byte {
 	if r.bodies[i] != nil {
 		return r.bodies[i]
 	}
-	b, err := r.newBodies(r.model)
+	b, err := r.encoder()
 	if err != nil {
 		panic(err)
 	}
@@ -224,7 +242,7 @@ func (r *run) warmUp(ctx context.Context) error {
 		return nil
 	}
 	fmt.Fprintf(r.out, "Warming up with %d requests...\n", r.Warmups)
-	rec, err := r.client.Run(ctx, load.Plan{
+	rec, err := load.Run(ctx, r.client, load.Plan{
 		At: make([]time.Duration, r.Warmups), Body: func(i int) []byte { return r.body(i % len(r.requests)) }, MaxConcurrency: r.MaxConcurrency,
 	})
 	if err != nil {

@@ -143,14 +143,7 @@ func (r *run) vocabulary(ctx context.Context, s *server) (dataset.Vocabulary, er
 				return v, fmt.Errorf("%w: --tokenizer %s: %w", ErrOption, from, err)
 			}
 			r.tokenizer = from
-			v.Encode = func(text string) []int32 { return t.Encode(text, false) }
-			v.Decode = func(ids []int32) string { return t.Decode(ids, false) }
-			for id := range int32(t.VocabSize()) {
-				if !t.IsSpecial(id) && len(t.TokenBytes(id)) > 0 {
-					v.IDs = append(v.IDs, id)
-				}
-			}
-			return v, nil
+			return vocabularyOf(t), nil
 		}
 	}
 	r.tokenizer = r.Tokenizer

@@ -55,8 +55,17 @@ const (
 	maxTimerLag = 10 * time.Millisecond
 )
 
+// Doer sends one request, waits for the end of its answer and fills its outcome;
+// times are since start.
+type Doer interface {
+	Do(ctx context.Context, start time.Time, body []byte, id string, o *Outcome)
+}
+
+// Run carries the plan out over HTTP.
+func (c *Client) Run(ctx context.Context, p Plan) (*Record, error) { return Run(ctx, c, p) }
+
 // Run carries the plan out. It ends early only with ctx.
-func (c *Client) Run(ctx context.Context, p Plan) (*Record, error) {
+func Run(ctx context.Context, c Doer, p Plan) (*Record, error) {
 	r := &Record{Outcomes: make([]Outcome, len(p.At))}
 	slots := make(chan struct{}, max(1, p.MaxConcurrency))
 	watchCtx, stopWatch := context.WithCancel(ctx)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -27,8 +28,22 @@ type kernel struct {
 // to spare.
 const controlBytes = 64
 
+// stamping has the kernel note arrivals for as long as this process runs. It does
+// so while any socket asks for it, and begins and ends a little after it was asked:
+// with connections alone, the first bytes of the first ones would have no time.
+var stamping = sync.OnceFunc(func() {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return // then it is as late as it is
+	}
+	if syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_TIMESTAMPNS, 1) != nil {
+		_ = syscall.Close(fd) // it is of no use
+	}
+})
+
 // NewStamped wraps a connection.
 func NewStamped(c net.Conn) *Stamped {
+	stamping()
 	s := &Stamped{Conn: c}
 	sc, ok := c.(syscall.Conn)
 	if !ok {

@@ -36,10 +36,11 @@ var mayImport = map[string][]string{
 	"prefill": {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 	"decode":  {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 
-	"bench":         {"bench/dataset", "bench/load", "bench/report", "engine/builtin", "engine/tokenizer"},
+	"bench":         {"bench/dataset", "bench/load", "bench/native", "bench/report", "engine/builtin", "engine/kvcache", "engine/tokenizer", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/dataset": {},
 	"bench/load":    {},
 	"bench/report":  {"bench/load"},
+	"bench/native":  {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline": {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
 	"bench/sim":     {"gateway/route", "engine/kvcache"},
 	"bench/truth":   {"bench", "bench/load", "bench/report", "engine/builtin"},

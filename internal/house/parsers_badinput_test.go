@@ -36,6 +36,7 @@ var parsers = map[string][]string{
 var parsed = map[string]string{
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
+	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
 	"bench/report":           "its own reports, by encoding/json into plain fields",
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
