@@ -559,8 +559,13 @@ func runPrefill(v *command.Invocation) error {
 		return err
 	}
 	defer d.End()
-	n, err := startEngine(d, v.Environ, &f.m, &f.p, "prefill", metrics.Prefill, hooks{})
+	var news blockNews
+	n, err := startEngine(d, v.Environ, &f.m, &f.p, "prefill", metrics.Prefill, hooks{blocks: news.tell})
 	if err != nil {
+		return err
+	}
+	bus := newBus(d, &f.c, nil)
+	if err := news.begin(n, bus); err != nil {
 		return err
 	}
 	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded}
@@ -581,7 +586,7 @@ func runPrefill(v *command.Invocation) error {
 	n.meterPrefill(p, w)
 	d.Work(p.Positions)
 	d.Work(p.Heartbeats)
-	return n.serve(f, p, p, nil)
+	return n.serve(f, p, p, bus)
 }
 
 func runDecode(v *command.Invocation) error {
@@ -596,26 +601,20 @@ func runDecode(v *command.Invocation) error {
 	}
 	defer d.End()
 	var role *decode.Node
-	var news *decode.News
+	var news blockNews
 	n, err := startEngine(d, v.Environ, &f.m, &f.p, "decode", metrics.Decode, hooks{
 		step: func() {
 			if role != nil { // nil when the start failed in between
 				role.Flush()
 			}
 		},
-		blocks: func(events []kvcache.Event, gap bool) {
-			if news != nil {
-				news.Tell(events, gap)
-			}
-		},
+		blocks: news.tell,
 	})
 	if err != nil {
 		return err
 	}
 	bus := newBus(d, &f.c, nil)
-	if news, err = decode.NewNews(func() (*cluster.Publisher, error) {
-		return bus.Publisher(n.Bundle.ModelName, d.Name, uint64(time.Now().UnixNano()))
-	}, d.Log); err != nil {
+	if err := news.begin(n, bus); err != nil {
 		return err
 	}
 	ro := kvtransfer.ReaderOptions{
@@ -630,7 +629,7 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	d.OnEnd(func() { d.Report("kvtransfer", r.Close()) })
-	n.meterReader(r, news)
+	n.meterReader(r)
 	role = n.decodeRole(r, func(h rpc.Handler) decode.Dialer {
 		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.asks}, h)
 		d.OnEnd(p.Close)

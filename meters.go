@@ -175,7 +175,7 @@ func (n *node) meterDecode(role *decode.Node) {
 }
 
 // meterReader connects what a decode node's side of transfers counts.
-func (n *node) meterReader(r *kvtransfer.Reader, news *decode.News) {
+func (n *node) meterReader(r *kvtransfer.Reader) {
 	counter := func(id metrics.ID, f func(kvtransfer.ReaderStats) uint64, labels ...string) {
 		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(r.Stats())) })
 	}
@@ -197,7 +197,6 @@ func (n *node) meterReader(r *kvtransfer.Reader, news *decode.News) {
 		c.Transfers, c.TransferFailures, c.TransferBytes = s.LeasesArrived, s.LeasesFailed, s.PayloadBytes
 	}
 	n.transfers.Store(&told)
-	n.set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(news.Dropped()) })
 }
 
 // transferred feeds what a prefill node tells of its pushes.

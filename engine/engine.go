@@ -62,8 +62,8 @@ type Options struct {
 	// once when the engine has stopped.
 	OnStep func()
 	// OnBlocks receives what entered and left the prefix cache, in order; the
-	// slice is valid during the call. gap says that events before these were
-	// lost.
+	// slice is valid during the call. gap says that events were lost, or
+	// everything was asked for: these are all that the cache holds.
 	OnBlocks func(events []kvcache.Event, gap bool)
 	// Watch hears what the engine measures.
 	Watch Watch
@@ -496,9 +496,26 @@ func (e *Engine) stepEnd() {
 func (e *Engine) blockEvents() {
 	var gap bool
 	e.events, gap = e.sched.Events(e.events[:0])
+	if gap {
+		e.events = e.sched.AppendHashed(e.events[:0])
+	}
 	if e.o.OnBlocks != nil && (len(e.events) > 0 || gap) {
 		e.o.OnBlocks(e.events, gap)
 	}
+}
+
+// TellBlocks has OnBlocks called with all that the prefix cache holds. It does
+// not wait for it.
+func (e *Engine) TellBlocks() {
+	// An engine that has stopped has nothing to tell.
+	_ = e.post(func() {
+		if e.o.OnBlocks == nil {
+			return
+		}
+		e.events, _ = e.sched.Events(e.events[:0]) // they are in what follows
+		e.events = e.sched.AppendHashed(e.events[:0])
+		e.o.OnBlocks(e.events, true)
+	})
 }
 
 // Sampling, Rules and their parts are re-exported so that roles need not import

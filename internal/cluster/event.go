@@ -83,8 +83,13 @@ func decodeEvent(b []byte) (BlockEvent, error) {
 // subject is where a model's block events travel. NATS gives '.', '*', '>' and
 // spaces a meaning, so the name is encoded.
 func subject(model string) string {
-	return "tandem.blocks." + base64.RawURLEncoding.EncodeToString([]byte("m"+model))
+	return "tandem.blocks." + token(model)
 }
+
+// askSubject is where nodes of a model are asked to tell everything anew.
+func askSubject(model string) string { return "tandem.ask." + token(model) }
+
+func token(model string) string { return base64.RawURLEncoding.EncodeToString([]byte("m" + model)) }
 
 // maxTracked bounds the nodes that a tracker follows.
 const maxTracked = 16384
@@ -92,7 +97,12 @@ const maxTracked = 16384
 // tracker sees by the numbers which messages are missing. It is pure.
 type tracker map[string]position
 
-type position struct{ epoch, seq uint64 }
+// position is the last message of a node; whole says that nothing is missing
+// since its cache was empty, or told anew.
+type position struct {
+	epoch, seq uint64
+	whole      bool
+}
 
 // verdict is what to do with a message.
 type verdict uint8
@@ -118,6 +128,6 @@ func (t tracker) see(e BlockEvent) (v verdict, why string) {
 	case e.Seq != p.seq+1:
 		v, why = forgetAndApply, fmt.Sprintf("messages %d to %d were lost", p.seq+1, e.Seq-1)
 	}
-	t[e.Node] = position{e.Epoch, e.Seq}
+	t[e.Node] = position{e.Epoch, e.Seq, e.Seq == 1 || known && e.Epoch == p.epoch && e.Seq == p.seq+1 && p.whole}
 	return v, why
 }

@@ -167,7 +167,7 @@ func TestLossesAreNeverBelieved(t *testing.T) {
 func TestTrackerIsBounded(t *testing.T) {
 	s := tracker{}
 	for i := range maxTracked {
-		s[string(binaryID(i))] = position{1, 1}
+		s[string(binaryID(i))] = position{1, 1, true}
 	}
 	if v, _ := s.see(BlockEvent{Node: "one more", Seq: 1}); v != ignore || len(s) != maxTracked {
 		t.Errorf("node %d: verdict %d, %d tracked", maxTracked+1, v, len(s))

@@ -117,35 +117,57 @@ type Subscriber interface {
 	Forget(node, why string)
 }
 
+// askEvery is how often at most a subscriber asks a node for all that its cache
+// holds, while it has not got it.
+const askEvery = 2 * time.Second
+
 // Subscription is a Subscriber's place on a bus.
 type Subscription struct {
 	bus     *Bus
 	subject string
+	handle  func([]byte) // one message
+	asks    string       // subject of questions to the nodes
 	to      Subscriber
 	bad     atomic.Uint64
 
-	mu   sync.Mutex // serializes calls of to
-	seen tracker
-	sub  *nats.Subscription // nil: not connected; guarded by bus.mu
-	done bool
+	mu    sync.Mutex // serializes calls of to
+	seen  tracker
+	asked map[string]time.Time // nodes that were asked for everything
+	sub   *nats.Subscription   // nil: not connected; guarded by bus.mu
+	done  bool
 }
 
 // Subscribe hears all nodes of a model, now and after every reconnection.
 func (b *Bus) Subscribe(model string, to Subscriber) *Subscription {
-	s := &Subscription{bus: b, subject: subject(model), to: to, seen: tracker{}}
+	s := &Subscription{bus: b, subject: subject(model), asks: askSubject(model), to: to, seen: tracker{}, asked: map[string]time.Time{}}
+	s.handle = s.take
+	b.add(s)
+	return s
+}
+
+// answer calls f, on a goroutine of the bus, when somebody asks for all that a
+// node's cache holds.
+func (b *Bus) answer(model, node string, f func()) {
+	b.add(&Subscription{bus: b, subject: askSubject(model), handle: func(m []byte) {
+		if string(m) == node {
+			f()
+		}
+	}})
+}
+
+func (b *Bus) add(s *Subscription) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.subs[s] = struct{}{}
 	if conn := b.conn.Load(); conn != nil {
 		s.subscribe(conn)
 	}
-	return s
 }
 
 // subscribe moves s to conn; the caller holds bus.mu. A connection that fails
 // here is replaced, and s with it.
 func (s *Subscription) subscribe(conn *nats.Conn) {
-	sub, err := conn.Subscribe(s.subject, func(m *nats.Msg) { s.take(m.Data) })
+	sub, err := conn.Subscribe(s.subject, func(m *nats.Msg) { s.handle(m.Data) })
 	if err == nil {
 		err = sub.SetPendingLimits(subscribeMessages, subscribeBytes)
 	}
@@ -177,6 +199,22 @@ func (s *Subscription) take(b []byte) {
 		s.to.Forget(e.Node, why)
 	}
 	s.to.Blocks(e)
+	if !s.seen[e.Node].whole {
+		s.ask(e.Node)
+	}
+}
+
+// ask has a node tell everything anew. What of this is lost is asked again with
+// the node's next message. The caller holds mu.
+func (s *Subscription) ask(node string) {
+	conn := s.bus.conn.Load()
+	if conn == nil || time.Since(s.asked[node]) < askEvery {
+		return
+	}
+	s.asked[node] = time.Now()
+	if err := conn.Publish(s.asks, []byte(node)); err != nil {
+		s.bus.o.Log.Debug("asking a node for its blocks failed", "node", node, "error", err)
+	}
 }
 
 // Drop forgets a node that has left, so that its place is free.
@@ -185,6 +223,7 @@ func (s *Subscription) Drop(node string) {
 	defer s.mu.Unlock()
 	if _, ok := s.seen[node]; ok {
 		delete(s.seen, node)
+		delete(s.asked, node)
 		s.to.Forget(node, "it has left")
 	}
 }

@@ -64,7 +64,7 @@ var mayImport = map[string][]string{
 	"engine/sample":      {},
 	"engine/tokenizer":   {},
 
-	"internal/cluster":       {"internal/rpc"}, // its in-memory network
+	"internal/cluster":       {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/truth", "engine", "engine/backend/cpu", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},
 	"internal/config":        {},
 	"internal/console":       {},

@@ -79,7 +79,7 @@ var Rows = [count]Row{
 	KVLeasesExpired: {"tandem:kv_leases_expired_total", KindCounter, Decode, nil, nil, "Leases that ended because their writer was silent."},
 	FencedWrites: {"tandem:fenced_writes_total", KindCounter, Decode, []Label{{Name: "kind", Values: []string{"stale", "duplicate", "corrupt"}}}, nil,
 		"KV pages that were kept out: of a lease that was over, sent twice, or not matching their checksum."},
-	BlockEventsDropped: {"tandem:block_events_dropped_total", KindCounter, Decode, nil, nil, "Messages about the prefix cache that were not sent; gateways start over."},
+	BlockEventsDropped: {"tandem:block_events_dropped_total", KindCounter, nodes, nil, nil, "Messages about the prefix cache that were not sent; gateways ask for everything anew."},
 
 	HTTPRequests: {"tandem:http_requests_total", KindCounter, Gateway,
 		[]Label{{Name: "route", Values: HTTPRoutes}, {Name: "status", Values: HTTPStatuses}}, nil, "Answered HTTP requests."},
