@@ -24,9 +24,21 @@ type DType uint8
 const (
 	F32 DType = iota + 1
 	BF16
+	// MXFP4 is of weights alone: groups of 32 inputs share a power of two. The
+	// data of a matrix is [out, in/32, 16] bytes, the first of each two inputs in
+	// the low half, then [out, in/32] exponents, 127 more than they say.
+	MXFP4
 )
 
-// Size is the number of bytes of one element.
+// MatrixBytes is the size of a matrix [out, in].
+func (d DType) MatrixBytes(out, in int) int {
+	if d == MXFP4 {
+		return out * in / 32 * 17
+	}
+	return out * in * d.Size()
+}
+
+// Size is the number of bytes of one element of F32 or BF16.
 func (d DType) Size() int {
 	if d == BF16 {
 		return 2
@@ -41,6 +53,8 @@ func (d DType) String() string {
 		return "float32"
 	case BF16:
 		return "bfloat16"
+	case MXFP4:
+		return "mxfp4"
 	}
 	return "invalid"
 }
@@ -140,7 +154,22 @@ type AttentionSpec struct {
 	// layer with a window reads no block that lies before it, and no place of the
 	// table either. It must not be longer than that of the layer's KV group.
 	Window int
+
+	// Sinks is a vector [heads] of learned scores that stand beside those of the
+	// keys in the softmax and add nothing to the output; nil: none.
+	Sinks *Weight
 }
+
+// Act is what a gated MLP does to its gate, g, before it multiplies up, u.
+type Act uint8
+
+// Activations. The logistic function is σ.
+const (
+	SiLU     Act = iota // g·σ(g)·u
+	GELUTanh            // the tanh approximation of GELU
+	// ClampedSwish is GPT-OSS's: g at most 7, u within ±7, g·σ(1.702 g)·(u+1).
+	ClampedSwish
+)
 
 // MoESpec is one layer's experts: gated MLPs of which each row uses the TopK
 // that its router scores highest, the first of equals. Their outputs, weighted
@@ -150,8 +179,17 @@ type MoESpec struct {
 	TopK      int
 	Normalize bool // the weights of the chosen are divided by their sum
 
+	Act Act
+
 	Gate, Up []Weight // [experts] of [inner, hidden]
 	Down     []Weight // [experts] of [hidden, inner]
+
+	// Biases of each expert's products; nil: none.
+	GateBias, UpBias, DownBias []Weight
+
+	// Scale is a vector [experts] that multiplies the chosen ones' weights in the
+	// end; nil: none.
+	Scale *Weight
 
 	// Scratch of the model's, of the same row set: TopK rows in one. Hidden is
 	// [TopK*hidden], Inner and InnerUp are [TopK*inner].
@@ -184,7 +222,7 @@ type Backend interface {
 	Rope(x Buf, heads, headDim int, r *Rope)
 	StoreKV(layer int, k, v Buf)
 	Attention(dst, q Buf, a AttentionSpec)
-	SiluMul(dst, gate, up Buf)         // dst = silu(gate)·up
+	GatedAct(dst, gate, up Buf, act Act)
 	MoE(dst, x, router Buf, m MoESpec) // dst = the chosen experts of x; router is the scores [experts]
 	Rows(dst, src Buf)                 // dst[i] = src[Outputs[i].Row]
 	Sample(logits Buf)                 // Step.Sampled

@@ -70,7 +70,7 @@ func bindStruct(v reflect.Value, prefix string, dims map[string]int) []binding {
 
 // match finds the tensor of every binding, and nothing else in the file but
 // what ignore allows. It reports all that is wrong at once, up to a bound.
-func match(all []binding, c *safetensors.Checkpoint, ignore func(name string) bool) ([]backend.Tensor, error) {
+func match(all []binding, stacked []stack, c *safetensors.Checkpoint, ignore func(name string) bool) ([]backend.Tensor, error) {
 	var tensors []backend.Tensor
 	var faults []string
 	expected := map[string]bool{}
@@ -91,6 +91,22 @@ func match(all []binding, c *safetensors.Checkpoint, ignore func(name string) bo
 			continue
 		}
 		tensors = append(tensors, backend.Tensor{Name: t.Name, DType: dtype, Shape: t.Shape, Data: t.Data})
+	}
+	for i := range stacked {
+		for _, name := range stacked[i].names {
+			expected[name] = true
+			t, ok := c.Tensor(name)
+			if !ok {
+				faults = append(faults, fmt.Sprintf("%s is missing", name))
+				continue
+			}
+			stacked[i].tensors = append(stacked[i].tensors, t)
+		}
+		if len(stacked[i].tensors) == len(stacked[i].names) {
+			if fault := stacked[i].fault(); fault != "" {
+				faults = append(faults, fault)
+			}
+		}
 	}
 	for _, name := range c.Names() {
 		if !expected[name] && !ignore(name) {

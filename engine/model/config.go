@@ -33,8 +33,10 @@ type Config struct {
 	Eps          float32
 	TieEmbedding bool // the output projection is the embedding
 	Rope         RopeConfig
-	Window       int // positions that a token sees in every layer, its own included; 0: all
+	Window       int    // positions that a token sees, its own included; 0: all
+	FullLayers   []bool // layers without the window; nil: none
 	MoE          MoEConfig
+	MXFP4        bool // experts are stored in four bits
 
 	MaxPositions int    // tokens the model was made for, prompt and output
 	DType        string // what the config says the weights are; the files decide
@@ -70,13 +72,14 @@ type rawConfig struct {
 	UseSlidingWindow bool            `json:"use_sliding_window"`
 	LayerTypes       []string        `json:"layer_types"`
 
-	NumExperts    *int  `json:"num_experts"`
-	LocalExperts  *int  `json:"num_local_experts"` // num_experts, as transformers saves it since version 5
-	TopK          *int  `json:"num_experts_per_tok"`
-	MoEFFN        *int  `json:"moe_intermediate_size"`
-	NormTopK      bool  `json:"norm_topk_prob"`
-	SparseStep    *int  `json:"decoder_sparse_step"`
-	MLPOnlyLayers []int `json:"mlp_only_layers"`
+	NumExperts    *int     `json:"num_experts"`
+	LocalExperts  *int     `json:"num_local_experts"` // num_experts, as transformers saves it since version 5
+	TopK          *int     `json:"num_experts_per_tok"`
+	MoEFFN        *int     `json:"moe_intermediate_size"`
+	NormTopK      bool     `json:"norm_topk_prob"`
+	SparseStep    *int     `json:"decoder_sparse_step"`
+	MLPOnlyLayers []int    `json:"mlp_only_layers"`
+	SwigluLimit   *float64 `json:"swiglu_limit"`
 
 	DType      string   `json:"dtype"`
 	TorchDType string   `json:"torch_dtype"`
@@ -190,7 +193,11 @@ func (r *rawConfig) supported() error {
 	if name := r.Architectures[0]; architectures[name].network == nil {
 		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
 	}
-	if r.AttentionBias {
+	oss := r.Architectures[0] == gptOSSName
+	if r.AttentionBias != oss {
+		if oss {
+			return refuse("attention_bias", false, "true")
+		}
 		return refuse("attention_bias", true, "false")
 	}
 	if r.MLPBias {
@@ -206,6 +213,9 @@ func (r *rawConfig) supported() error {
 		method := string(r.Quantization)
 		if json.Unmarshal(r.Quantization, &q) == nil && q.Method != "" {
 			method = q.Method
+		}
+		if method == "mxfp4" && oss {
+			return nil
 		}
 		return refuse("quantization_config", method, "none, weights in float32 or bfloat16")
 	}
@@ -267,6 +277,9 @@ func (c *Config) endTokens(generation []byte) error {
 	return nil
 }
 
+// yarn says whether the architecture stretches its rotation so.
+func (r *rawConfig) yarn() bool { return r.Architectures[0] == gptOSSName }
+
 // rope reads the rotation in either spelling: rope_parameters, or rope_theta
 // with rope_scaling.
 func (r *rawConfig) rope() (RopeConfig, error) {
@@ -274,12 +287,19 @@ func (r *rawConfig) rope() (RopeConfig, error) {
 	if r.RopeParameters != nil {
 		key, params = "rope_parameters", r.RopeParameters
 	}
-	c := RopeConfig{Theta: or(r.RopeTheta, 10000), Type: "default"}
+	c := RopeConfig{Theta: or(r.RopeTheta, 10000), Type: "default", BetaFast: 32, BetaSlow: 1, Whole: true}
 	partial := 1.0
+	var attention *float64
 	targets := map[string]any{
 		"rope_type": &c.Type, "rope_theta": &c.Theta, "factor": &c.Factor,
 		"low_freq_factor": &c.LowFreq, "high_freq_factor": &c.HighFreq,
 		"original_max_position_embeddings": &c.Original, "partial_rotary_factor": &partial,
+	}
+	if r.yarn() {
+		maps.Copy(targets, map[string]any{
+			"beta_fast": &c.BetaFast, "beta_slow": &c.BetaSlow, "truncate": &c.Whole, "attention_factor": &attention,
+			"mscale": &c.MScale, "mscale_all_dim": &c.MScaleAll,
+		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		target := targets[name]
@@ -295,6 +315,13 @@ func (r *rawConfig) rope() (RopeConfig, error) {
 		if err := json.Unmarshal(params[name], target); err != nil {
 			return c, fmt.Errorf("%w: config.json: %s: %s: %w", ErrConfig, key, name, err)
 		}
+	}
+	c.Attention = or(attention, 0)
+	switch {
+	case c.Type == "yarn" && !r.yarn():
+		return c, fmt.Errorf("config.json: %s: %w: rope_type is %q; supported: default, llama3", key, ErrUnsupported, c.Type)
+	case c.Type != "yarn":
+		c.BetaFast, c.BetaSlow, c.Whole = 0, 0, false
 	}
 	if partial != 1 {
 		return c, fmt.Errorf("%w: config.json: %s: partial_rotary_factor is %v; supported: 1", ErrUnsupported, key, partial)

@@ -64,7 +64,7 @@ func (d *decoder) bind(model any) []binding {
 	c := d.cfg
 	all := bindings(model, "", map[string]int{
 		"vocab": c.Vocab, "hidden": c.Hidden, "ffn": c.FFN, "q": c.Heads * c.HeadDim, "kv": c.KVHeads * c.HeadDim,
-		"head": c.HeadDim, "experts": c.MoE.Experts, "expert": c.MoE.FFN,
+		"head": c.HeadDim, "heads": c.Heads, "experts": c.MoE.Experts, "expert": c.MoE.FFN,
 	})
 	if c.TieEmbedding {
 		all = slices.DeleteFunc(all, func(b binding) bool { return b.target == &d.Head })
@@ -125,22 +125,28 @@ func (d *decoder) attend(b backend.Backend, i int, r *rowBuffers, w *attentionWe
 	b.Mark(i)
 	b.Attention(r.attn, d.q, backend.AttentionSpec{
 		Layer: i, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
-		Scale: float32(1 / math.Sqrt(float64(c.HeadDim))), Window: c.Window,
+		Scale: float32(1 / math.Sqrt(float64(c.HeadDim))), Window: c.window(i),
 	})
-	if i+1 == c.Layers {
-		b.Rows(d.outputs.attn, r.attn)
-		b.Rows(d.outputs.x, r.x)
-		r = &d.outputs
-	}
+	r = d.onlyOutputs(b, i, r)
 	b.Linear(r.delta, r.attn, w.O, backend.NoWeight)
 	return r
+}
+
+// onlyOutputs goes on with the outputs' rows behind the last layer's heads.
+func (d *decoder) onlyOutputs(b backend.Backend, i int, r *rowBuffers) *rowBuffers {
+	if i+1 < d.cfg.Layers {
+		return r
+	}
+	b.Rows(d.outputs.attn, r.attn)
+	b.Rows(d.outputs.x, r.x)
+	return &d.outputs
 }
 
 // mlp is a dense MLP, from normed to delta.
 func (d *decoder) mlp(b backend.Backend, r *rowBuffers, w *gatedMLP) {
 	b.Linear(r.gate, r.normed, w.Gate, backend.NoWeight)
 	b.Linear(r.up, r.normed, w.Up, backend.NoWeight)
-	b.SiluMul(r.gate, r.gate, r.up)
+	b.GatedAct(r.gate, r.gate, r.up, backend.SiLU)
 	b.Linear(r.delta, r.gate, w.Down, backend.NoWeight)
 }
 

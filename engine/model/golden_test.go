@@ -24,7 +24,7 @@ const tolerance = 1e-4
 const blockTokens = 16
 
 // checkpoints are the folders that testdata/make_goldens.py made.
-var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain"}
+var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain", "gpt-oss", "gpt-oss-mxfp4"}
 
 // llamas are those of checkpoints whose network is Llama's.
 var llamas = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full"}
@@ -309,6 +309,35 @@ func (b *dropHeadNorm) HeadNorm(dst, x backend.Buf, heads, headDim int, w backen
 	}
 }
 
+// dropping is a backend that leaves out what its functions take away.
+type dropping struct {
+	backend.Backend
+	attention func(*backend.AttentionSpec)
+	moe       func(*backend.MoESpec)
+	bias      bool // of every product
+}
+
+func (b *dropping) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
+	if b.attention != nil {
+		b.attention(&a)
+	}
+	b.Backend.Attention(dst, q, a)
+}
+
+func (b *dropping) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
+	if b.moe != nil {
+		b.moe(&m)
+	}
+	b.Backend.MoE(dst, x, router, m)
+}
+
+func (b *dropping) Linear(dst, x backend.Buf, w, bias backend.Weight) {
+	if b.bias {
+		bias = backend.NoWeight
+	}
+	b.Backend.Linear(dst, x, w, bias)
+}
+
 // The comparison above sees what it is there to see: each fault, alone, moves
 // some logit far beyond the tolerance.
 func TestGoldensSeeFaults(t *testing.T) {
@@ -332,6 +361,12 @@ func TestGoldensSeeFaults(t *testing.T) {
 			return load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { return &dropHeadNorm{Backend: b, drop: call} })
 		}
 	}
+	drop := func(d dropping) func(*testing.T, *Source) *Model {
+		return func(t *testing.T, src *Source) *Model {
+			return load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { d.Backend = b; return &d })
+		}
+	}
+	oss := []string{"gpt-oss", "gpt-oss-mxfp4"}
 	faults := map[string]struct {
 		names []string
 		load  func(t *testing.T, src *Source) *Model
@@ -348,6 +383,19 @@ func TestGoldensSeeFaults(t *testing.T) {
 		"an expert fewer":               {[]string{"qwen3-moe", "qwen3-moe-plain"}, config(func(c *Config) { c.MoE.TopK-- })},
 		"no norm of query heads":        {[]string{"qwen3", "qwen3-moe"}, without(0)},
 		"no norm of key heads":          {[]string{"qwen3", "qwen3-moe"}, without(1)},
+		"no sinks":                      {oss, drop(dropping{attention: func(a *backend.AttentionSpec) { a.Sinks = nil }})},
+		"no biases":                     {oss, drop(dropping{bias: true})},
+		"no biases of experts":          {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.GateBias, m.UpBias, m.DownBias = nil, nil, nil }})},
+		"gate and up swapped":           {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Gate, m.Up = m.Up, m.Gate }})},
+		"another activation":            {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Act = backend.SiLU }})},
+		"weights over all":              {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Normalize = false }})},
+		"windows everywhere":            {oss, config(func(c *Config) { c.FullLayers = nil })},
+		"windows nowhere":               {oss, config(func(c *Config) { c.Window = 0 })},
+		"windows of one more":           {oss, config(func(c *Config) { c.Window++ })},
+		"layers change places":          {oss, config(func(c *Config) { c.FullLayers[0], c.FullLayers[1] = true, false })},
+		"ramp at whole pairs":           {oss, config(func(c *Config) { c.Rope.Whole = true })},
+		"no factor on cosines":          {oss, config(func(c *Config) { c.Rope.Attention = 1 })},
+		"no stretch":                    {oss, config(func(c *Config) { c.Rope.Factor = 1 })},
 		"experts swapped": {[]string{"qwen3-moe"}, func(t *testing.T, src *Source) *Model {
 			m := load(t, src, cpu.Portable, nil)
 			e := m.net.(*qwen3MoE).Layers[0].MoE.Experts

@@ -13,6 +13,7 @@ var architectures = map[string]architecture{
 	"MistralForCausalLM":  {newLlama, configMistral},
 	"Qwen3ForCausalLM":    {newQwen3, configQwen3Dense},
 	"Qwen3MoeForCausalLM": {newQwen3MoE, configQwen3MoE},
+	gptOSSName:            {newGPTOSS, configGPTOSS},
 }
 
 // architecture makes the network of a config; config, where set, first reads
@@ -68,22 +69,35 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		return nil, err
 	}
 	targets := m.net.weights()
-	tensors, err := match(targets, checkpoint, m.net.ignore)
+	var stacked []stack
+	if s, ok := m.net.(stacker); ok {
+		stacked = s.stacks()
+	}
+	tensors, err := match(targets, stacked, checkpoint, m.net.ignore)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	done, total := int64(0), int64(0)
+	done, total := int64(0), stackBytes(stacked)
 	for _, t := range tensors {
 		total += int64(len(t.Data))
+	}
+	progress := func(n int64) {
+		done += n
+		if o.Progress != nil {
+			o.Progress(done, total)
+		}
 	}
 	for i, t := range tensors {
 		if *targets[i].target, err = b.Load(t); err != nil {
 			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
-		done += int64(len(t.Data))
-		if o.Progress != nil {
-			o.Progress(done, total)
+		progress(int64(len(t.Data)))
+	}
+	for i := range stacked {
+		if err := stacked[i].load(b); err != nil {
+			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
+		progress(stacked[i].bytes())
 	}
 	if err := m.net.alloc(b); err != nil {
 		return nil, fmt.Errorf("%s: buffers for steps of %d tokens: %w", src.Name, limits.Tokens, err)
@@ -126,12 +140,20 @@ func (m *Model) VocabSize() int { return m.config.Vocab }
 // Config is what the model computes.
 func (m *Model) Config() Config { return m.config }
 
+// window is how many positions a token sees in layer i; 0 is all.
+func (c *Config) window(i int) int {
+	if i < len(c.FullLayers) && c.FullLayers[i] {
+		return 0
+	}
+	return c.Window
+}
+
 // KVLayers is what each KV layer stores, by number; memory planning needs it
 // before there is a model. Layers that read another one's KV have none.
 func (c *Config) KVLayers() []backend.KVShape {
 	layers := make([]backend.KVShape, c.Layers)
 	for i := range layers {
-		layers[i] = backend.KVShape{Window: c.Window, KVHeads: c.KVHeads, HeadDim: c.HeadDim}
+		layers[i] = backend.KVShape{Window: c.window(i), KVHeads: c.KVHeads, HeadDim: c.HeadDim}
 	}
 	return layers
 }

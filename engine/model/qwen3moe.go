@@ -75,7 +75,14 @@ func configQwen3MoE(r *rawConfig, c *Config) error {
 		Experts: or(r.NumExperts, or(r.LocalExperts, 128)), TopK: or(r.TopK, 8), FFN: or(r.MoEFFN, 768),
 		Normalize: r.NormTopK, Every: or(r.SparseStep, 1), Dense: r.MLPOnlyLayers,
 	}
-	m := &c.MoE
+	if err := c.MoE.check(c); err != nil {
+		return err
+	}
+	return configQwen3(r, c)
+}
+
+// check bounds what the config says of experts.
+func (m *MoEConfig) check(c *Config) error {
 	if m.Experts < 1 || m.Experts > maxExperts || m.TopK < 1 || m.TopK > m.Experts {
 		return fmt.Errorf("%w: config.json: num_experts_per_tok is %d, num_experts %d of at most %d", ErrConfig, m.TopK, m.Experts, maxExperts)
 	}
@@ -87,21 +94,27 @@ func configQwen3MoE(r *rawConfig, c *Config) error {
 	if m.Every < 1 || m.Every > maxLayers {
 		return fmt.Errorf("%w: config.json: decoder_sparse_step is %d, not between 1 and %d", ErrConfig, m.Every, maxLayers)
 	}
-	return configQwen3(r, c)
+	return nil
 }
 
 func (m *qwen3MoE) weights() []binding { return m.bind(m) }
 
-func (m *qwen3MoE) alloc(to memory) error {
-	a, c := allocator{to: to, err: m.decoder.alloc(to)}, m.cfg
+func (m *qwen3MoE) alloc(to memory) (err error) {
+	m.tokenMoE, m.outputMoE, err = allocMoE(to, m.cfg, m.decoder.alloc(to))
+	return err
+}
+
+// allocMoE allocates what experts work in, unless err says that all is lost.
+func allocMoE(to memory, c *Config, err error) (tokens, outputs moeBuffers, _ error) {
+	a := allocator{to: to, err: err}
 	rows := func(r backend.Rows) moeBuffers {
 		return moeBuffers{
 			router: a.alloc(r, c.MoE.Experts), hidden: a.alloc(r, c.MoE.TopK*c.Hidden),
 			inner: a.alloc(r, c.MoE.TopK*c.MoE.FFN), up: a.alloc(r, c.MoE.TopK*c.MoE.FFN),
 		}
 	}
-	m.tokenMoE, m.outputMoE = rows(backend.TokenRows), rows(backend.OutputRows)
-	return a.err
+	tokens, outputs = rows(backend.TokenRows), rows(backend.OutputRows)
+	return tokens, outputs, a.err
 }
 
 func (m *qwen3MoE) forward(b backend.Backend) {

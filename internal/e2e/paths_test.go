@@ -178,12 +178,15 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 		o.Speculation = engine.Speculation{Tokens: 1 + rng.IntN(6), Lookup: engine.Lookup{Min: 1, Max: 1 + rng.IntN(3)}}
 	}
 	blockBytes := int64(ref.f.loaded[0].KV.BlockBytes())
-	o.KVMemory = blockBytes * int64(12+rng.IntN(6)) // 192 tokens fit, a batch of them does not
+	blocks := func(o *engine.LoadOptions) int { // of one sequence of 192 tokens
+		return kvcache.Peak(ref.f.loaded[0].Scheduler.Pool.Groups, o.MaxModelLen, o.MaxBatchedTokens)
+	}
+	o.KVMemory = blockBytes * int64(blocks(&o)+rng.IntN(6)) // one fits, a batch of them does not
 	var pre *engine.LoadOptions
 	if remote {
 		p := o
 		p.MaxBatchedTokens = 8 + rng.IntN(90)
-		p.KVMemory = blockBytes * int64(14+rng.IntN(30))
+		p.KVMemory = blockBytes * int64(blocks(&p)+2+rng.IntN(30))
 		pre = &p
 	}
 	f := newFleet(t, o, pre)
@@ -298,8 +301,8 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 	for _, kernels := range classes {
 		t.Run(kernels, func(t *testing.T) {
 			var count paths
-			for i, ckpt := range []string{"gqa-tied", "headdim", "mistral-window", "qwen3-moe"} {
-				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, begin+uint64(i*1_000_000), seeds/4, false, &count); err != nil {
+			for i, ckpt := range []string{"gqa-tied", "headdim", "mistral-window", "qwen3-moe", "gpt-oss", "gpt-oss-mxfp4"} {
+				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, begin+uint64(i*1_000_000), seeds/6, false, &count); err != nil {
 					t.Fatal(err)
 				}
 			}

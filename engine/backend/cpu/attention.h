@@ -39,6 +39,7 @@ typedef struct {
 	int keys[QUERIES];       // positions up to the query's own
 	int first[QUERIES];      // the first one that its window holds
 	float most[QUERIES], sum[QUERIES];
+	float sink[QUERIES]; // a score beside those of the keys, when there are any
 	const int32_t *table; // the sequence's blocks
 	size_t k_at, v_at;    // of the KV head in a page, bytes
 } pass;
@@ -306,7 +307,14 @@ static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, t
 			merge(p, i, most[i], sum[i], p->first[i] >= from, dim, s);
 	}
 	for (int i = 0; i < p->n; i++) {
-		const v16 inv = v16_set1(1.0f / p->sum[i]);
+		float whole = 1.0f / p->sum[i];
+		if (op->sinks) {
+			float top = p->most[i] > p->sink[i] ? p->most[i] : p->sink[i];
+			float down[TILE] = {p->most[i] - top, p->sink[i] - top};
+			v16_store(down, v16_exp(v16_load(down)));
+			whole = down[0] / (p->sum[i] * down[0] + down[1]);
+		}
+		const v16 inv = v16_set1(whole);
 		for (int d = 0; d < dim; d += TILE)
 			v16_storen(p->dst[i] + d, v16_mul(v16_load(s->out[i] + d), inv), min_int(TILE, dim - d));
 	}
@@ -333,6 +341,7 @@ static TARGET void attention(const tandem_op *op, const tandem_step *st, const t
 			p.q[p.n] = op->a + at;
 			p.dst[p.n] = op->dst + at;
 			p.keys[p.n] = st->positions[r] + 1;
+			p.sink[p.n] = op->sinks ? op->sinks[head * group + h] : 0;
 			p.first[p.n] = op->window && op->window < p.keys[p.n] ? p.keys[p.n] - op->window : 0;
 			p.n++;
 		}

@@ -91,7 +91,7 @@ func bitsOf(t *testing.T, kernels string) uint64 {
 		b.Linear(y, x, single, backend.NoWeight)
 		b.Linear(z, x, half, backend.NoWeight)
 		b.RMSNorm(n, x, norm, 1e-5)
-		b.SiluMul(g, x, n)
+		b.GatedAct(g, x, n, backend.SiLU)
 		b.StoreKV(0, k, v)
 		b.Attention(a, q, backend.AttentionSpec{Heads: heads, KVHeads: kvHeads, HeadDim: dim, Scale: 2.5, Window: 30})
 	})

@@ -14,7 +14,7 @@
 // claimed a tile. AVX2, AVX-512 and NEON run one source and give the same bits.
 //
 // The package does not schedule, does not own block tables, does not know
-// models, and quantizes nothing: weights are float32 or bfloat16, activations
+// models, and quantizes nothing: weights are float32, bfloat16 or MXFP4, activations
 // float32.
 package cpu
 
@@ -235,9 +235,9 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 	case 2:
 		w.out, w.in = t.Shape[0], t.Shape[1]
 	}
-	n := w.out * max(w.in, 1)
-	if (t.DType != backend.F32 && t.DType != backend.BF16) || w.out < 1 || w.out > maxCols ||
-		(len(t.Shape) == 2 && w.in < 1) || w.in > maxCols || len(t.Data) != n*t.DType.Size() {
+	whole := t.DType == backend.F32 || t.DType == backend.BF16 || t.DType == backend.MXFP4 && w.in > 0 && w.in%32 == 0
+	if !whole || w.out < 1 || w.out > maxCols || (len(t.Shape) == 2 && w.in < 1) || w.in > maxCols ||
+		len(t.Data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes",
 			backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
 	}

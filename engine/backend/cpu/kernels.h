@@ -13,7 +13,7 @@ enum {
 	OP_ROPE,
 	OP_STOREKV,
 	OP_ATTENTION,
-	OP_SILUMUL,
+	OP_GATEDACT,
 	OP_ROWS,
 	OP_ROUTE, // the parts of a mixture of experts, see moe.h
 	OP_GROUP,
@@ -23,10 +23,17 @@ enum {
 	OP_PACK, // not in plans: row-major matrix a to packed w
 };
 
+// Element types of weights; "bf16" fields hold one of them.
+enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4 };
+
+// Activations, the numbers of backend.Act.
+enum { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWISH };
+
 // One matrix of OP_EXPERTS.
 typedef struct {
 	void *w; // packed
 	int64_t bf16;
+	const float *bias; // or null
 } tandem_expert;
 
 // One recorded operation. Unused fields are zero.
@@ -35,9 +42,12 @@ typedef struct {
 	int32_t output_rows; // 1: live rows are outputs, 0: tokens
 	int32_t n, k;        // columns of dst, columns of a
 	int32_t heads, kv_heads, dim;
-	int32_t bf16;      // element type of w: 1 bf16, 0 fp32
+	int32_t bf16;      // element type of w
 	float scale;       // of scores, or epsilon
 	int32_t window;    // positions that a row sees, 0 all
+	int32_t act;       // of OP_GATEDACT
+	const float *sinks;  // [heads] of OP_ATTENTION, or null
+	const float *scales; // [n_experts] of OP_ROUTE, or null
 	int32_t slots;     // rows are slots: so many per live row; else 0
 
 	int32_t top_k, normalize, n_experts; // of the parts of a mixture of experts
@@ -89,6 +99,7 @@ enum {
 	QUERIES = 16,         // query vectors that share one pass over K and V
 	MAX_HEAD_DIM = 512,
 	MAX_EXPERTS = 1024,
+	MXFP4_GROUP = 16 * 17, // bytes of 32 inputs of a tile: 16 blocks, 16 exponents
 };
 
 // Scratch of one thread, 64-byte aligned.
@@ -98,6 +109,7 @@ typedef struct {
 	float out[QUERIES][MAX_HEAD_DIM];  // output of the segments so far
 	float tile[MAX_HEAD_DIM][TILE];    // K of up to 16 positions, unpacked
 	const uint8_t *v[SEGMENT];         // V row of each position of the segment
+	uint8_t unpacked[LINEAR_TILES][LINEAR_DEPTH / 2 * 64]; // MXFP4 tiles as bf16 ones
 } tandem_scratch;
 
 // Kernels of one instruction set.

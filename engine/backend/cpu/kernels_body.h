@@ -91,16 +91,37 @@ static TARGET void rope(const tandem_op *op, int row) {
 	}
 }
 
-static TARGET void silumul(const tandem_op *op, int row) {
+FN v16 v16_sigmoid(v16 x) {
+	const v16 one = v16_set1(1.0f);
+	return v16_div(one, v16_add(one, v16_exp(v16_sub(v16_zero(), x))));
+}
+
+// The activations of backend.Act; SiLU as one quotient.
+FN v16 act(int kind, v16 g, v16 u) {
+	const v16 one = v16_set1(1.0f);
+	if (kind == ACT_GELU_TANH) { // (1 + tanh y) / 2 is the logistic function of 2y
+		v16 cube = v16_mul(v16_mul(g, g), v16_mul(g, v16_set1(0.044715f)));
+		v16 y = v16_mul(v16_add(g, cube), v16_set1(2 * 0.7978845608028654f));
+		return v16_mul(v16_mul(g, v16_sigmoid(y)), u);
+	}
+	if (kind == ACT_CLAMPED_SWISH) {
+		const v16 limit = v16_set1(7.0f);
+		g = v16_min(g, limit);
+		u = v16_max(v16_min(u, limit), v16_set1(-7.0f));
+		return v16_mul(v16_mul(g, v16_sigmoid(v16_mul(g, v16_set1(1.702f)))), v16_add(u, one));
+	}
+	return v16_mul(v16_div(g, v16_add(one, v16_exp(v16_sub(v16_zero(), g)))), u);
+}
+
+static TARGET void gatedact(const tandem_op *op, int row) {
 	size_t at = (size_t)row * op->n;
 	float *dst = op->dst + at;
 	const float *gate = op->a + at, *up = op->b + at;
-	const v16 one = v16_set1(1.0f);
 	for (int i = 0; i < op->n; i += 16) {
 		int n = op->n - i;
 		v16 g = n >= 16 ? v16_load(gate + i) : v16_loadn(gate + i, n);
 		v16 u = n >= 16 ? v16_load(up + i) : v16_loadn(up + i, n);
-		v16 y = v16_mul(v16_div(g, v16_add(one, v16_exp(v16_sub(v16_zero(), g)))), u);
+		v16 y = act(op->act, g, u);
 		if (n >= 16)
 			v16_store(dst + i, y);
 		else
@@ -114,7 +135,7 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 		embed(op, st, i);
 		break;
 	case OP_LINEAR:
-		linear(op, st, sp, i);
+		linear(op, st, sp, i, s);
 		break;
 	case OP_RMSNORM:
 		rmsnorm(op, i);
@@ -128,8 +149,8 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 	case OP_ATTENTION:
 		attention(op, st, sp, i, s);
 		break;
-	case OP_SILUMUL:
-		silumul(op, i);
+	case OP_GATEDACT:
+		gatedact(op, i);
 		break;
 	case OP_ROWS:
 		memcpy(op->dst + (size_t)i * op->n, op->a + (size_t)st->output_rows[i] * op->n, op->n * sizeof(float));
@@ -144,7 +165,7 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 		scatter(op, i);
 		break;
 	case OP_EXPERTS:
-		experts(op, st, sp, i);
+		experts(op, st, sp, i, s);
 		break;
 	case OP_COMBINE:
 		combine(op, i);

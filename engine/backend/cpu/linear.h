@@ -1,16 +1,59 @@
 // Matrix products over packed weights; part of kernels_body.h.
 //
 // A tile holds 16 outputs: fp32 [k, 16], bf16 [k/2, 16, 2] with a zero after an
-// odd k. Either way a 64-byte line feeds 16 lanes.
+// odd k. Either way a 64-byte line feeds 16 lanes. MXFP4 is kept as it is, [k/32]
+// of 16 blocks and their exponents, and unpacked to bf16, which holds its values
+// exactly, a stretch at a time: so it gives the bits of a bf16 matrix.
 
 FN size_t tile_bytes(const tandem_op *op) {
+	if (op->bf16 == ELEM_MXFP4)
+		return (size_t)op->k / 32 * MXFP4_GROUP;
 	return op->bf16 ? (size_t)(op->k + 1) / 2 * 64 : (size_t)op->k * 64;
 }
 
 // Packs one tile of the row-major matrix a [n, k], a stretch of k at a time so
 // that the lines being filled stay in L1.
+static TARGET void pack_mxfp4(const tandem_op *op, int tile) {
+	int groups = op->k / 32, lanes = min_int(TILE, op->n - tile * TILE);
+	uint8_t *dst = (uint8_t *)op->w + tile * tile_bytes(op);
+	const uint8_t *blocks = (const uint8_t *)op->a, *scales = blocks + (size_t)op->n * groups * 16;
+	for (int g = 0; g < groups; g++, dst += MXFP4_GROUP)
+		for (int lane = 0; lane < lanes; lane++) {
+			size_t at = (size_t)(tile * TILE + lane) * groups + g;
+			memcpy(dst + lane * 16, blocks + at * 16, 16);
+			dst[16 * 16 + lane] = scales[at];
+		}
+}
+
+// Groups [g0, g1) of a packed MXFP4 tile as a stretch of a bf16 one.
+static TARGET void unpack_mxfp4(const uint8_t *tile, int g0, int g1, uint16_t *dst) {
+	static const float value[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+	for (int g = g0; g < g1; g++, dst += 32 * TILE) {
+		const uint8_t *group = tile + (size_t)g * MXFP4_GROUP;
+		for (int lane = 0; lane < TILE; lane++) {
+			uint32_t s = group[16 * 16 + lane], bits = s ? s << 23 : 1u << 22;
+			float scale;
+			uint16_t table[16];
+			memcpy(&scale, &bits, 4);
+			for (int i = 0; i < 16; i++) {
+				float f = value[i] * scale;
+				memcpy(&bits, &f, 4);
+				table[i] = (uint16_t)(bits >> 16);
+			}
+			for (int i = 0; i < 16; i++) {
+				dst[i * 2 * TILE + lane * 2] = table[group[lane * 16 + i] & 15];
+				dst[i * 2 * TILE + lane * 2 + 1] = table[group[lane * 16 + i] >> 4];
+			}
+		}
+	}
+}
+
 static TARGET void pack(const tandem_op *op, int tile) {
 	enum { STRETCH = 256 };
+	if (op->bf16 == ELEM_MXFP4) {
+		pack_mxfp4(op, tile);
+		return;
+	}
 	size_t k = op->k;
 	char *dst = (char *)op->w + tile * tile_bytes(op);
 	const char *src = (const char *)op->a;
@@ -195,12 +238,20 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 }
 
 // Tiles [t0, t1) of rows [r0, r1), of a batch of so many.
-static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch) {
+static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch,
+                               tandem_scratch *s) {
 	int blocks = (r1 - r0 + LINEAR_NT - 1) / LINEAR_NT;
 	int fault = st->fault_batch_order && batch > 1 && op->k > 2;
 	int depth = blocks > 1 ? LINEAR_DEPTH : op->k;
 	if (fault)
 		depth = (op->k / 2 + 1) / 2 * 2;
+	tandem_op plain = *op;
+	if (op->bf16 == ELEM_MXFP4) {
+		plain.bf16 = ELEM_BF16;
+		depth = LINEAR_DEPTH;
+		if (fault)
+			depth = min_int(LINEAR_DEPTH, (op->k / 2 + 31) / 32 * 32);
+	}
 	for (int k0 = 0; k0 < op->k; k0 += depth) {
 		part p = {
 		    .w = (const char *)op->w + t0 * tile_bytes(op),
@@ -214,18 +265,29 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 		};
 		if (op->bias && p.k1 == op->k)
 			p.bias = op->bias + t0 * TILE;
+		const float *x = op->a;
+		if (op->bf16 == ELEM_MXFP4) {
+			for (int t = t0; t < t1; t++)
+				unpack_mxfp4((const uint8_t *)op->w + t * tile_bytes(op), k0 / 32, p.k1 / 32, (uint16_t *)s->unpacked[t - t0]);
+			p.w = (const char *)s->unpacked[0];
+			p.tile = sizeof s->unpacked[0];
+			p.k1 -= k0;
+			p.k0 = 0;
+			x += k0;
+		}
 		for (int b = 0, r = r0; b < blocks; b++) {
 			int nt = (r1 - r) / (blocks - b); // even shares of at most LINEAR_NT
-			p.x = op->a + (size_t)r * op->k;
+			p.x = x + (size_t)r * op->k;
 			p.y = op->dst + (size_t)r * op->n + t0 * TILE;
-			linear_rows(op, t0, t1, nt, p);
+			linear_rows(&plain, t0, t1, nt, p);
 			r += nt;
 		}
 	}
 }
 
-static TARGET void linear(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item) {
+static TARGET void linear(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item,
+                          tandem_scratch *s) {
 	int t0 = item / sp->chunks * sp->tiles, t1 = min_int(t0 + sp->tiles, (op->n + TILE - 1) / TILE);
 	int r0 = item % sp->chunks * sp->chunk, r1 = min_int(r0 + sp->chunk, sp->rows);
-	linear_item(op, st, t0, t1, r0, r1, sp->rows);
+	linear_item(op, st, t0, t1, r0, r1, sp->rows, s);
 }

@@ -68,6 +68,24 @@ func u16view(b []byte) []uint16 {
 	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/2)
 }
 
+// decodeRow widens one row of a row-major matrix.
+func (w *weight) decodeRow(dst []float32, row int) {
+	if w.dtype != backend.MXFP4 {
+		size := w.in * w.dtype.Size()
+		decode(dst, w.matrix[row*size:(row+1)*size], w.dtype)
+		return
+	}
+	blocks := w.matrix[row*w.in/2:]
+	scales := w.matrix[w.out*w.in/2+row*w.in/32:]
+	for i := range dst {
+		code := blocks[i/2] >> (4 * (i % 2)) & 15
+		dst[i] = float32(math.Ldexp(fp4[code], int(scales[i/32])-127))
+	}
+}
+
+// fp4 are the values of four bits: sign, two of exponent, one of mantissa.
+var fp4 = [16]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, math.Copysign(0, -1), -0.5, -1, -1.5, -2, -3, -4, -6}
+
 // decode widens len(dst) elements.
 func decode(dst []float32, src []byte, dt backend.DType) {
 	if dt == backend.F32 {

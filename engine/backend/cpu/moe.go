@@ -75,8 +75,12 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	}
 	need(d != a && hidden != a && hidden != d && inner != up, "MoE: in place")
 	r, wide := c.routing(a.rows, m.TopK, n), inner.cols/m.TopK
-	product := func(to, from *buffer, ids []backend.Weight, out, in int) {
+	product := func(to, from *buffer, ids, biases []backend.Weight, out, in int) {
 		o := op{kind: opExperts, rows: a.rows, dst: to, a: from, slots: m.TopK, route: r}
+		need(biases == nil || len(biases) == n, "MoE: %d biases of %d experts", len(biases), n)
+		for _, id := range biases {
+			o.biases = append(o.biases, c.vector(id, out))
+		}
 		for _, id := range ids {
 			w := c.weight(id)
 			need(w.in == in && w.out == out, "MoE: %s is [%d, %d], want [%d, %d]", w.name, w.out, w.in, out, in)
@@ -84,20 +88,24 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 		}
 		c.record(o)
 	}
-	c.record(op{kind: opRoute, rows: a.rows, a: scores, route: r, normalize: m.Normalize})
+	route := op{kind: opRoute, rows: a.rows, a: scores, route: r, normalize: m.Normalize}
+	if m.Scale != nil {
+		route.scales = c.vector(*m.Scale, n)
+	}
+	c.record(route)
 	c.record(op{kind: opGroup, rows: a.rows, route: r})
 	c.record(op{kind: opScatter, rows: a.rows, dst: hidden, a: a, route: r})
-	product(inner, hidden, m.Gate, wide, a.cols)
-	product(up, hidden, m.Up, wide, a.cols)
-	c.record(op{kind: opSiluMul, rows: a.rows, dst: inner, a: inner, b: up, slots: m.TopK})
-	product(hidden, inner, m.Down, a.cols, wide)
+	product(inner, hidden, m.Gate, m.GateBias, wide, a.cols)
+	product(up, hidden, m.Up, m.UpBias, wide, a.cols)
+	c.record(op{kind: opGatedAct, rows: a.rows, dst: inner, a: inner, b: up, slots: m.TopK, act: m.Act})
+	product(hidden, inner, m.Down, m.DownBias, a.cols, wide)
 	c.record(op{kind: opCombine, rows: a.rows, dst: d, a: hidden, route: r})
 }
 
 // pick chooses a row's experts and computes their weights. Each rank takes an
 // expert that none before it took, whatever the scores are, so that a score
 // that is not a number still leads to an expert that exists.
-func (r *routing) pick(row int, scores []float32, normalize bool) {
+func (r *routing) pick(row int, scores []float32, normalize bool, scales *weight) {
 	ids, weights := r.ids[row*r.topK:(row+1)*r.topK], r.weights[row*r.topK:(row+1)*r.topK]
 	var taken [maxExperts]bool
 	for j := range ids {
@@ -121,7 +129,11 @@ func (r *routing) pick(row int, scores []float32, normalize bool) {
 		total = chosen
 	}
 	for j, e := range ids {
-		weights[j] = float32(math.Exp(float64(scores[e])-most) / total)
+		w := math.Exp(float64(scores[e])-most) / total
+		if scales != nil {
+			w *= float64(scales.vector[e])
+		}
+		weights[j] = float32(w)
 	}
 }
 

@@ -40,6 +40,9 @@ static TARGET void route(const tandem_op *op, int row) {
 		sum = v16_sum(total);
 	for (int j = 0; j < op->top_k; j++)
 		weights[j] = p[chosen[j]] / sum;
+	if (op->scales)
+		for (int j = 0; j < op->top_k; j++)
+			weights[j] *= op->scales[chosen[j]];
 }
 
 // Slots of all choices, and the spans of slots that OP_EXPERTS takes.
@@ -69,13 +72,15 @@ static TARGET void scatter(const tandem_op *op, int row) {
 		memcpy(op->dst + (size_t)op->slot[(size_t)row * op->top_k + j] * op->k, x, op->k * sizeof *x);
 }
 
-static TARGET void experts(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item) {
+static TARGET void experts(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item,
+                           tandem_scratch *s) {
 	const int32_t *span = op->list + 1 + item % sp->chunks * 3;
 	int t0 = item / sp->chunks * sp->tiles, t1 = min_int(t0 + sp->tiles, (op->n + TILE - 1) / TILE);
 	tandem_op one = *op;
 	one.w = op->experts[span[0]].w;
 	one.bf16 = (int32_t)op->experts[span[0]].bf16;
-	linear_item(&one, st, t0, t1, span[1], span[1] + span[2], span[2]);
+	one.bias = op->experts[span[0]].bias;
+	linear_item(&one, st, t0, t1, span[1], span[1] + span[2], span[2], s);
 }
 
 static TARGET void combine(const tandem_op *op, int row) {

@@ -76,19 +76,24 @@ func newNative(c *CPU) (runner, error) {
 func (n *native) close() { C.tandem_pool_free(n.pool) }
 
 // load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16], bf16
-// [tile, in/2, 16, 2], so that one 64-byte line feeds 16 lanes.
+// [tile, in/2, 16, 2], so that one 64-byte line feeds 16 lanes; MXFP4 as it is,
+// [tile, in/32] of 16 blocks and their exponents.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
 	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
 	if w.dtype == backend.BF16 {
 		depth = (depth + 1) &^ 1
 	}
-	m, err := c.mem.bytes(tiles*C.TILE*depth*w.dtype.Size(), true)
+	size := tiles * C.TILE * depth * w.dtype.Size()
+	if w.dtype == backend.MXFP4 {
+		size = tiles * w.in / 32 * C.MXFP4_GROUP
+	}
+	m, err := c.mem.bytes(size, true)
 	if err != nil {
 		return err
 	}
 	w.matrix = m
 	// The source may be Go memory, which C must not find inside other memory.
-	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: isBF16(w.dtype), w: unsafe.Pointer(&m[0])}
+	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), w: unsafe.Pointer(&m[0])}
 	C.tandem_pack(n.pool, op, unsafe.Pointer(unsafe.SliceData(data)), n.step)
 	return nil
 }
@@ -96,7 +101,7 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 // compile writes the plan as an array that C reads.
 func (n *native) compile(c *CPU, p *plan) (unsafe.Pointer, error) {
 	if spec := c.kv.spec; c.kv.regions != nil {
-		n.step.kv_bf16 = isBF16(spec.DType)
+		n.step.kv_bf16 = elem(spec.DType)
 		n.step.page_bytes = C.int64_t(spec.PageBytes)
 	}
 	if len(p.ops) == 0 {
@@ -134,7 +139,7 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 		to.dst, to.n = floats(o.dst.data), C.int32_t(o.width(o.dst))
 	}
 	if w := o.w; w != nil {
-		to.bf16 = isBF16(w.dtype)
+		to.bf16 = elem(w.dtype)
 		if w.in == 0 {
 			to.w = unsafe.Pointer(&w.vector[0])
 		} else {
@@ -144,6 +149,10 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	if o.bias != nil {
 		to.bias = floats(o.bias.vector)
 	}
+	if o.sinks != nil {
+		to.sinks = floats(o.sinks.vector)
+	}
+	to.act = C.int32_t(o.act)
 	if o.rope != nil {
 		to.cs = floats(o.rope.table)
 	}
@@ -169,6 +178,9 @@ func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
 	if o.normalize {
 		to.normalize = 1
 	}
+	if o.scales != nil {
+		to.scales = floats(o.scales.vector)
+	}
 	if len(o.experts) == 0 {
 		return nil
 	}
@@ -178,7 +190,10 @@ func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
 	}
 	table := unsafe.Slice((*C.tandem_expert)(unsafe.Pointer(&mem[0])), len(o.experts))
 	for i, w := range o.experts {
-		table[i] = C.tandem_expert{w: unsafe.Pointer(&w.matrix[0]), bf16: C.int64_t(isBF16(w.dtype))}
+		table[i] = C.tandem_expert{w: unsafe.Pointer(&w.matrix[0]), bf16: C.int64_t(elem(w.dtype))}
+		if o.biases != nil {
+			table[i].bias = floats(o.biases[i].vector)
+		}
 	}
 	to.experts = &table[0]
 	return nil
@@ -194,9 +209,13 @@ func ints(s []int32) *C.int32_t { return (*C.int32_t)(unsafe.Pointer(&s[0])) }
 
 func floats(s []float32) *C.float { return (*C.float)(unsafe.Pointer(&s[0])) }
 
-func isBF16(dt backend.DType) C.int32_t {
-	if dt == backend.BF16 {
-		return 1
+// elem is the number of an element type in kernels.h.
+func elem(dt backend.DType) C.int32_t {
+	switch dt {
+	case backend.BF16:
+		return C.ELEM_BF16
+	case backend.MXFP4:
+		return C.ELEM_MXFP4
 	}
-	return 0
+	return C.ELEM_F32
 }

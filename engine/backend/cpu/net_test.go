@@ -139,7 +139,7 @@ func newNet(t testing.TB, s shape, o Options, seed uint64) *net {
 			c.AddRMSNorm(h, x, y, l.n2, 1e-5)
 			c.Linear(gate, h, l.gate, backend.NoWeight)
 			c.Linear(up, h, l.up, backend.NoWeight)
-			c.SiluMul(gate, gate, up)
+			c.GatedAct(gate, gate, up, backend.SiLU)
 			c.Linear(y, gate, l.down, backend.NoWeight)
 			next := final
 			if i+1 < len(layers) {

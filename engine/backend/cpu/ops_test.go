@@ -223,7 +223,7 @@ func TestSiluMul(t *testing.T) {
 		g, gs := b.buf(backend.TokenRows, cols, math.Pow(10, float64(rng.IntN(4))-1))
 		u, us := b.buf(backend.TokenRows, cols, 1)
 		in := append([]float32(nil), gs...)
-		b.once(nil, func() { b.SiluMul(g, g, u) })
+		b.once(nil, func() { b.GatedAct(g, g, u, backend.SiLU) })
 		for i, v := range in {
 			want := float64(v) / (1 + math.Exp(-float64(v))) * float64(us[i])
 			near(t, seed, "silu·up", i, gs[i], want, math.Abs(want)*ulp*10+1e-34)
@@ -246,14 +246,14 @@ func TestExp(t *testing.T) {
 			us[i] = 1
 		}
 		copy(gs, in)
-		b.once(nil, func() { b.SiluMul(g, g, u) })
+		b.once(nil, func() { b.GatedAct(g, g, u, backend.SiLU) })
 		for i, x := range in {
 			want := float64(x) / (1 + math.Exp(-float64(x)))
 			near(t, seed, "silu", i, gs[i], want, -want*ulp*2*(2+1))
 		}
 		// Beyond the range it saturates; what is not a number stays so.
 		copy(gs, []float32{-1e4, 1e4, float32(math.Inf(1)), float32(math.NaN())})
-		b.once(nil, func() { b.SiluMul(g, g, u) })
+		b.once(nil, func() { b.GatedAct(g, g, u, backend.SiLU) })
 		for i, want := range []float64{0, 1e4, math.Inf(1)} {
 			if d := float64(gs[i]) - want; math.Abs(d) > 1e-33 {
 				t.Errorf("silu of an extreme [%d] is %g, want %g", i, gs[i], want)

@@ -17,7 +17,7 @@ const (
 	opRope
 	opStoreKV
 	opAttention
-	opSiluMul
+	opGatedAct
 	opRows
 	opRoute   // MoE: each row's experts and their weights
 	opGroup   // MoE: slots, sorted by expert
@@ -46,7 +46,12 @@ type op struct {
 	slots     int // 0 but for operations whose rows are slots
 	route     *routing
 	experts   []*weight // of opExperts
+	biases    []*weight // of opExperts; nil: none
+	scales    *weight   // of opRoute; nil: none
 	normalize bool
+
+	act   backend.Act
+	sinks *weight // of opAttention; nil: none
 }
 
 // width is the columns of a buffer as this operation sees its rows.
@@ -220,15 +225,19 @@ func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 		"Attention: %+v over KV %+v in %d columns", a, g.KVGroup, d.cols)
 	need(a.Window >= 0 && a.Window <= maxCols && (g.Window == 0 || a.Window > 0 && a.Window <= g.Window),
 		"Attention: window of %d over KV that keeps %d", a.Window, g.Window)
-	c.record(op{kind: opAttention, rows: d.rows, dst: d, a: x, layer: a.Layer,
-		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, scale: a.Scale, window: a.Window})
+	o := op{kind: opAttention, rows: d.rows, dst: d, a: x, layer: a.Layer,
+		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, scale: a.Scale, window: a.Window}
+	if a.Sinks != nil {
+		o.sinks = c.vector(*a.Sinks, a.Heads)
+	}
+	c.record(o)
 }
 
-// SiluMul records dst = silu(gate)·up.
-func (c *CPU) SiluMul(dst, gate, up backend.Buf) {
+// GatedAct records dst = act(gate)·up.
+func (c *CPU) GatedAct(dst, gate, up backend.Buf, act backend.Act) {
 	d, a, b := c.buf(dst), c.buf(gate), c.buf(up)
-	same("SiluMul", d, a, b)
-	c.record(op{kind: opSiluMul, rows: d.rows, dst: d, a: a, b: b})
+	same("GatedAct", d, a, b)
+	c.record(op{kind: opGatedAct, rows: d.rows, dst: d, a: a, b: b, act: act})
 }
 
 // Rows records dst[i] = src[Outputs[i].Row].

@@ -136,7 +136,7 @@ static int64_t cost(const tandem_op *op, const tandem_step *st, int rows) {
 			keys += op->window && op->window <= st->positions[i] ? op->window : st->positions[i] + 1;
 		return keys * op->heads * op->dim;
 	}
-	case OP_SILUMUL:
+	case OP_GATEDACT:
 		return cells * 8;
 	case OP_STOREKV:
 	case OP_EMBED:

@@ -104,11 +104,9 @@ func (p *portable) item(worker, i int) {
 	o, s := p.op, &p.c.step
 	switch o.kind {
 	case opEmbed:
-		size := o.w.in * o.w.dtype.Size()
-		at := int(s.ids[i]) * size
-		decode(o.dst.row(i), o.w.matrix[at:at+size], o.w.dtype)
+		o.w.decodeRow(o.dst.row(i), int(s.ids[i]))
 	case opLinear:
-		p.linear(&p.scratch[worker], o.w, 0, s.live(o.rows), i*linearRows)
+		p.linear(&p.scratch[worker], o.w, o.bias, 0, s.live(o.rows), i*linearRows)
 	case opRMSNorm:
 		dst, x, n := o.dst.row(i), o.a.row(i), len(o.w.vector)
 		var add []float32
@@ -124,13 +122,13 @@ func (p *portable) item(worker, i int) {
 		p.storeKV(i)
 	case opAttention:
 		p.attention(&p.scratch[worker], i/o.heads, i%o.heads)
-	case opSiluMul:
+	case opGatedAct:
 		n := o.width(o.dst)
-		siluMul(o.dst.data[i*n:(i+1)*n], o.a.data[i*n:(i+1)*n], o.b.data[i*n:(i+1)*n])
+		gatedAct(o.act, o.dst.data[i*n:(i+1)*n], o.a.data[i*n:(i+1)*n], o.b.data[i*n:(i+1)*n])
 	case opRows:
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:
-		o.route.pick(i, o.a.row(i), o.normalize)
+		o.route.pick(i, o.a.row(i), o.normalize, o.scales)
 	case opGroup:
 		o.route.group(s.live(o.rows))
 	case opScatter:
@@ -138,7 +136,11 @@ func (p *portable) item(worker, i int) {
 	case opExperts:
 		spans := o.route.spans()
 		e := o.route.span(i % spans)
-		p.linear(&p.scratch[worker], o.experts[e.expert], int(e.first), int(e.count), i/spans*linearRows)
+		var bias *weight
+		if o.biases != nil {
+			bias = o.biases[e.expert]
+		}
+		p.linear(&p.scratch[worker], o.experts[e.expert], bias, int(e.first), int(e.count), i/spans*linearRows)
 	case opCombine:
 		o.route.combine(i, o.dst.row(i), o.a)
 	}
@@ -149,24 +151,23 @@ func (b *buffer) row(i int) []float32 { return b.data[i*b.cols : (i+1)*b.cols] }
 
 // linear computes up to linearRows outputs from lo on for rows [first,
 // first+live). Each row of the matrix is decoded once for the whole batch.
-func (p *portable) linear(s *portableScratch, m *weight, first, live, lo int) {
+func (p *portable) linear(s *portableScratch, m, bias *weight, first, live, lo int) {
 	o := p.op
-	size := m.in * m.dtype.Size()
 	w := s.row[:m.in]
 	half := len(w)
 	if p.c.opts.FaultBatchOrder && live > 1 {
 		half /= 2
 	}
 	for n := lo; n < min(lo+linearRows, m.out); n++ {
-		decode(w, m.matrix[n*size:(n+1)*size], m.dtype)
+		m.decodeRow(w, n)
 		for r := first; r < first+live; r++ {
 			x := o.a.data[r*m.in : (r+1)*m.in]
 			y := float32(dot(w[:half], x[:half]))
 			if half < len(w) {
 				y += float32(dot(w[half:], x[half:]))
 			}
-			if o.bias != nil {
-				y += o.bias.vector[n]
+			if bias != nil {
+				y += bias.vector[n]
 			}
 			o.dst.data[r*m.out+n] = y
 		}
@@ -217,11 +218,29 @@ func rotate(x, cs []float32, dim int) {
 	}
 }
 
-func siluMul(dst, gate, up []float32) {
+func gatedAct(act backend.Act, dst, gate, up []float32) {
 	for i, g := range gate {
-		dst[i] = float32(float64(g)/(1+math.Exp(-float64(g)))) * up[i]
+		x, u := float64(g), up[i]
+		switch act {
+		case backend.GELUTanh:
+			dst[i] = float32(x*0.5*(1+math.Tanh(geluTanhScale*(x+geluTanhCube*x*x*x)))) * u
+		case backend.ClampedSwish:
+			x = min(x, swishLimit)
+			u = min(max(u, -swishLimit), swishLimit)
+			dst[i] = float32(x/(1+math.Exp(-swishSlope*x))) * (u + 1)
+		default:
+			dst[i] = float32(x/(1+math.Exp(-x))) * u
+		}
 	}
 }
+
+// Constants of the activations; kernels_body.h has the same.
+const (
+	geluTanhScale = 0.7978845608028654 // sqrt(2/pi)
+	geluTanhCube  = 0.044715
+	swishLimit    = 7
+	swishSlope    = 1.702
+)
 
 // page is one block of one layer: K [kvHeads, dim, blockTokens] and V [kvHeads,
 // blockTokens, dim], as bytes.
@@ -286,6 +305,11 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		most = max(most, scores[t])
 	}
 	total, out := 0.0, s.out[:dim]
+	if o.sinks != nil {
+		sink := float64(o.sinks.vector[head])
+		most = max(most, sink)
+		total = math.Exp(sink - most)
+	}
 	clear(out)
 	for t := first; t < n; t++ {
 		_, v := p.c.kv.page(o.layer, table[t/bt])

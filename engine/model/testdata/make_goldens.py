@@ -18,6 +18,7 @@ import shutil
 import sys
 
 import numpy
+import safetensors.torch
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -31,6 +32,14 @@ COMMON = dict(
     bos_token_id=1, eos_token_id=2, attention_bias=False, mlp_bias=False,
 )
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+GPT_OSS = dict(
+    model_type="gpt_oss", tie_word_embeddings=False, attention_bias=True, sliding_window=21, swiglu_limit=7.0,
+    rope_parameters=dict(
+        rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+        original_max_position_embeddings=32,
+    ),
+)
 
 MODELS = {
     # as many KV heads as heads, a head of its own, plain rotation
@@ -107,6 +116,23 @@ MODELS = {
             rms_norm_eps=1e-6, rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
         ),
     ),
+    # every second layer sees all, the others a window that begins anywhere in a
+    # block; sinks, biases, and a rotation whose stretch all prompts feel
+    "gpt-oss": dict(
+        seed=99, dtype=torch.bfloat16,
+        config=dict(
+            GPT_OSS, vocab_size=160, hidden_size=64, intermediate_size=32, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_local_experts=6, num_experts_per_tok=2,
+        ),
+    ),
+    # the same with experts in four bits
+    "gpt-oss-mxfp4": dict(
+        seed=111, dtype=torch.bfloat16, mxfp4=True,
+        config=dict(
+            GPT_OSS, vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=24, num_local_experts=4, num_experts_per_tok=2,
+        ),
+    ),
 }
 
 
@@ -123,6 +149,14 @@ def fill(model, seed):
                 value = r * (3 / p.shape[1] ** 0.5 if tied else 1.0)
             elif "lm_head" in name:
                 value = r * (3 / p.shape[1] ** 0.5)
+            elif name.endswith("sinks"):
+                value = 1 + r
+            elif name.endswith("bias"):
+                value = 0.3 * r
+            elif model.config.model_type == "gpt_oss" and "experts" in name:  # [experts, in, out]
+                value = r * (2.5 / p.shape[1] ** 0.5)
+            elif "router" in name:
+                value = r * (1.5 / p.shape[1] ** 0.5)
             elif "experts" in name or "mlp.gate.weight" in name:
                 value = r * (1.5 / p.shape[-1] ** 0.5)
             elif "q_proj" in name or "k_proj" in name:
@@ -130,6 +164,29 @@ def fill(model, seed):
             else:
                 value = r / p.shape[1] ** 0.5
             p.copy_(value.to(torch.bfloat16).to(torch.float32))
+
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def store_mxfp4(folder):
+    """Rounds the experts to four bits, as the hub's GPT-OSS has them."""
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for name in [n for n in tensors if n.endswith("experts.gate_up_proj") or n.endswith("experts.down_proj")]:
+        w = tensors.pop(name).float().transpose(1, 2)  # [experts, out, in]
+        groups = w.reshape(*w.shape[:2], w.shape[2] // 32, 32)
+        exponent = torch.floor(torch.log2(groups.abs().amax(-1).clamp_min(1e-30))) - 2
+        codes = (groups[..., None] / 2.0 ** exponent[..., None, None] - FP4).abs().argmin(-1).to(torch.uint8)
+        tensors[name + "_blocks"] = (codes[..., 0::2] | codes[..., 1::2] << 4).contiguous()
+        tensors[name + "_scales"] = (exponent + 127).to(torch.uint8)
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = dict(
+        quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    )
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def respell(folder):
@@ -202,6 +259,8 @@ def make(name, spec):
     model.float().eval()
     fill(model, spec["seed"])
     model.to(spec["dtype"]).save_pretrained(folder, max_shard_size=spec.get("shard", "5GB"))
+    if spec.get("mxfp4"):
+        store_mxfp4(folder)
     if spec.get("old_spelling"):
         respell(folder)
     # What is compared is what is in the folder, read back and computed in float32.
