@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build up test soak bench bench-truth bench-guidellm lint fmt generate clean
+.PHONY: help build up observe prometheus test soak bench bench-truth bench-guidellm lint fmt generate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,7 +49,16 @@ build: ## build bin/tandem
 up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --port 9000" are for tandem up
 	@exec $(BINARY) up $(ARGS)
 
-test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) arm64 ## all checks and tests; ONLY="race binary" picks steps
+observe: prometheus ## Prometheus on the cluster of make up, at port 9090 until Ctrl-C; PORT=9000 is the gateway's
+	@mkdir -p .cache/observe
+	@sed -e 's|127.0.0.1:8000|127.0.0.1:$(or $(PORT),8000)|' -e 's|- tandem.rules.yml|- $(CURDIR)/deploy/prometheus/tandem.rules.yml|' deploy/prometheus/prometheus.yml > .cache/observe/prometheus.yml
+	@echo "http://127.0.0.1:9090 queries the fleet behind port $(or $(PORT),8000); deploy/grafana/tandem.json is its dashboard"
+	@exec prometheus --config.file=.cache/observe/prometheus.yml --storage.tsdb.path=.cache/observe/data --storage.tsdb.retention.time=1d --web.listen-address=127.0.0.1:9090 --log.level=warn
+
+prometheus:
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || $(call apt,prometheus)
+
+test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) arm64 prometheus ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
 soak: build $(PYENV) ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests

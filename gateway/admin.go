@@ -3,9 +3,14 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"maps"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
@@ -44,6 +49,52 @@ type targetGroup struct {
 	Labels  map[string]string `json:"labels"`
 }
 
+// A node that is gone without having said so stays among the targets for a while,
+// so that somebody notices that it does not answer.
+const (
+	lostFor = 15 * time.Minute
+	maxLost = 1024 // nodes that are remembered
+)
+
+// seen are the nodes that targets has told of, by member id.
+type seen struct {
+	mu sync.Mutex
+	at map[string]sighting
+}
+
+type sighting struct {
+	member upstream.Member
+	last   time.Time
+}
+
+// update takes the present members and returns them with those that are lost, in
+// the order of their ids.
+func (s *seen) update(members []upstream.Member, now time.Time) []upstream.Member {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at == nil {
+		s.at = map[string]sighting{}
+	}
+	addresses := map[string]bool{}
+	for _, m := range members {
+		addresses[m.HTTP] = true
+		if m.HTTP != "" && (len(s.at) < maxLost || s.at[m.ID].member.ID != "") {
+			s.at[m.ID] = sighting{m, now}
+		}
+	}
+	for id, was := range s.at {
+		// One that was leaving is not missed, nor one whose place another has taken.
+		if was.last != now && (was.member.Draining || now.Sub(was.last) > lostFor || addresses[was.member.HTTP]) {
+			delete(s.at, id)
+		}
+	}
+	var all []upstream.Member
+	for _, id := range slices.Sorted(maps.Keys(s.at)) {
+		all = append(all, s.at[id].member)
+	}
+	return all
+}
+
 // targets answers with this gateway's address of metrics and those of the nodes
 // that it knows, so that Prometheus needs to be told of gateways only.
 func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
@@ -53,10 +104,12 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 	}
 	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": g.o.RPC.Hello.NodeId}}}
 	fleet := g.fleet.Now()
+	var members []upstream.Member
 	for _, n := range append(append(fleet.Prefill[:0:0], fleet.Prefill...), fleet.Decode...) {
-		if m := n.Member(); m.HTTP != "" {
-			groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.ID}})
-		}
+		members = append(members, n.Member())
+	}
+	for _, m := range g.seen.update(members, time.Now()) {
+		groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.ID}})
 	}
 	body, err := json.Marshal(groups)
 	if err != nil {

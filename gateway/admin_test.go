@@ -9,10 +9,12 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttputil"
 
+	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -113,6 +115,38 @@ func TestAdminListener(t *testing.T) {
 		var groups []targetGroup
 		if err := json.Unmarshal(body, &groups); err != nil || len(groups) != 1 || groups[0].Labels["role"] != "gateway" {
 			t.Errorf("targets are %s, %v", body, err)
+		}
+	}
+}
+
+func TestLostNodesStayTargets(t *testing.T) {
+	var s seen
+	at := time.Unix(1000, 0)
+	ids := func(members []upstream.Member) (all string) {
+		for _, m := range members {
+			all += m.ID
+		}
+		return all
+	}
+	a, b, c := upstream.Member{ID: "a", HTTP: "1"}, upstream.Member{ID: "b", HTTP: "2"}, upstream.Member{ID: "c", HTTP: "2"}
+	leaving := a
+	leaving.Draining = true
+	for _, step := range []struct {
+		members []upstream.Member
+		after   time.Duration
+		want    string
+	}{
+		{[]upstream.Member{b, a}, 0, "ab"},
+		{[]upstream.Member{b}, time.Minute, "ab"},        // a is lost
+		{[]upstream.Member{a, b}, 2 * time.Minute, "ab"}, // and back
+		{[]upstream.Member{leaving, b}, 3 * time.Minute, "ab"},
+		{[]upstream.Member{b}, 4 * time.Minute, "b"}, // it had said so
+		{nil, 5 * time.Minute, "b"},
+		{[]upstream.Member{c}, 6 * time.Minute, "c"}, // started again at b's address
+		{nil, 22 * time.Minute, ""},
+	} {
+		if got := ids(s.update(step.members, at.Add(step.after))); got != step.want {
+			t.Errorf("after %v: %q, want %q", step.after, got, step.want)
 		}
 	}
 }

@@ -214,6 +214,7 @@ type Gateway struct {
 	blocks         *upstream.Blocks
 	warned         sync.Map     // names of unknown fields that were warned about
 	nWarned        atomic.Int64 // at most maxWarned
+	seen           seen
 }
 
 // New makes a gateway and binds its address, so that a port in use shows at

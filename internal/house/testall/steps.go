@@ -37,6 +37,9 @@ var steps = []step{
 	{name: "build-nocgo", what: "the build without a C compiler", env: []string{"CGO_ENABLED=0"}, command: []string{"go", "build", "./..."}},
 	{name: "build-arm64", what: "the build for another architecture, kernels included", env: arm64, command: []string{"go", "build", "./..."}},
 
+	{name: "rules", what: "Prometheus' rules: alerts that fire, and that stay quiet", command: []string{"promtool", "test", "rules", "deploy/prometheus/tandem_test.yml"}},
+	{name: "prometheus", what: "Prometheus' configuration", command: []string{"promtool", "check", "config", "deploy/prometheus/prometheus.yml"}},
+
 	{name: "fuzz", soak: true, long: true, what: "every fuzz target for a minute", fuzz: true, packages: func(all []string) []string { return all }},
 	{name: "race", soak: true, what: "all tests under the race detector", args: []string{"-race", "-skip", "^TestBinary"},
 		packages: func(all []string) []string {
