@@ -258,11 +258,16 @@ type Transfer struct {
 	Bytes           int64 // of pages
 }
 
-// transfer is the feed's, which had landed at a time.
+// transfer is the feed's, which had landed at a time. The last block may land
+// before the step that computed it has ended: then all of it was hidden.
 func (f *feed) transfer(landed time.Time) Transfer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return Transfer{First: f.began, Hidden: f.last.Sub(f.began), Exposed: landed.Sub(f.last)}
+	computed := f.last
+	if computed.IsZero() || computed.After(landed) {
+		computed = landed
+	}
+	return Transfer{First: f.began, Hidden: computed.Sub(f.began), Exposed: landed.Sub(computed)}
 }
 
 func (f *feed) poke() {

@@ -74,6 +74,7 @@ type cluster struct {
 	port             int    // of the gateway; the nodes' metrics follow
 	nPrefill         int
 	key              string // for the API, or empty
+	traceparent      string // sent along, or empty
 	began            time.Time
 	cmd              *exec.Cmd
 	stdout, stderr   output
@@ -329,6 +330,9 @@ func (c *cluster) post(path string, body map[string]any) (*http.Response, error)
 	req.Header.Set("Content-Type", "application/json")
 	if c.key != "" {
 		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	if c.traceparent != "" {
+		req.Header.Set("traceparent", c.traceparent)
 	}
 	// A connection each: tests ask when new clients are refused.
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}

@@ -35,6 +35,7 @@ from requests.
 
 Roles: G gateway, P prefill, D decode; ` + "`tandem serve`" + ` has those of G and D, and requests are counted once there.
 
+What a dashboard and alerts make of them is in [deploy](../deploy/README.md).
 This page is made from the table in the code: ` + "`go test -run TestDocs ./internal/metrics -update`" + ` writes it.
 
 | metric | type | roles | labels | meaning |

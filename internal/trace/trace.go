@@ -211,9 +211,9 @@ type Span struct {
 	from Context
 }
 
-// On says whether somebody will see the span: only then are attributes worth
-// making.
-func (s Span) On() bool { return s.s != nil && s.s.IsRecording() }
+// On says whether somebody will see the span, or could have: only then are
+// attributes and children worth making.
+func (s Span) On() bool { return s.s != nil && s.s.SpanContext().IsSampled() }
 
 // Context is what the span's children elsewhere get. A span that is off hands on
 // what it was given.
