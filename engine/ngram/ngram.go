@@ -38,16 +38,30 @@ func (l Lookup) Draft(tokens []int32, n int) []int32 {
 // match is where the longest match ends, the last of several; 0 where there is
 // none.
 func (l Lookup) match(tokens []int32) (at int) {
-	best := l.Min - 1
 	last := len(tokens) - 1
-	for end := last - 1; end >= max(0, last-maxLook) && best < l.Max; end-- {
+	best := l.Min - 1 // tokens of the longest match so far
+	if last < best {
+		return 0
+	}
+	// A longer match has this token in this place; most places are passed over
+	// for want of it.
+	needed := tokens[last-best]
+	for end := last - 1; end >= max(best, last-maxLook); end-- {
+		if tokens[end-best] != needed {
+			continue
+		}
 		length := 0
 		for length < l.Max && length <= end && tokens[end-length] == tokens[last-length] {
 			length++
 		}
-		if length > best {
-			best, at = length, end+1
+		if length <= best {
+			continue
 		}
+		best, at = length, end+1
+		if best == l.Max || best > last {
+			break
+		}
+		needed = tokens[last-best]
 	}
 	return at
 }
