@@ -296,7 +296,7 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 		Host: g.Host, Port: port, APIKeys: g.APIKeys, Version: version, Log: d.Log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
 		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), MaxAttempts: g.MaxAttempts, Policy: g.Policy,
-		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody),
+		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody), MaxLogprobs: g.MaxLogprobs,
 		Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
 	}
 }

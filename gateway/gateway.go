@@ -67,6 +67,8 @@ const (
 	// DefaultStreamTokens is how many tokens of one choice may wait for a slow
 	// client before its generation pauses: some seconds of a fast model.
 	DefaultStreamTokens = 1024
+	// DefaultMaxLogprobs is OpenAI's bound.
+	DefaultMaxLogprobs = 20
 	// DefaultMaxBodyBytes holds a prompt of some million tokens as text.
 	DefaultMaxBodyBytes = 16 << 20
 	// DefaultMaxInFlight bounds requests being answered: at some 40 KB each they
@@ -133,6 +135,7 @@ type Options struct {
 	SlowClientTimeout time.Duration
 	StreamTokens      int
 	MaxBodyBytes      int
+	MaxLogprobs       int // best tokens told about with each token; at most openai.MaxLogprobs
 	MaxInFlight       int
 	MaxConns          int
 	MaxAttempts       int
@@ -169,6 +172,7 @@ func (o *Options) setDefaults() {
 	or(&o.SlowClientTimeout, DefaultSlowClientTimeout)
 	or(&o.StreamTokens, DefaultStreamTokens)
 	or(&o.MaxBodyBytes, DefaultMaxBodyBytes)
+	or(&o.MaxLogprobs, DefaultMaxLogprobs)
 	or(&o.MaxInFlight, DefaultMaxInFlight)
 	or(&o.MaxConns, DefaultMaxConns)
 	or(&o.MaxAttempts, DefaultMaxAttempts)
@@ -223,6 +227,9 @@ func New(o Options) (*Gateway, error) {
 	o.setDefaults()
 	if o.RPC.Hello == nil {
 		return nil, errors.New("gateway: Options.RPC.Hello is not set")
+	}
+	if o.MaxLogprobs < 1 || o.MaxLogprobs > openai.MaxLogprobs {
+		return nil, fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", o.MaxLogprobs, openai.MaxLogprobs)
 	}
 	policy, err := policyOf(o.Policy)
 	if err != nil {

@@ -83,6 +83,9 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if fault != nil {
 		return nil, fault
 	}
+	if fault := req.CheckLogprobs(g.o.MaxLogprobs); fault != nil {
+		return nil, fault
+	}
 	g.warnUnknown(req.Unknown)
 	how, fault := g.routing(&ctx.Request.Header)
 	if fault != nil {

@@ -138,6 +138,27 @@ func TestPromptLogProbsAreBounded(t *testing.T) {
 	}
 }
 
+// How many best tokens may be asked for is the gateway's to say.
+func TestMaxLogprobs(t *testing.T) {
+	for most, o := range map[int]Options{20: {}, 100: {MaxLogprobs: 100}} {
+		b := newBed(t, o, one(upstreamtest.Options{}))
+		for path, fields := range map[string][]string{
+			"/v1/chat/completions": {`"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":`, `"messages":[{"role":"user","content":"x"}],"prompt_logprobs":`},
+			"/v1/completions":      {`"prompt":"x","logprobs":`, `"prompt":"x","prompt_logprobs":`},
+		} {
+			for _, f := range fields {
+				for n, want := range map[int]int{most: 200, most + 1: 400} {
+					r := b.post(path, fmt.Sprintf(`{"max_tokens":1,%s%d}`, f, n))
+					name := f[strings.LastIndex(f, ",")+2 : len(f)-2]
+					if r.StatusCode != want || want == 400 && (!strings.Contains(r.body, "--max-logprobs") || !strings.Contains(r.body, `"param":"`+name+`"`)) {
+						t.Errorf("at most %d: %s %d: %d %s", most, f, n, r.StatusCode, r.body)
+					}
+				}
+			}
+		}
+	}
+}
+
 // A node that leaves a prompt's log-probabilities out, or garbles them, is not
 // believed: another one is asked.
 func TestPromptLogProbsAreWhole(t *testing.T) {

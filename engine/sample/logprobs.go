@@ -3,6 +3,7 @@ package sample
 import (
 	"math"
 	"slices"
+	"sort"
 )
 
 // Top is a token with its log-probability.
@@ -75,10 +76,7 @@ func best(logits []float32, norm float64, n int, dst []Top) []Top {
 			}
 			dst = dst[:len(dst)-1]
 		}
-		at := len(dst)
-		for at > start && dst[at-1].LogProb < lp {
-			at--
-		}
+		at := start + sort.Search(len(dst)-start, func(k int) bool { return dst[start+k].LogProb < lp })
 		dst = slices.Insert(dst, at, Top{int32(i), lp})
 	}
 	return dst

@@ -106,6 +106,7 @@ type Gateway struct {
 	MaxAttempts           int
 	Policy                string
 	MaxBody               Bytes
+	MaxLogprobs           int
 }
 
 // Register declares the client side's flags.
@@ -131,4 +132,5 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.IntVar(&g.MaxAttempts, "max-attempts", 3, "nodes that take a request in a row without a token from any")
 	g.MaxBody = 32 << 20
 	s.Var(&g.MaxBody, "max-request-body", "largest request body")
+	s.IntVar(&g.MaxLogprobs, "max-logprobs", 20, "best tokens whose log-probabilities a request may ask for with each token; at most 256")
 }

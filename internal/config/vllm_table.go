@@ -47,7 +47,7 @@ var VLLM = []VLLMGroup{
 		{"enforce-eager", "", onOff, NoEffect, "", noGraphs},
 		{"enable-return-routed-experts", "", onOff, Refused, "", noExperts},
 		{"return-sampling-mask", "", onOff, Refused, "", "a response has logprobs and top_logprobs, not the sampler's mask"},
-		{"max-logprobs", "", value, NoEffect, "", "a request may ask for as many log-probabilities as OpenAI's API allows"},
+		{"max-logprobs", "", value, Supported, "", ""},
 		{"logprobs-mode", "", value, Refused, "raw_logprobs", "log-probabilities are the model's own, before penalties and temperature"},
 		{"use-fp64-gumbel", "", onOff, NoEffect, "", noTune},
 		{"enable-trace-replay", "", onOff, Refused, "", "give requests a \"seed\" and temperature to repeat them"},

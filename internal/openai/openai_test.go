@@ -116,7 +116,7 @@ func TestRefusals(t *testing.T) {
 		{Chat, `{` + hello + `,"tools":[]}`, "tools", "not supported"},
 		{Chat, `{` + hello + `,"response_format":{"type":"json_object"}}`, "response_format", "not supported"},
 		{Completions, `{"prompt":"a","suffix":"b"}`, "suffix", "not supported"},
-		{Completions, `{"prompt":"a","prompt_logprobs":21}`, "prompt_logprobs", "at most 20"},
+		{Completions, `{"prompt":"a","prompt_logprobs":257}`, "prompt_logprobs", "at most 256"},
 		{Completions, `{"prompt":"a","prompt_logprobs":0,"stream":true}`, "prompt_logprobs", "cannot be streamed"},
 	} {
 		_, err := Parse(c.on, []byte(c.body))

@@ -46,7 +46,7 @@ const (
 	MaxBadWords  = 256       // strings; every token is matched against all
 	MaxBias      = 1024      // entries of logit_bias; each is looked at for every token
 	MaxAllowed   = 1 << 18   // allowed_token_ids: the largest vocabularies
-	MaxLogprobs  = 20        // best tokens told about with each token
+	MaxLogprobs  = 256       // best tokens told about with each token; a gateway may have a lower bound
 	MaxNamed     = 128       // logprob_token_ids, told about with each token
 	MaxInterval  = 1024      // stream_interval: tokens whose text waits to be sent
 	MaxSalt      = 1024      // characters of cache_salt
@@ -221,6 +221,22 @@ func (r *Request) check() *Error {
 	}
 	if r.ContinueFinal {
 		r.AddGenerationPrompt = false
+	}
+	return nil
+}
+
+// CheckLogprobs refuses a request that asks for more than most best tokens with
+// each token.
+func (r *Request) CheckLogprobs(most int) *Error {
+	name, n := "top_logprobs", r.TopLogprobs
+	if r.Endpoint == Completions {
+		name = "logprobs"
+	}
+	if n <= most && r.PromptLogprobs != nil {
+		name, n = "prompt_logprobs", *r.PromptLogprobs
+	}
+	if n > most {
+		return BadRequest(name, "%s: must be at most %d, not %d: the gateway's --max-logprobs", name, most, n)
 	}
 	return nil
 }

@@ -304,7 +304,7 @@ var extras = map[string][]struct {
 	"logprobs": {
 		{Chat, "true", "", func(r *Request) any { return []any{r.Logprobs, r.TopLogprobs} }, []any{true, 0}},
 		{Completions, "3", "", func(r *Request) any { return []any{r.Logprobs, r.TopLogprobs} }, []any{true, 3}},
-		{Completions, "21", "at most 20", nil, nil},
+		{Completions, "257", "at most 256", nil, nil},
 		{Completions, "-1", "at least 0", nil, nil},
 		{Chat, "1", "true or false", nil, nil},
 	},

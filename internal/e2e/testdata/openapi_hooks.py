@@ -18,7 +18,7 @@ import schemathesis
 # Fields whose value may be well formed and yet wrong: because of another field,
 # the model's vocabulary and context, or its chat template.
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
-         "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words"}
+         "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words"}
 
 TALLY = collections.defaultdict(collections.Counter)  # good requests only
 atexit.register(lambda: print("tally", json.dumps(TALLY), flush=True))
@@ -58,6 +58,9 @@ def before_call(context, case, kwargs):
                 body["prompt"] = body["prompt"][:4]
         if case.operation.path.endswith("chat/completions") and whole(body.get("top_logprobs"), 1, 20) and body.get("logprobs") in (None, False):
             body["logprobs"] = True
+        for name in "top_logprobs", "logprobs", "prompt_logprobs":
+            if whole(body.get(name), 21, 256):
+                body[name] = 20
         if isinstance(body.get("stream_options"), dict) and not body.get("stream"):
             body["stream"] = True
     for message in body.get("messages") if isinstance(body.get("messages"), list) else []:
