@@ -27,7 +27,7 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, method string) *openai.Error {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		return &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "from other machines this needs an API key, sent as Authorization: Bearer KEY, or the gateway's --admin-listen"}
-	case len(g.keys) == 0 && method != "GET" && method != "HEAD":
+	case g.keys.len() == 0 && method != "GET" && method != "HEAD":
 		return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
 			Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
 	}
@@ -156,6 +156,9 @@ func (j *job) logRequest() {
 	}
 	attrs := []any{"request", j.req.RequestID, "model", j.model.name, "finish", finish, "prompt_tokens", u.Prompt, "cached_tokens", u.Cached,
 		"output_tokens", u.Completion, "choices", len(j.choices), "max_tokens", j.prompts[0].maxTokens, "stream", j.req.Stream}
+	if j.key != nil && j.key.name != "" {
+		attrs = append(attrs, "key", j.key.name)
+	}
 	if c := &j.choices[0]; !c.firstTok.IsZero() {
 		attrs = append(attrs, "first_token", c.firstTok.Sub(j.start), "total", c.lastTok.Sub(j.start))
 	}

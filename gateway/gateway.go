@@ -74,6 +74,9 @@ const (
 	// DefaultMaxInFlight bounds requests being answered: at some 40 KB each they
 	// then hold a few hundred megabytes at most.
 	DefaultMaxInFlight = 8192
+	// DefaultMaxQueuedTokens bounds prompt tokens that wait to be computed: minutes
+	// of work of a large fleet, after which clients do better elsewhere.
+	DefaultMaxQueuedTokens = 16 << 20
 	// DefaultMaxConns bounds client connections, most of them idle.
 	DefaultMaxConns = 65536
 	// DefaultMaxAttempts is how many nodes a choice is tried on without getting a
@@ -124,6 +127,7 @@ type Options struct {
 
 	APIKeys         []string     // any of them opens /v1; empty: open to all
 	Metrics         *metrics.Set // of a process that has other roles too; nil: the gateway's own
+	APIKeyFile      string       // with more keys and their limits; read again when it changes
 	ServedModelName string       // what clients call the model; empty: its own name
 	ChatTemplate    string       // instead of the model's own; empty: that
 	Version         string
@@ -137,6 +141,7 @@ type Options struct {
 	MaxBodyBytes      int
 	MaxLogprobs       int // best tokens told about with each token; at most openai.MaxLogprobs
 	MaxInFlight       int
+	MaxQueuedTokens   int // prompt tokens sent to nodes and not computed; negative: no bound
 	MaxConns          int
 	MaxAttempts       int
 	RetriesPerSecond  float64
@@ -175,6 +180,7 @@ func (o *Options) setDefaults() {
 	or(&o.MaxLogprobs, DefaultMaxLogprobs)
 	or(&o.MaxInFlight, DefaultMaxInFlight)
 	or(&o.MaxConns, DefaultMaxConns)
+	or(&o.MaxQueuedTokens, DefaultMaxQueuedTokens)
 	or(&o.MaxAttempts, DefaultMaxAttempts)
 	or(&o.RetriesPerSecond, DefaultRetriesPerSecond)
 	or(&o.ResumeTimeout, DefaultResumeTimeout)
@@ -199,7 +205,7 @@ type Gateway struct {
 	l       *listener
 	server  *fasthttp.Server
 	fleet   *upstream.Fleet
-	keys    keys
+	keys    *keyring
 	meters  meters
 	budget  *rate.Limiter // of retries before the first token
 	resumes *rate.Limiter // paces those after it
@@ -235,6 +241,10 @@ func New(o Options) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
+	keys, err := newKeyring(o.APIKeys, o.APIKeyFile)
+	if err != nil {
+		return nil, err
+	}
 	if o.ChatTemplate != "" {
 		if _, err := render.Parse(o.ChatTemplate); err != nil {
 			return nil, fmt.Errorf("gateway: the chat template given: %w", err)
@@ -255,7 +265,7 @@ func New(o Options) (*Gateway, error) {
 		o:              o,
 		log:            o.Log,
 		l:              newListener(l, o.SlowClientTimeout),
-		keys:           newKeys(o.APIKeys),
+		keys:           keys,
 		budget:         perSecond(o.RetriesPerSecond),
 		resumes:        perSecond(o.ResumesPerSecond),
 		membersChanged: make(chan struct{}, 1),
@@ -269,7 +279,7 @@ func New(o Options) (*Gateway, error) {
 	g.meters = newMeters(o.Metrics)
 	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
-	g.document = openai.Document(o.Version, len(o.APIKeys) > 0, operations())
+	g.document = openai.Document(o.Version, keys.len() > 0, operations())
 	g.server = g.newServer()
 	g.meter()
 	return g, nil
@@ -320,6 +330,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { g.keepModel(work) })
+	if g.o.APIKeyFile != "" {
+		wg.Go(func() { g.keepKeys(work) })
+	}
 	if !g.o.QuietStats {
 		wg.Go(func() { g.logStats(work) })
 	}

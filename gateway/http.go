@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -170,33 +168,6 @@ func (g *Gateway) warnUnknown(names []string) {
 			g.log.Warn("requests carry a field that is unknown here and ignored", "field", name)
 		}
 	}
-}
-
-// keys are the hashes of API keys: comparing hashes takes the same time
-// whatever was sent.
-type keys [][sha256.Size]byte
-
-func newKeys(plain []string) keys {
-	var k keys
-	for _, p := range plain {
-		k = append(k, sha256.Sum256([]byte(p)))
-	}
-	return k
-}
-
-func (k keys) allow(header []byte) bool {
-	if len(k) == 0 {
-		return true
-	}
-	const scheme = "bearer "
-	if len(header) < len(scheme) || !strings.EqualFold(string(header[:len(scheme)]), scheme) {
-		return false
-	}
-	got, ok := sha256.Sum256(header[len(scheme):]), 0
-	for i := range k {
-		ok |= subtle.ConstantTimeCompare(got[:], k[i][:])
-	}
-	return ok == 1
 }
 
 // newID is 128 random bits in hexadecimal. It names, it does not protect.

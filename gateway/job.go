@@ -25,6 +25,7 @@ type job struct {
 	req      *openai.Request
 	model    *model
 	by       by
+	key      *key // of the client; nil: there are none
 	answer   *openai.Answer
 	start    time.Time
 	deadline time.Time
@@ -533,6 +534,7 @@ func (j *job) close() {
 	if j.cause != "" {
 		j.g.meters.set.Counter(metrics.GatewayStreamsAborted, j.cause).Inc()
 	}
+	j.key.done(j.usage().Completion)
 	j.g.inFlight.Add(-1)
 }
 

@@ -106,7 +106,14 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	} else {
 		ctx.Response.Header.Set(requestIDHeader, req.RequestID)
 	}
-	j := &job{g: g, req: req, model: m, by: how, start: start, deadline: start.Add(g.o.RequestTimeout), seed: rand.Uint64(), prompts: prompts}
+	k, nTokens := g.keys.find(ctx.Request.Header.Peek("Authorization")), 0
+	for i := range prompts {
+		nTokens += len(prompts[i].tokens)
+	}
+	if fault := g.letIn(k, nTokens); fault != nil {
+		return nil, fault
+	}
+	j := &job{g: g, key: k, req: req, model: m, by: how, start: start, deadline: start.Add(g.o.RequestTimeout), seed: rand.Uint64(), prompts: prompts}
 	if req.Seed != nil {
 		j.seed = uint64(*req.Seed)
 	}

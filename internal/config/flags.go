@@ -95,6 +95,8 @@ type Gateway struct {
 	Host, SSLCert, SSLKey string
 	Port, NATSPort        int
 	APIKeys               []string
+	APIKeyFile            string
+	MaxQueuedTokens       int
 	Insecure              bool
 	AdminListen           string
 	LogRequests           bool
@@ -121,6 +123,8 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
 	s.IntVar(&g.MaxLogLen, "max-log-len", 0, "characters of the prompt in that line; 0: none")
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens that clients must present, any of them")
+	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key a line, KEY or sha256:HEX, then name=N concurrency=N tokens-per-second=N as wanted; read again when it changes")
+	s.IntVar(&g.MaxQueuedTokens, "max-queued-tokens", 16<<20, "prompt tokens that may wait to be computed; beyond, requests get 503")
 	s.IntVar(&g.MinRemotePrefill, "min-remote-prefill-tokens", minRemotePrefill, "prompts with fewer tokens to compute are prefilled on the decode node")
 	g.RequestTimeout = Seconds(30 * time.Minute)
 	s.Var(&g.RequestTimeout, "request-timeout", "longest life of a request")

@@ -91,6 +91,8 @@ const (
 	GatewayAttempts
 	GatewayAttemptFailures
 	GatewayResumes
+	GatewayRefused
+	GatewayKeyFileBad
 	GatewayStaleTokens
 	GatewayStreamsPaused
 	GatewayStreamsAborted

@@ -23,6 +23,7 @@ const (
 	TypeMethod       = "Method Not Allowed"
 	TypeTooLarge     = "Request Entity Too Large"
 	TypeMedia        = "Unsupported Media Type"
+	TypeRateLimit    = "RateLimitError"
 	TypeUnavailable  = "ServiceUnavailableError"
 	TypeTimeout      = "Gateway Timeout"
 	TypeInternal     = "InternalServerError"

@@ -1,0 +1,292 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// Bounds of keys.
+const (
+	keyFilePoll  = time.Second // how often the file is looked at
+	maxKeyFile   = 4 << 20     // bytes: some 30,000 keys
+	keyBurstSecs = 10          // seconds' worth of tokens that a key may take at once
+)
+
+// ErrKeyFile says what is wrong with a file of keys.
+var ErrKeyFile = errors.New("gateway: bad file of API keys")
+
+// key is one API key with what its owner may use and uses.
+type key struct {
+	hash   [sha256.Size]byte // comparing hashes takes the same time whatever was sent
+	name   string            // for logs and messages; empty: none
+	limits limits
+	tokens *rate.Limiter // nil: no limit
+	use    *use          // outlives a change of the file
+}
+
+// limits of a key; 0: none.
+type limits struct {
+	concurrency     int     // requests at once
+	tokensPerSecond float64 // of prompts and answers
+}
+
+type use struct{ running atomic.Int64 }
+
+// keyring is the keys that are valid now; empty: open to all.
+type keyring struct{ now atomic.Pointer[[]*key] }
+
+// newKeyring takes plain keys, without limits, and those of a file, if any.
+func newKeyring(plain []string, file string) (*keyring, error) {
+	r := new(keyring)
+	var keys []*key
+	for _, p := range plain {
+		keys = append(keys, &key{hash: sha256.Sum256([]byte(p)), use: new(use)})
+	}
+	if file != "" {
+		text, err := readKeyFile(file)
+		if err != nil {
+			return nil, err
+		}
+		more, err := parseKeys(text)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrKeyFile, file, err)
+		}
+		keys = append(keys, more...)
+	}
+	r.now.Store(&keys)
+	return r, nil
+}
+
+func readKeyFile(file string) (string, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrKeyFile, err)
+	}
+	if info.Size() > maxKeyFile {
+		return "", fmt.Errorf("%w: %s has %d bytes, at most %d are read", ErrKeyFile, file, info.Size(), maxKeyFile)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrKeyFile, err)
+	}
+	return string(text), nil
+}
+
+// parseKeys reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N]"; KEY
+// may be sha256:HEX, the hash of one. Empty lines and those that begin with # are
+// nothing. Errors never show a key.
+func parseKeys(text string) ([]*key, error) {
+	var keys []*key
+	seen := map[[sha256.Size]byte]int{}
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		k := &key{hash: sha256.Sum256([]byte(fields[0])), use: new(use)}
+		if digits, ok := strings.CutPrefix(fields[0], "sha256:"); ok {
+			h, err := hex.DecodeString(digits)
+			if err != nil || len(h) != sha256.Size {
+				return nil, fmt.Errorf("line %d: sha256: wants %d hexadecimal digits", n, 2*sha256.Size)
+			}
+			copy(k.hash[:], h)
+		}
+		if first := seen[k.hash]; first > 0 {
+			return nil, fmt.Errorf("line %d has the key of line %d", n, first)
+		}
+		seen[k.hash] = n
+		for _, f := range fields[1:] {
+			if err := k.set(f); err != nil {
+				return nil, fmt.Errorf("line %d: %w", n, err)
+			}
+		}
+		keys = append(keys, k)
+	}
+	if len(keys) == 0 {
+		return nil, errors.New("it has no key: that would open the gateway to all")
+	}
+	return keys, nil
+}
+
+func (k *key) set(field string) error {
+	name, value, _ := strings.Cut(field, "=")
+	x, err := strconv.ParseFloat(value, 64)
+	bad := err != nil || !(x >= 0) || x > 1e12
+	switch {
+	case name == "name" && value != "":
+		k.name = value
+	case name == "concurrency" && !bad && x == math.Trunc(x):
+		k.limits.concurrency = int(x)
+	case name == "tokens-per-second" && !bad:
+		if k.limits.tokensPerSecond = x; x > 0 {
+			k.tokens = rate.NewLimiter(rate.Limit(x), int(max(1, keyBurstSecs*x)))
+		}
+	case name == "concurrency" || name == "tokens-per-second":
+		return fmt.Errorf("%s is %q: want a number of 0 (no limit) or more", name, value)
+	default:
+		return fmt.Errorf("%q is none of name=N, concurrency=N, tokens-per-second=N", name)
+	}
+	return nil
+}
+
+// len is how many keys there are.
+func (r *keyring) len() int { return len(*r.now.Load()) }
+
+// find is the key of an Authorization header; nil: none is right.
+func (r *keyring) find(header []byte) (found *key) {
+	const scheme = "bearer "
+	if len(header) < len(scheme) || !strings.EqualFold(string(header[:len(scheme)]), scheme) {
+		return nil
+	}
+	got := sha256.Sum256(header[len(scheme):])
+	for _, k := range *r.now.Load() {
+		if subtle.ConstantTimeCompare(got[:], k.hash[:]) == 1 {
+			found = k
+		}
+	}
+	return found
+}
+
+// allow says whether a request may come in.
+func (r *keyring) allow(header []byte) bool { return r.len() == 0 || r.find(header) != nil }
+
+// renew takes new keys; those that were there keep what they have used.
+func (r *keyring) renew(keys []*key) {
+	for _, k := range keys {
+		for _, old := range *r.now.Load() {
+			if old.hash != k.hash {
+				continue
+			}
+			k.use = old.use
+			if old.limits.tokensPerSecond == k.limits.tokensPerSecond {
+				k.tokens = old.tokens
+			}
+		}
+	}
+	r.now.Store(&keys)
+}
+
+// keepKeys reads the file of keys again when it has changed. A bad file changes
+// nothing but a metric.
+func (g *Gateway) keepKeys(ctx context.Context) {
+	bad := g.meters.set.Gauge(metrics.GatewayKeyFileBad)
+	last, err := readKeyFile(g.o.APIKeyFile)
+	if err != nil {
+		last = ""
+	}
+	tick := time.NewTicker(keyFilePoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		text, err := readKeyFile(g.o.APIKeyFile)
+		if err == nil && text == last {
+			bad.Set(0)
+			continue
+		}
+		var keys []*key
+		if err == nil {
+			keys, err = parseKeys(text)
+		}
+		if err != nil {
+			if bad.Get() == 0 {
+				g.log.Error("the file of API keys is not taken", "file", g.o.APIKeyFile, "error", err)
+			}
+			bad.Set(1)
+			continue
+		}
+		last = text
+		for _, p := range g.o.APIKeys {
+			keys = append(keys, &key{hash: sha256.Sum256([]byte(p)), use: new(use)})
+		}
+		g.keys.renew(keys)
+		bad.Set(0)
+		g.log.Info("API keys read anew", "file", g.o.APIKeyFile, "keys", len(keys))
+	}
+}
+
+// letIn lets a request with so many prompt tokens in, or says why it has to wait:
+// 429 where its own key's limits do, 503 where the gateway's does.
+func (g *Gateway) letIn(k *key, nTokens int) *openai.Error {
+	if limit := g.o.MaxQueuedTokens; limit > 0 {
+		if queued := g.queuedTokens(); queued > 0 && queued+nTokens > limit {
+			g.meters.set.Counter(metrics.GatewayRefused, "queue").Inc()
+			return openai.Unavailable(retryAfter, "%d prompt tokens wait to be computed and this request has %d more: the bound is %d", queued, nTokens, limit)
+		}
+	}
+	if k == nil {
+		return nil
+	}
+	if n, limit := k.use.running.Add(1), k.limits.concurrency; limit > 0 && n > int64(limit) {
+		k.use.running.Add(-1)
+		g.meters.set.Counter(metrics.GatewayRefused, "concurrency").Inc()
+		return tooMany(retryAfter, "this API key has %d requests running, as many as it may", limit)
+	}
+	if k.tokens == nil {
+		return nil
+	}
+	now := time.Now()
+	if left := k.tokens.TokensAt(now); left <= 0 {
+		k.use.running.Add(-1)
+		g.meters.set.Counter(metrics.GatewayRefused, "tokens").Inc()
+		wait := int(math.Ceil((1 - left) / k.limits.tokensPerSecond))
+		return tooMany(min(max(1, wait), 3600), "this API key has used its %g tokens per second", k.limits.tokensPerSecond)
+	}
+	k.charge(now, nTokens)
+	return nil
+}
+
+func tooMany(retryAfter int, format string, args ...any) *openai.Error {
+	return &openai.Error{Status: 429, Type: openai.TypeRateLimit, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
+}
+
+// charge takes tokens from the key's budget, which may end below zero: what has
+// been admitted is not cut, what comes next waits.
+func (k *key) charge(now time.Time, n int) {
+	for n > 0 && k.tokens != nil {
+		part := min(n, k.tokens.Burst())
+		k.tokens.ReserveN(now, part)
+		n -= part
+	}
+}
+
+// done gives back what a request held, and charges for its answer.
+func (k *key) done(nOutput int) {
+	if k != nil {
+		k.use.running.Add(-1)
+		k.charge(time.Now(), nOutput)
+	}
+}
+
+// queuedTokens is how many prompt tokens this gateway has sent that are not
+// computed yet, as far as it knows.
+func (g *Gateway) queuedTokens() (n int) {
+	fleet := g.fleet.Now()
+	for _, node := range fleet.Prefill {
+		n += int(node.Queued.Load())
+	}
+	for _, node := range fleet.Decode {
+		n += int(node.Queued.Load())
+	}
+	return n
+}
