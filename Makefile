@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build up observe prometheus test soak bench bench-truth bench-guidellm lint fmt generate clean
+.PHONY: help build up observe prometheus test soak bench bench-truth bench-guidellm lint fmt generate clean prometheus debian
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -58,7 +58,7 @@ observe: prometheus ## Prometheus on the cluster of make up, at port 9090 until 
 prometheus:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || $(call apt,prometheus)
 
-test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) arm64 prometheus ## all checks and tests; ONLY="race binary" picks steps
+test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) debian prometheus ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
 soak: build $(PYENV) ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
@@ -96,8 +96,10 @@ apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please i
 	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
 	apt-get install -y -q $(1) || { apt-get update -q && apt-get install -y -q $(1); }; }
 
-# The kernels for 64-bit ARM are compiled and run on any machine.
-arm64:
+# What tests need of Debian: the compiler of node.proto, to see that what it made
+# is current, and a compiler and an emulator for ARM, to run its kernels anywhere.
+debian:
+	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
 	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] \
 		|| $(call apt,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 

@@ -122,6 +122,9 @@ func runUp(v *command.Invocation) error {
 			"decode":  v.Forward(nodeFlags("decode", v.Out).Set),
 		},
 	}
+	if err := local.PortsFree(g.Host); err != nil {
+		return err
+	}
 	processes, err := local.Processes()
 	if err != nil {
 		return err

@@ -243,6 +243,7 @@ func TestBinaryPortsInUse(t *testing.T) {
 	}
 	want := []string{busy, "address already in use", "choose another port"}
 	refusedStart(t, "serve", 1, want, "serve", "--port", busy)
+	refusedStart(t, "up", 1, want, "up", "--port", busy, "--state-dir", certs)
 	for flag, command := range map[string]string{
 		"port": "gateway", "nats-port": "gateway", "gossip-port": "gateway",
 		"rpc-port": "decode", "kv-port": "decode", "http-port": "decode",

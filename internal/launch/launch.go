@@ -49,6 +49,9 @@ type Options struct {
 // ErrStart is behind every failure to come up.
 var ErrStart = errors.New("launch: the cluster did not come up")
 
+// ErrGone says that every process has ended by itself.
+var ErrGone = errors.New("launch: every node has ended")
+
 // maxLine bounds one line of a node's output; longer ones are cut in parts.
 const maxLine = 64 << 10
 
@@ -98,6 +101,9 @@ func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 		select {
 		case <-ctx.Done():
 		case <-allGone:
+			if ctx.Err() == nil {
+				failed = ErrGone
+			}
 		}
 	}
 	cancel()

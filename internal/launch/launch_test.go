@@ -128,6 +128,14 @@ func TestDeathAfterStartLeavesTheRest(t *testing.T) {
 	}
 }
 
+// Nodes that have all ended by themselves are no success.
+func TestNoneIsLeft(t *testing.T) {
+	var out syncBuffer
+	if err := Run(t.Context(), options(&out, "node-fails", "node-fails"), nil); !errors.Is(err, ErrGone) {
+		t.Errorf("%v, want ErrGone:\n%s", err, &out)
+	}
+}
+
 func TestStubbornNodeIsKilled(t *testing.T) {
 	for _, how := range []string{"grace", "second signal"} {
 		var out syncBuffer

@@ -108,6 +108,25 @@ func freePort() (int, error) {
 	return 0, fmt.Errorf("%w: no port is free for gossip on 127.0.0.1: %w", ErrStart, last)
 }
 
+// PortsFree says which of the ports that are fixed somebody has: the cluster that
+// answers there would be taken for ours. host is the gateway's.
+func (l Local) PortsFree(host string) error {
+	for p := l.Port; p <= l.Port+l.Prefill+l.Decode; p++ {
+		if p > l.Port {
+			host = "127.0.0.1"
+		}
+		lis, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(p)))
+		if err == nil {
+			err = lis.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("%w: --port %d and the %d after it are needed: %w; end the program that has it, or choose another port",
+				ErrStart, l.Port, l.Prefill+l.Decode, err)
+		}
+	}
+	return nil
+}
+
 // Announce waits until the cluster answers and tells a person how to use it.
 func (l Local) Announce(ctx context.Context, out io.Writer, url, key string, began time.Time) error {
 	client := console.Client{URL: url, Key: key, HTTP: console.LocalHTTP()}

@@ -3,7 +3,7 @@
 //
 // It runs the steps of one literal table in order and goes on after a failure,
 // so that a run tells all that is wrong. Invariant: it exits with 0 only if each
-// step ran, no test failed, and no test was skipped that skips.txt does not
+// step ran, no test failed, and no test was skipped that testdata/skips does not
 // list with its reason.
 //
 // It installs nothing (the Makefile does) and decides nothing by itself: a test
@@ -84,7 +84,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	skips, err := readSkips("internal/house/skips.txt")
+	skips, err := readSkips("internal/house/testdata/skips")
 	if err != nil {
 		return false, err
 	}

@@ -141,7 +141,7 @@ func TestSkips(t *testing.T) {
 	if _, err := readSkips(path); err == nil {
 		t.Error("a skip without a reason is accepted")
 	}
-	if _, err := readSkips("../skips.txt"); err != nil {
+	if _, err := readSkips("../testdata/skips"); err != nil {
 		t.Error(err)
 	}
 }

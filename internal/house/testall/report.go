@@ -120,7 +120,7 @@ func (r *report) summary() {
 	fmt.Fprintf(r.out, "\n%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
 }
 
-// skips are the lines of skips.txt.
+// skips are the lines of testdata/skips.
 type skips []skip
 
 type skip struct{ step, pkg, test, reason string }
