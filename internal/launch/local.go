@@ -120,7 +120,7 @@ func (l Local) PortsFree(host string) error {
 			err = lis.Close()
 		}
 		if err != nil {
-			return fmt.Errorf("%w: --port %d and the %d after it are needed: %w; end the program that has it, or choose another port",
+			return fmt.Errorf("%w: --port %d and the %d after it are needed: %w",
 				ErrStart, l.Port, l.Prefill+l.Decode, err)
 		}
 	}
