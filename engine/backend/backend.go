@@ -215,14 +215,18 @@ type Backend interface {
 	Close() error
 
 	Embed(dst Buf, table Weight)
-	Linear(dst, x Buf, w, bias Weight) // dst = x·Wᵀ + bias
-	RMSNorm(dst, x Buf, w Weight, eps float32)
+	Linear(dst, x Buf, w, bias Weight)                              // dst = x·Wᵀ + bias
+	RMSNorm(dst, x Buf, w Weight, eps float32)                      // w may be NoWeight, as in HeadNorm
 	AddRMSNorm(dst, x, add Buf, w Weight, eps float32)              // x += add; dst = norm(x)
 	HeadNorm(dst, x Buf, heads, headDim int, w Weight, eps float32) // RMSNorm of each head; w is [headDim]
 	Rope(x Buf, heads, headDim int, r *Rope)
 	StoreKV(layer int, k, v Buf)
 	Attention(dst, q Buf, a AttentionSpec)
 	GatedAct(dst, gate, up Buf, act Act)
+	Add(x, add Buf, scale Weight)      // x = (x + add)·scale, a vector of one; NoWeight: 1
+	Scale(x Buf, by float32)           // x *= by
+	Softcap(x Buf, limit float32)      // x = limit·tanh(x/limit)
+	Columns(dst, src Buf, from int)    // dst = src's columns from from on, as many as dst has
 	MoE(dst, x, router Buf, m MoESpec) // dst = the chosen experts of x; router is the scores [experts]
 	Rows(dst, src Buf)                 // dst[i] = src[Outputs[i].Row]
 	Sample(logits Buf)                 // Step.Sampled

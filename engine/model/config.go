@@ -36,7 +36,8 @@ type Config struct {
 	Window       int    // positions that a token sees, its own included; 0: all
 	FullLayers   []bool // layers without the window; nil: none
 	MoE          MoEConfig
-	MXFP4        bool // experts are stored in four bits
+	Gemma4       *gemma4Config // what only Gemma 4 has
+	MXFP4        bool          // experts are stored in four bits
 
 	MaxPositions int    // tokens the model was made for, prompt and output
 	DType        string // what the config says the weights are; the files decide
@@ -46,6 +47,8 @@ type Config struct {
 
 // rawConfig is config.json as it is written. Pointers tell absent from zero.
 type rawConfig struct {
+	text []byte // all of it
+
 	Architectures []string `json:"architectures"`
 
 	VocabSize        int      `json:"vocab_size"`
@@ -114,6 +117,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 	if err := json.Unmarshal(text, &raw); err != nil {
 		return Config{}, fmt.Errorf("%w: config.json: %w", ErrConfig, err)
 	}
+	raw.text = text
 	if err := raw.supported(); err != nil {
 		return Config{}, err
 	}
@@ -146,9 +150,11 @@ func parseConfig(text, generation []byte) (Config, error) {
 			return Config{}, err
 		}
 	}
-	var err error
-	if c.Rope, err = raw.rope(); err != nil {
-		return Config{}, err
+	if !raw.gemma4() { // which has two
+		var err error
+		if c.Rope, err = raw.rope(); err != nil {
+			return Config{}, err
+		}
 	}
 	if err := c.endTokens(generation); err != nil {
 		return Config{}, err
@@ -203,7 +209,7 @@ func (r *rawConfig) supported() error {
 	if r.MLPBias {
 		return refuse("mlp_bias", true, "false")
 	}
-	if act := or(r.HiddenAct, "silu"); act != "silu" {
+	if act := or(r.HiddenAct, "silu"); act != "silu" && !r.gemma4() {
 		return refuse("hidden_act", act, "silu")
 	}
 	if len(r.Quantization) > 0 && !bytes.Equal(r.Quantization, []byte("null")) {

@@ -102,7 +102,7 @@ func TestConfigRefuses(t *testing.T) {
 		keys map[string]any
 		want error
 	}{
-		`architectures is MambaForCausalLM; supported: GptOssForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM`: {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
+		`architectures is MambaForCausalLM; supported: Gemma4ForCausalLM, GptOssForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM`: {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
 		`architectures is []`:                          {map[string]any{"architectures": absent}, ErrConfig},
 		`attention_bias is true`:                       {map[string]any{"attention_bias": true}, ErrUnsupported},
 		`mlp_bias is true`:                             {map[string]any{"mlp_bias": true}, ErrUnsupported},

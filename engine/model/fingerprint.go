@@ -33,6 +33,9 @@ func (s *Source) Fingerprint() (uint64, error) {
 	if c.Window != 0 || c.MoE.Experts != 0 {
 		_, _ = fmt.Fprintf(h, "window %d, %+v\n", c.Window, c.MoE)
 	}
+	if c.Gemma4 != nil {
+		_, _ = fmt.Fprintf(h, "%+v\n", *c.Gemma4)
+	}
 	if c.FullLayers != nil {
 		_, _ = fmt.Fprintf(h, "without a window %v\n", c.FullLayers)
 	}

@@ -24,7 +24,7 @@ const tolerance = 1e-4
 const blockTokens = 16
 
 // checkpoints are the folders that testdata/make_goldens.py made.
-var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain", "gpt-oss", "gpt-oss-mxfp4"}
+var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain", "gpt-oss", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple"}
 
 // llamas are those of checkpoints whose network is Llama's.
 var llamas = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full"}
@@ -315,6 +315,42 @@ type dropping struct {
 	attention func(*backend.AttentionSpec)
 	moe       func(*backend.MoESpec)
 	bias      bool // of every product
+	scalars   bool // of layers
+	softcap   bool
+	scale     bool // by constants
+	post      bool // norms in place: behind attention and MLPs
+	values    bool // norms without a weight
+}
+
+func (b *dropping) Add(x, add backend.Buf, scale backend.Weight) {
+	if b.scalars {
+		scale = backend.NoWeight
+	}
+	b.Backend.Add(x, add, scale)
+}
+
+func (b *dropping) Softcap(x backend.Buf, limit float32) {
+	if !b.softcap {
+		b.Backend.Softcap(x, limit)
+	}
+}
+
+func (b *dropping) Scale(x backend.Buf, by float32) {
+	if !b.scale {
+		b.Backend.Scale(x, by)
+	}
+}
+
+func (b *dropping) RMSNorm(dst, x backend.Buf, w backend.Weight, eps float32) {
+	if !b.post || dst != x {
+		b.Backend.RMSNorm(dst, x, w, eps)
+	}
+}
+
+func (b *dropping) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight, eps float32) {
+	if !b.values || w != backend.NoWeight || dst != x {
+		b.Backend.HeadNorm(dst, x, heads, headDim, w, eps)
+	}
 }
 
 func (b *dropping) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
@@ -366,7 +402,7 @@ func TestGoldensSeeFaults(t *testing.T) {
 			return load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { d.Backend = b; return &d })
 		}
 	}
-	oss := []string{"gpt-oss", "gpt-oss-mxfp4"}
+	oss, gemma := []string{"gpt-oss", "gpt-oss-mxfp4"}, []string{"gemma4-moe", "gemma4-ple"}
 	faults := map[string]struct {
 		names []string
 		load  func(t *testing.T, src *Source) *Model
@@ -383,19 +419,35 @@ func TestGoldensSeeFaults(t *testing.T) {
 		"an expert fewer":               {[]string{"qwen3-moe", "qwen3-moe-plain"}, config(func(c *Config) { c.MoE.TopK-- })},
 		"no norm of query heads":        {[]string{"qwen3", "qwen3-moe"}, without(0)},
 		"no norm of key heads":          {[]string{"qwen3", "qwen3-moe"}, without(1)},
-		"no sinks":                      {oss, drop(dropping{attention: func(a *backend.AttentionSpec) { a.Sinks = nil }})},
-		"no biases":                     {oss, drop(dropping{bias: true})},
-		"no biases of experts":          {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.GateBias, m.UpBias, m.DownBias = nil, nil, nil }})},
-		"gate and up swapped":           {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Gate, m.Up = m.Up, m.Gate }})},
-		"another activation":            {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Act = backend.SiLU }})},
-		"weights over all":              {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Normalize = false }})},
-		"windows everywhere":            {oss, config(func(c *Config) { c.FullLayers = nil })},
-		"windows nowhere":               {oss, config(func(c *Config) { c.Window = 0 })},
-		"windows of one more":           {oss, config(func(c *Config) { c.Window++ })},
-		"layers change places":          {oss, config(func(c *Config) { c.FullLayers[0], c.FullLayers[1] = true, false })},
-		"ramp at whole pairs":           {oss, config(func(c *Config) { c.Rope.Whole = true })},
-		"no factor on cosines":          {oss, config(func(c *Config) { c.Rope.Attention = 1 })},
-		"no stretch":                    {oss, config(func(c *Config) { c.Rope.Factor = 1 })},
+		"no layer scalars":              {gemma, drop(dropping{scalars: true})},
+		"no softcap":                    {gemma, drop(dropping{softcap: true})},
+		"no constant factors":           {gemma, drop(dropping{scale: true})},
+		"no norms behind":               {gemma, drop(dropping{post: true})},
+		"no norms of values":            {gemma, drop(dropping{values: true})},
+		"scaled scores":                 {gemma, drop(dropping{attention: func(a *backend.AttentionSpec) { a.Scale = 0.25 }})},
+		"no scale per expert":           {gemma[:1], drop(dropping{moe: func(m *backend.MoESpec) { m.Scale = nil }})},
+		"experts with SiLU":             {gemma[:1], drop(dropping{moe: func(m *backend.MoESpec) { m.Act = backend.SiLU }})},
+		"windows of one fewer":          {gemma, config(func(c *Config) { c.Window-- })},
+		"full heads all turn":           {gemma, config(func(c *Config) { c.Gemma4.FullRope.Partial = 1 })},
+		"another theta in full":         {gemma, config(func(c *Config) { c.Gemma4.FullRope.Theta *= 2 })},
+		"shared by the one before": {gemma[1:], drop(dropping{attention: func(a *backend.AttentionSpec) {
+			if a.Layer == 1 {
+				a.Layer = 0
+			}
+		}})},
+		"no sinks":             {oss, drop(dropping{attention: func(a *backend.AttentionSpec) { a.Sinks = nil }})},
+		"no biases":            {oss, drop(dropping{bias: true})},
+		"no biases of experts": {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.GateBias, m.UpBias, m.DownBias = nil, nil, nil }})},
+		"gate and up swapped":  {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Gate, m.Up = m.Up, m.Gate }})},
+		"another activation":   {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Act = backend.SiLU }})},
+		"weights over all":     {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.Normalize = false }})},
+		"windows everywhere":   {oss, config(func(c *Config) { c.FullLayers = nil })},
+		"windows nowhere":      {oss, config(func(c *Config) { c.Window = 0 })},
+		"windows of one more":  {oss, config(func(c *Config) { c.Window++ })},
+		"layers change places": {oss, config(func(c *Config) { c.FullLayers[0], c.FullLayers[1] = true, false })},
+		"ramp at whole pairs":  {oss, config(func(c *Config) { c.Rope.Whole = true })},
+		"no factor on cosines": {oss, config(func(c *Config) { c.Rope.Attention = 1 })},
+		"no stretch":           {oss, config(func(c *Config) { c.Rope.Factor = 1 })},
 		"experts swapped": {[]string{"qwen3-moe"}, func(t *testing.T, src *Source) *Model {
 			m := load(t, src, cpu.Portable, nil)
 			e := m.net.(*qwen3MoE).Layers[0].MoE.Experts

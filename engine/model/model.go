@@ -14,6 +14,7 @@ var architectures = map[string]architecture{
 	"Qwen3ForCausalLM":    {newQwen3, configQwen3Dense},
 	"Qwen3MoeForCausalLM": {newQwen3MoE, configQwen3MoE},
 	gptOSSName:            {newGPTOSS, configGPTOSS},
+	gemma4Name:            {newGemma4, configGemma4},
 }
 
 // architecture makes the network of a config; config, where set, first reads
@@ -151,9 +152,13 @@ func (c *Config) window(i int) int {
 // KVLayers is what each KV layer stores, by number; memory planning needs it
 // before there is a model. Layers that read another one's KV have none.
 func (c *Config) KVLayers() []backend.KVShape {
-	layers := make([]backend.KVShape, c.Layers)
+	stored := c.Layers
+	if c.Gemma4 != nil {
+		stored -= c.Gemma4.Shared
+	}
+	layers := make([]backend.KVShape, stored)
 	for i := range layers {
-		layers[i] = backend.KVShape{Window: c.window(i), KVHeads: c.KVHeads, HeadDim: c.HeadDim}
+		layers[i] = c.shape(i)
 	}
 	return layers
 }

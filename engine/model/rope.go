@@ -20,6 +20,7 @@ type RopeConfig struct {
 	BetaFast, BetaSlow float64 // of yarn: turns in Original above which a frequency is left, below which it is stretched
 	Whole              bool    // of yarn: the ramp between them begins and ends at whole pairs
 	Attention          float64 // of yarn: on cosine and sine; 0: 0.1 ln(Factor) + 1
+	Partial            float64 // of proportional: the share of pairs that turn
 	MScale, MScaleAll  float64 // of yarn: instead of Attention, the quotient of two such; 0: not
 }
 
@@ -34,6 +35,11 @@ func (c *RopeConfig) check() error {
 		if !(c.Factor >= 1 && c.LowFreq > 0 && c.HighFreq > c.LowFreq && c.Original >= 1) {
 			return fmt.Errorf("%w: llama3 with factor %v, low_freq_factor %v, high_freq_factor %v, original_max_position_embeddings %v",
 				ErrConfig, c.Factor, c.LowFreq, c.HighFreq, c.Original)
+		}
+		return nil
+	case "proportional":
+		if !(c.Partial > 0 && c.Partial <= 1) || c.Factor != 0 && c.Factor < 1 {
+			return fmt.Errorf("%w: proportional with partial_rotary_factor %v and factor %v", ErrConfig, c.Partial, c.Factor)
 		}
 		return nil
 	case "yarn":
@@ -54,6 +60,11 @@ func (c *RopeConfig) table(headDim int) backend.Rope {
 		switch c.Type {
 		case "llama3":
 			f = c.stretch(f)
+		case "proportional":
+			if i >= int(c.Partial*float64(headDim)/2) {
+				f = 0
+			}
+			f /= max(c.Factor, 1)
 		case "yarn":
 			ramp := c.ramp(i, headDim)
 			f = f/c.Factor*ramp + f*(1-ramp)

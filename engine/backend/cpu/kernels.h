@@ -20,6 +20,9 @@ enum {
 	OP_SCATTER,
 	OP_EXPERTS,
 	OP_COMBINE,
+	OP_ADD,
+	OP_SOFTCAP,
+	OP_COLUMNS,
 	OP_PACK, // not in plans: row-major matrix a to packed w
 };
 
@@ -46,6 +49,7 @@ typedef struct {
 	float scale;       // of scores, or epsilon
 	int32_t window;    // positions that a row sees, 0 all
 	int32_t act;       // of OP_GATEDACT
+	int32_t from;      // of OP_COLUMNS
 	const float *sinks;  // [heads] of OP_ATTENTION, or null
 	const float *scales; // [n_experts] of OP_ROUTE, or null
 	int32_t slots;     // rows are slots: so many per live row; else 0

@@ -60,10 +60,14 @@ FN void norm(float *dst, float *x, const float *add, const float *w, int n, floa
 		sum = v16_fma(v, v, sum);
 	}
 	v16 inv = v16_set1(1.0f / sqrtf(v16_sum(sum) / (float)n + eps));
-	for (int i = 0; i < body; i += 16)
-		v16_store(dst + i, v16_mul(v16_mul(v16_load(x + i), inv), v16_load(w + i)));
-	if (tail)
-		v16_storen(dst + body, v16_mul(v16_mul(v16_loadn(x + body, tail), inv), v16_loadn(w + body, tail)), tail);
+	for (int i = 0; i < body; i += 16) {
+		v16 y = v16_mul(v16_load(x + i), inv);
+		v16_store(dst + i, w ? v16_mul(y, v16_load(w + i)) : y);
+	}
+	if (tail) {
+		v16 y = v16_mul(v16_loadn(x + body, tail), inv);
+		v16_storen(dst + body, w ? v16_mul(y, v16_loadn(w + body, tail)) : y, tail);
+	}
 }
 
 static TARGET void rmsnorm(const tandem_op *op, int row) {
@@ -129,6 +133,29 @@ static TARGET void gatedact(const tandem_op *op, int row) {
 	}
 }
 
+static TARGET void add(const tandem_op *op, int row) {
+	size_t at = (size_t)row * op->n;
+	const v16 by = v16_set1(op->w ? *(const float *)op->w : op->scale);
+	for (int i = 0; i < op->n; i += 16) {
+		int n = min_int(16, op->n - i);
+		v16 x = v16_loadn(op->a + at + i, n);
+		if (op->b)
+			x = v16_add(x, v16_loadn(op->b + at + i, n));
+		v16_storen(op->dst + at + i, v16_mul(x, by), n);
+	}
+}
+
+// tanh y is twice the logistic function of 2y, less one.
+static TARGET void softcap(const tandem_op *op, int row) {
+	size_t at = (size_t)row * op->n;
+	const v16 twice = v16_set1(2 / op->scale), limit = v16_set1(op->scale);
+	for (int i = 0; i < op->n; i += 16) {
+		int n = min_int(16, op->n - i);
+		v16 s = v16_sigmoid(v16_mul(v16_loadn(op->a + at + i, n), twice));
+		v16_storen(op->dst + at + i, v16_mul(limit, v16_sub(v16_add(s, s), v16_set1(1.0f))), n);
+	}
+}
+
 static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int i, tandem_scratch *s) {
 	switch (op->kind) {
 	case OP_EMBED:
@@ -169,6 +196,15 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 		break;
 	case OP_COMBINE:
 		combine(op, i);
+		break;
+	case OP_ADD:
+		add(op, i);
+		break;
+	case OP_SOFTCAP:
+		softcap(op, i);
+		break;
+	case OP_COLUMNS:
+		memcpy(op->dst + (size_t)i * op->n, op->a + (size_t)i * op->k + op->from, op->n * sizeof(float));
 		break;
 	case OP_PACK:
 		pack(op, i);

@@ -152,7 +152,7 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	if o.sinks != nil {
 		to.sinks = floats(o.sinks.vector)
 	}
-	to.act = C.int32_t(o.act)
+	to.act, to.from = C.int32_t(o.act), C.int32_t(o.from)
 	if o.rope != nil {
 		to.cs = floats(o.rope.table)
 	}

@@ -24,6 +24,9 @@ const (
 	opScatter // MoE: rows to their slots
 	opExperts // MoE: products of each slot with its expert's matrix
 	opCombine // MoE: slots to their rows, weighted
+	opAdd     // a = (a + b)·scale·w; without b or w, less of it
+	opSoftcap
+	opColumns
 )
 
 // op is one recorded operation. Buffers are whole; the live rows come from the
@@ -50,6 +53,7 @@ type op struct {
 	scales    *weight   // of opRoute; nil: none
 	normalize bool
 
+	from  int // of opColumns: the first one
 	act   backend.Act
 	sinks *weight // of opAttention; nil: none
 }
@@ -111,6 +115,41 @@ func (c *CPU) vector(id backend.Weight, n int) *weight {
 	return w
 }
 
+// optional is vector, or nil for NoWeight.
+func (c *CPU) optional(id backend.Weight, n int) *weight {
+	if id == backend.NoWeight {
+		return nil
+	}
+	return c.vector(id, n)
+}
+
+// Add records x = (x + add)·scale.
+func (c *CPU) Add(x, add backend.Buf, scale backend.Weight) {
+	a, b := c.buf(x), c.buf(add)
+	same("Add", a, b)
+	c.record(op{kind: opAdd, rows: a.rows, dst: a, a: a, b: b, w: c.optional(scale, 1), scale: 1})
+}
+
+// Scale records x *= by.
+func (c *CPU) Scale(x backend.Buf, by float32) {
+	a := c.buf(x)
+	c.record(op{kind: opAdd, rows: a.rows, dst: a, a: a, scale: by})
+}
+
+// Softcap records x = limit·tanh(x/limit).
+func (c *CPU) Softcap(x backend.Buf, limit float32) {
+	a := c.buf(x)
+	need(limit > 0, "Softcap: limit of %v", limit)
+	c.record(op{kind: opSoftcap, rows: a.rows, dst: a, a: a, scale: limit})
+}
+
+// Columns records dst = src's columns from from on.
+func (c *CPU) Columns(dst, src backend.Buf, from int) {
+	d, a := c.buf(dst), c.buf(src)
+	need(d != a && d.rows == a.rows && from >= 0 && from+d.cols <= a.cols, "Columns: %d from %d of %d", d.cols, from, a.cols)
+	c.record(op{kind: opColumns, rows: d.rows, dst: d, a: a, from: from})
+}
+
 // same panics unless the buffers have one row set and one width.
 func same(what string, first *buffer, rest ...*buffer) {
 	for _, b := range rest {
@@ -146,7 +185,7 @@ func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 func (c *CPU) RMSNorm(dst, x backend.Buf, w backend.Weight, eps float32) {
 	d, a := c.buf(dst), c.buf(x)
 	same("RMSNorm", d, a)
-	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.vector(w, d.cols), scale: eps})
+	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.optional(w, d.cols), dim: d.cols, scale: eps})
 }
 
 // AddRMSNorm records x += add, dst = norm(x)·w.
@@ -154,7 +193,7 @@ func (c *CPU) AddRMSNorm(dst, x, add backend.Buf, w backend.Weight, eps float32)
 	d, a, b := c.buf(dst), c.buf(x), c.buf(add)
 	same("AddRMSNorm", d, a, b)
 	need(d != a && a != b, "AddRMSNorm: x must differ from dst and add")
-	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, b: b, w: c.vector(w, d.cols), scale: eps})
+	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, b: b, w: c.vector(w, d.cols), dim: d.cols, scale: eps})
 }
 
 // HeadNorm records dst = norm(x)·w for each head of each row.
@@ -162,7 +201,7 @@ func (c *CPU) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight,
 	d, a := c.buf(dst), c.buf(x)
 	same("HeadNorm", d, a)
 	need(heads > 0 && headDim > 0 && heads*headDim == a.cols, "HeadNorm: %d heads of %d in %d columns", heads, headDim, a.cols)
-	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.vector(w, headDim), heads: heads, dim: headDim, scale: eps})
+	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.optional(w, headDim), heads: heads, dim: headDim, scale: eps})
 }
 
 // Rope records the rotation of each head of x by the rows' positions.

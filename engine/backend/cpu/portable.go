@@ -108,13 +108,16 @@ func (p *portable) item(worker, i int) {
 	case opLinear:
 		p.linear(&p.scratch[worker], o.w, o.bias, 0, s.live(o.rows), i*linearRows)
 	case opRMSNorm:
-		dst, x, n := o.dst.row(i), o.a.row(i), len(o.w.vector)
-		var add []float32
+		dst, x, n := o.dst.row(i), o.a.row(i), o.dim
+		var add, w []float32
+		if o.w != nil {
+			w = o.w.vector
+		}
 		if o.b != nil {
 			add = o.b.row(i)
 		}
 		for at := 0; at < len(x); at += n { // once, or head by head
-			rmsNorm(dst[at:at+n], x[at:at+n], add, o.w.vector, o.scale)
+			rmsNorm(dst[at:at+n], x[at:at+n], add, w, o.scale)
 		}
 	case opRope:
 		rotate(o.a.row(i), o.rope.table[i*o.dim:(i+1)*o.dim], o.dim)
@@ -125,6 +128,23 @@ func (p *portable) item(worker, i int) {
 	case opGatedAct:
 		n := o.width(o.dst)
 		gatedAct(o.act, o.dst.data[i*n:(i+1)*n], o.a.data[i*n:(i+1)*n], o.b.data[i*n:(i+1)*n])
+	case opAdd:
+		by := o.scale
+		if o.w != nil {
+			by = o.w.vector[0]
+		}
+		for j, x := range o.a.row(i) {
+			if o.b != nil {
+				x += o.b.row(i)[j]
+			}
+			o.dst.row(i)[j] = x * by
+		}
+	case opSoftcap:
+		for j, x := range o.a.row(i) {
+			o.dst.row(i)[j] = float32(float64(o.scale) * math.Tanh(float64(x)/float64(o.scale)))
+		}
+	case opColumns:
+		copy(o.dst.row(i), o.a.row(i)[o.from:])
 	case opRows:
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:
@@ -202,7 +222,10 @@ func rmsNorm(dst, x, add, w []float32, eps float32) {
 	}
 	inv := float32(1 / math.Sqrt(sum/float64(len(x))+float64(eps)))
 	for i := range dst {
-		dst[i] = x[i] * inv * w[i]
+		dst[i] = x[i] * inv
+		if w != nil {
+			dst[i] *= w[i]
+		}
 	}
 }
 

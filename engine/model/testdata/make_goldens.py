@@ -41,6 +41,12 @@ GPT_OSS = dict(
     ),
 )
 
+GEMMA4 = dict(
+    model_type="gemma4_text", vocab_size=128, hidden_size=48, intermediate_size=64, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, global_head_dim=32, sliding_window=21, final_logit_softcapping=30.0,
+    rms_norm_eps=1e-6, tie_word_embeddings=True,
+)
+
 MODELS = {
     # as many KV heads as heads, a head of its own, plain rotation
     "mha": dict(
@@ -133,6 +139,23 @@ MODELS = {
             num_attention_heads=4, num_key_value_heads=2, head_dim=24, num_local_experts=4, num_experts_per_tok=2,
         ),
     ),
+    # heads of two sizes, keys that are values, experts beside the dense MLP
+    "gemma4-moe": dict(
+        seed=122, dtype=torch.bfloat16,
+        config=dict(
+            GEMMA4, num_hidden_layers=3, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+            enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24,
+        ),
+    ),
+    # embeddings per layer, and layers that read others' KV; the hub's spelling
+    "gemma4-ple": dict(
+        seed=133, dtype=torch.bfloat16, hub_spelling=True,
+        config=dict(
+            GEMMA4, num_hidden_layers=6, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            hidden_size_per_layer_input=8, vocab_size_per_layer_input=128, num_kv_shared_layers=3, use_double_wide_mlp=True,
+        ),
+    ),
 }
 
 
@@ -140,10 +163,19 @@ def fill(model, seed):
     """Random weights: activations of order one, attention that is far from flat."""
     gen = torch.Generator().manual_seed(seed)
     tied = model.config.tie_word_embeddings
+    scalars = [(n, p) for n, p in model.named_buffers() if n.endswith("layer_scalar")]
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for name, p in [*model.named_parameters(), *scalars]:
             r = torch.randn(p.shape, generator=gen)
-            if name.endswith("norm.weight"):
+            if "layernorm" in name and model.config.model_type == "gemma4_text":
+                value = 1 + 0.3 * r
+            elif name.endswith("layer_scalar"):
+                value = 0.9 + 0.1 * r
+            elif name.endswith("router.scale") or name.endswith("per_expert_scale"):
+                value = 1 + 0.3 * r
+            elif "embed_tokens_per_layer" in name:
+                value = 0.5 * r
+            elif name.endswith("norm.weight"):
                 value = 1 + 0.3 * r
             elif "embed_tokens" in name:
                 value = r * (3 / p.shape[1] ** 0.5 if tied else 1.0)
@@ -261,6 +293,12 @@ def make(name, spec):
     model.to(spec["dtype"]).save_pretrained(folder, max_shard_size=spec.get("shard", "5GB"))
     if spec.get("mxfp4"):
         store_mxfp4(folder)
+    if spec.get("hub_spelling"):
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        config.pop("per_layer_config", None)
+        config["global_head_dim"] = spec["config"]["global_head_dim"]
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if spec.get("old_spelling"):
         respell(folder)
     # What is compared is what is in the folder, read back and computed in float32.
