@@ -306,7 +306,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			t.Logf("kernels %s, %d schedules: %s", kernels, seeds, &count)
+			t.Logf("note: kernels %s, seed %d, %d schedules: %s", kernels, begin, seeds, &count)
 			for _, c := range []struct {
 				path string
 				n    uint64

@@ -64,6 +64,9 @@ func runFuzz(ctx context.Context, r *report, s step, packages []string, each tim
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out
 		err := cmd.Run()
+		if ctx.Err() != nil {
+			return // it found nothing, it was ended
+		}
 		fmt.Fprintf(r.log, "%s %s %s: %v\n%s", s.name, t.dir, t.name, err, &out)
 		r.times = append(r.times, timing{s.name, t.dir + " " + t.name, time.Since(began), 1})
 		if err != nil {
