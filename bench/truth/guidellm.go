@@ -181,7 +181,7 @@ func watchCPU(ctx context.Context, s *server, pid, requests int) func() (time.Du
 	go func() {
 		defer close(ended)
 		for {
-			used := treeCPU(pid)
+			used, alive := treeCPU(pid)
 			var count struct{ Began, Ended int }
 			err := s.get(ctx, "/truth/count", &count)
 			mu.Lock()
@@ -189,9 +189,9 @@ func watchCPU(ctx context.Context, s *server, pid, requests int) func() (time.Du
 			if count.Began == 0 {
 				from = used
 			}
-			to = used
+			to = max(to, used) // less: some have ended
 			mu.Unlock()
-			if err != nil || used == 0 || count.Ended >= requests {
+			if err != nil || !alive || count.Ended >= requests {
 				return
 			}
 			time.Sleep(watchInterval)
@@ -205,12 +205,13 @@ func watchCPU(ctx context.Context, s *server, pid, requests int) func() (time.Du
 	}
 }
 
-// treeCPU is the CPU of a process and all below it, by Linux's /proc; 0: gone.
-func treeCPU(root int) time.Duration {
+// treeCPU is the CPU of a process and all below it, by Linux's /proc, and whether
+// it is still there.
+func treeCPU(root int) (sum time.Duration, alive bool) {
 	parents, cpu := map[int]int{}, map[int]time.Duration{}
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return 0
+		return 0, false
 	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -233,7 +234,7 @@ func treeCPU(root int) time.Duration {
 		system, _ := strconv.Atoi(f[12])
 		cpu[pid] = time.Duration(user+system) * 10 * time.Millisecond
 	}
-	var sum time.Duration
+	_, alive = cpu[root]
 	for pid := range cpu {
 		for p, hops := pid, 0; p > 0 && hops < 64; p, hops = parents[p], hops+1 {
 			if p == root {
@@ -242,5 +243,5 @@ func treeCPU(root int) time.Duration {
 			}
 		}
 	}
-	return sum
+	return sum, alive
 }
