@@ -59,7 +59,8 @@ type virtual struct {
 	edges    map[string]*wires // from the gateway to each decode node
 	g        *gateway.Gateway
 	meters   *metrics.Set
-	log      output // the gateway's
+	gossip   *gossip // nil: the gateway is told who is there
+	log      output  // the gateway's
 	stop     context.CancelFunc
 	done     chan error
 	requests atomic.Int64
@@ -108,6 +109,9 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 		Log: slog.New(slog.NewMultiHandler(faults{slog.DiscardHandler, v.storm, "gateway"}, slog.NewTextHandler(&v.log, nil))),
 	}
 	change(v, &o)
+	if v.gossip != nil {
+		v.heard = v.gossip.hear
+	}
 	o.RequestTimeout = v.timeout
 	for i, d := range ds {
 		n := &node{c: v.storm, addr: []string{"d0", "d1", "p0", "p1"}[i], device: d}
@@ -117,7 +121,11 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 	}
 	v.g, err = gateway.New(o)
 	v.must(err)
-	v.g.SetMembers(v.members())
+	if v.gossip != nil {
+		v.gossip.join("gw", "gateway", v.gossip.told)
+	} else {
+		v.g.SetMembers(v.members())
+	}
 	var ctx context.Context
 	ctx, v.stop = context.WithCancel(context.Background())
 	go func() { v.done <- v.g.Run(ctx) }()
@@ -132,8 +140,7 @@ func (v *virtual) members() []upstream.Member {
 	var out []upstream.Member
 	for _, n := range v.nodes {
 		if !v.down[n.addr] {
-			role := map[byte]string{'d': "decode", 'p': "prefill"}[n.addr[0]]
-			out = append(out, upstream.Member{ID: n.addr, Role: role, RPC: n.addr, Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Ready: true})
+			out = append(out, upstream.Member{ID: n.addr, Role: roleOf(n.addr), RPC: n.addr, Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Ready: true})
 		}
 	}
 	return out
@@ -262,7 +269,10 @@ func (v *virtual) end(clients *sync.WaitGroup) {
 	for _, n := range v.nodes {
 		n.kill()
 	}
-	time.Sleep(time.Minute) // the HTTP server's own ticker
+	if v.gossip != nil {
+		v.gossip.close()
+	}
+	time.Sleep(time.Minute) // the HTTP server's own ticker, gossip's deadlines
 }
 
 // rounds of clients and faults in a seed.
@@ -282,6 +292,10 @@ func virtualSeed(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, 
 		}
 		if v.gentle {
 			o.MaxAttempts = rounds + 1 // nobody is hit more often
+		}
+		if v.rng.IntN(3) == 0 {
+			v.gossip = newGossip(v)
+			v.saw("gossip")
 		}
 		o.ShutdownTimeout = time.Duration(1+v.rng.IntN(300)) * time.Millisecond
 		v.faulty.Store(v.rng.IntN(4) > 0)
@@ -351,7 +365,7 @@ func TestVirtualCluster(t *testing.T) {
 		"requests": 50 * seeds, "whole answers": 10 * seeds, "whole streams": 20 * seeds, "resumed": seeds / 2, "slow clients served": seeds,
 		"pauses for slow clients": seeds / 15, "left": seeds, "left while it was answered": seeds / 10, "frozen clients cut": seeds / 2,
 		"refused with 400": seeds, "refused with 503": seeds / 5, "refused with 504": seeds / 15,
-		"gateway gone": seeds / 10, "gateway stopped while it served": seeds / 15, "checked": seeds,
+		"gateway gone": seeds / 10, "gateway stopped while it served": seeds / 15, "checked": seeds, "gossip": seeds / 6,
 		"remote prefills": 15 * seeds, "local prefills": 8 * seeds, "prefill failures": 3 * seeds, "preemptions": seeds,
 		"edge cut": seeds / 3, "rpc connection cut": seeds / 5, "kv connection cut": seeds / 6, "lease taken away": seeds / 3, "silence": seeds / 5,
 		"decode node stopped": seeds / 10, "prefill node stopped": seeds / 10, "node drained": seeds / 5, "failed step": seeds / 5,
