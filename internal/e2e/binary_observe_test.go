@@ -203,7 +203,7 @@ func afterLoad(perBlock int64) []want {
 		{g, "tandem:queue_length", `queue="requests"`, 0},
 		{g, "tandem:queue_limit", `queue="requests"`, 8192},
 		{g, "tandem:queue_limit", `queue="connections"`, 65536},
-		{g, "tandem:rpc_connections", "", 2},
+		{g, "tandem:rpc_connections", "", 4},
 
 		{d, "vllm:prompt_tokens_total", "", n * oPrompt},
 		{d, "vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`, n * computed},
@@ -342,7 +342,7 @@ func startProm(t *testing.T, c *cluster) *prom {
 		t.Fatal(err)
 	}
 	text := strings.NewReplacer("127.0.0.1:8000", "127.0.0.1:"+strconv.Itoa(c.port), "tandem.rules.yml", rules,
-		"scrape_interval: 5s", "scrape_interval: 250ms\n  scrape_timeout: 250ms", "evaluation_interval: 5s", "evaluation_interval: 1s", "refresh_interval: 10s", "refresh_interval: 500ms").Replace(string(config))
+		"scrape_interval: 5s", "scrape_interval: 500ms\n  scrape_timeout: 500ms", "evaluation_interval: 5s", "evaluation_interval: 1s", "refresh_interval: 10s", "refresh_interval: 500ms").Replace(string(config))
 	file := filepath.Join(dir, "prometheus.yml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -463,7 +463,7 @@ func TestBinaryObserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.start("env", append([]string{"OTEL_BSP_SCHEDULE_DELAY=100", path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--prefill", "2", "--decode", "2", "--otlp-traces-endpoint", otlp.URL,
-		"--min-remote-prefill-tokens", "64", "--kv-cache-memory-bytes", strconv.FormatInt(oBlocks*perBlock, 10)}, slow...)...)
+		"--min-remote-prefill-tokens", "0", "--kv-cache-memory-bytes", strconv.FormatInt(oBlocks*perBlock, 10)}, slow...)...)
 	c.waitUp()
 	p := startProm(t, c)
 	pids := map[string]int{}
