@@ -88,8 +88,8 @@ demo-report: build ## a local cluster with and without disaggregation under a mi
 		--serve-label disaggregated --serve-cmd "$(DEMO) --prefill 1 --decode 1" \
 		--serve-label aggregated --serve-cmd "$(DEMO) --prefill 0 --decode 2" \
 		--note "Load: 70 % requests of 64 tokens with 128 out, 30 % of 1536 tokens with 16 out. Prompts are chunked (256 tokens a step) in both." \
-		--note "Why disaggregated wins where it does: aggregated, a step carries a chunk of somebody's long prompt and every stream of that node waits for it between two tokens (P99 of TPOT and ITL); disaggregated, only the prefill node makes such steps." \
-		--note "Why it loses where it does: every prompt of 64 tokens or more waits for the one prefill node, short ones behind long ones, and its KV travels before the first token (TTFT), where otherwise two nodes share them; and one node holds all KV (peak fill) and decodes all streams, so that its core is the first at its limit while the prefill node's has time left (CPU, below)." \
+		--note "What can make disaggregated win: aggregated, a step may carry a chunk of somebody's long prompt, and every stream of that node waits for it (TPOT and ITL); disaggregated, only the prefill node makes such steps." \
+		--note "What can make it lose: every prompt of 64 tokens or more waits for the one prefill node, short ones behind long ones, and its KV travels before the first token (TTFT), where otherwise two nodes share them; and one node holds all KV (peak fill) and decodes all streams, so that its core may be at its limit while the prefill node's has time left. The tables below tell which of these a run met: CPU, tokens and KV of each process." \
 		$(ARGS)
 	rm -f $(DEMO_OUT)/server-*.log $(DEMO_OUT)/sweep.json
 

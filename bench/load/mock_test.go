@@ -13,7 +13,7 @@ import (
 
 func itoa(i int) string { return strconv.Itoa(i) }
 
-// mock is a server that writes down when a request came and each token left.
+// mock is a server that streams tokens at a pace, or breaks off as its mode says.
 type mock struct {
 	url     string
 	tokens  int
@@ -23,41 +23,27 @@ type mock struct {
 	mode    string
 
 	mu   sync.Mutex
-	seen map[int]*truth
 	n    int
 	hold sync.RWMutex
 }
 
-type truth struct {
-	arrived time.Time
-	sent    []time.Time
-}
-
 func newMock(t *testing.T) *mock {
-	m := &mock{tokens: 3, gap: time.Millisecond, stallAt: -1, seen: map[int]*truth{}}
+	m := &mock{tokens: 3, gap: time.Millisecond, stallAt: -1}
 	s := httptest.NewServer(m)
 	t.Cleanup(s.Close)
 	m.url = s.URL
 	return m
 }
 
-func (m *mock) truth(id int) *truth {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.seen[id]
-}
-
 const mockChunk = `data: {"id":"x","choices":[{"index":0,"text":"tok\"en ","finish_reason":null}],"usage":null}` + "\n\n"
 
 func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	tr := &truth{arrived: time.Now()}
 	var body struct{ ID int }
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.Header.Get("X-Test") != "yes" {
 		http.Error(w, "bad request", http.StatusBadRequest)
 		return
 	}
 	m.mu.Lock()
-	m.seen[body.ID] = tr
 	m.n++
 	stalls := m.n == m.stallAt
 	m.mu.Unlock()
@@ -92,13 +78,9 @@ func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		m.hold.RLock()
-		at := time.Now()
 		fmt.Fprint(w, mockChunk)
 		w.(http.Flusher).Flush()
 		m.hold.RUnlock()
-		m.mu.Lock()
-		tr.sent = append(tr.sent, at)
-		m.mu.Unlock()
 	}
 	fmt.Fprintf(w, `data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}`+"\n\ndata: [DONE]\n\n", m.tokens)
 }

@@ -226,7 +226,7 @@ func (m *Mock) stream(c net.Conn, r *http.Request, body []byte, came time.Durati
 			due += m.pace.Gap
 			late = uniform(rng, m.pace.Jitter)
 		}
-		time.Sleep(m.start.Add(due + late).Sub(time.Now()))
+		time.Sleep(time.Until(m.start.Add(due + late)))
 		if now := time.Since(m.start); m.pace.Stall > 0 && now >= stallFrom && now < stallFrom+m.pace.Stall {
 			time.Sleep(stallFrom + m.pace.Stall - now)
 			due = stallFrom + m.pace.Stall

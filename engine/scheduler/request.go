@@ -147,12 +147,6 @@ func (s *Scheduler) leave(r *request) {
 	delete(s.byID, r.id)
 }
 
-// blocksFor is the number of blocks that sequences of n tokens hold at most,
-// all groups together.
-func (s *Scheduler) blocksFor(nTokens int) int {
-	return kvcache.Peak(s.groups, nTokens, s.cfg.MaxBatchedTokens)
-}
-
 // holds is how many blocks r has.
 func (r *request) holds() (n int) {
 	for g := range r.tables {

@@ -320,9 +320,8 @@ func (c *cluster) openStream(body map[string]any) (*http.Response, *bufio.Reader
 
 // prom is a Prometheus that scrapes the cluster.
 type prom struct {
-	t    *testing.T
-	url  string
-	data string
+	t   *testing.T
+	url string
 }
 
 // startProm runs Prometheus with the project's rules, scraping often.
