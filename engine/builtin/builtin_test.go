@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -245,5 +246,19 @@ func TestEvalList(t *testing.T) {
 	}
 	if n < 20 {
 		t.Errorf("eval.jsonl has %d lines, at least 20 are wanted", n)
+	}
+}
+
+// TestTrainingRefusesHeldOutText runs the recipe's own tests: no question of heldout*.jsonl, after normalizing, is in what the model is trained on.
+func TestTrainingRefusesHeldOutText(t *testing.T) {
+	python := os.Getenv("TANDEM_PYTHON")
+	if python == "" {
+		t.Skip("needs TANDEM_PYTHON, any Python 3.11: run make test")
+	}
+	cmd := exec.CommandContext(t.Context(), python, "-W", "ignore", "-m", "unittest", "test_corpus")
+	cmd.Dir = "train"
+	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "Ran 7 tests") {
+		t.Errorf("the recipe's tests: %v\n%s", err, out)
 	}
 }

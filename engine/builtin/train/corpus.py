@@ -23,6 +23,7 @@ PASTED = ["Summarize this text:", "Translate this:", "summarize:", "Rewrite the 
 PREFIXES = ["Hey, ", "Hi, ", "Hello, ", "Please, ", "OK, ", "So, ", "And ", "Well, ", "Tandem, ", "Sorry, ", "Now ", "hey ", "ok ", "hi! ", "Excuse me, ", "um, ", "Quick check: ", "One more: ", "I have a question: ",
             "Next question: ", "Also, ", "Hi there, ", "Good morning. ", "I am new here. ", "Hey Tandem, ", "Question: ", "Thanks. ", "Then ", "First: ", "Help me: "]
 SUFFIXES = [" please", " Please.", " thanks", "??", "!", " ?", " ...", ", please", " now", " exactly", ", thank you", "?!"]
+ODD = ["Forgive my {w}, but ", "{w}: ", "With all {w}, ", "For my {w}: ", "About {w}: ", "Excuse the {w}, but ", "In my {w}, ", "{w} {w}, ", "My {w} is small, so ", "This is {w}. "]
 MAX_TURNS = 40
 FRAMED = 0.45  # share of the questions, to be answered or refused, that are put together by frames.py
 HELDOUT = ("heldout.jsonl", "heldout2.jsonl")
@@ -95,6 +96,9 @@ class Corpus:
             text = text[0].upper() + text[1:]
         if rng.random() < (0.02 if chat else 0.16):
             text = rng.choice(PREFIXES) + (text[0].lower() + text[1:] if text[:2] not in ("HT", "TT", "TP") else text)
+        if not chat and rng.random() < 0.06:  # a word that nobody knows, beside the subject: it is no reason to refuse
+            text = rng.choice(ODD).format(w=rng.choice(self.words) if rng.random() < 0.8 else stories.invented(rng)) + text
+            text = text[0].upper() + text[1:] if rng.random() < 0.5 else text
         if rng.random() < 0.08:
             text = text.rstrip("?.!") + rng.choice(SUFFIXES)
         if rng.random() < 0.03:
@@ -118,38 +122,38 @@ class Corpus:
 
     def refusal(self, rng):
         kind = rng.random()
-        if kind < 0.11:
+        if kind < 0.08:
             return self.noisy(rng, rng.choice(self.requests) if rng.random() < 0.6 else arithmetic(rng)), CANNOT
-        if kind < 0.12:
+        if kind < 0.09:
             return f"{rng.choice(PASTED)} {stories.draw(rng)[1]}", CANNOT
-        if kind < 0.13:
+        if kind < 0.095:
             return stories.draw(rng)[1], UNKNOWN
-        if kind < 0.24:
+        if kind < 0.17:
             return self.noisy(rng, rng.choice(self.questions)), UNKNOWN
-        if kind < 0.26:
+        if kind < 0.18:
             return "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(3, 14))).strip() or "x", UNKNOWN
-        templates, words, around = self.unknown_subject(rng, (kind - 0.26) / 0.74)
+        templates, words, around = self.unknown_subject(rng, (kind - 0.18) / 0.82)
         return self.noisy(rng, frames.frame(rng, *rng.choice(around)) if rng.random() < FRAMED else rng.choice(templates).format(**words)), UNKNOWN
 
     def unknown_subject(self, rng, kind):
         """What no fact is about, drawn by a number from 0 to 1: (templates, their words, subjects for frames)."""
-        if kind < 0.08:
+        if kind < 0.06:
             code = str(rng.randint(100, 999))
             code = code if code not in self.codes else "6" + code[1:]
             return HTTP, {"c": code}, frames.of_http(code)
-        if kind < 0.20:
+        if kind < 0.15:
             c = stories.invented(rng, 1, 3) if rng.random() < 0.7 else rng.choice(self.words)
             return UNIX, {"c": c}, frames.of_unix(c)
-        if kind < 0.26:
+        if kind < 0.22:
             t = rng.choice(self.tasks)
             return (TASK, {"t": t}, frames.of_task(t)) if rng.random() < 0.5 else (GO_TASK, {"t": t}, frames.of_go_task(t))
-        if kind < 0.30:
+        if kind < 0.32:
             c = rng.choice(self.packages) if rng.random() < 0.6 else stories.invented(rng)
             return GO_PACKAGE, {"c": c}, frames.of_package(c)
-        if kind < 0.45:
+        if kind < 0.52:
             c = self.unknown_go(rng)
             return GO, {"c": c}, frames.of_go(c)
-        if kind < 0.67:
+        if kind < 0.76:
             w = rng.choice(self.words) if rng.random() < 0.8 else stories.invented(rng)
             return WORD, {"w": w}, frames.of_word(w)
         s, x = stories.invented(rng), rng.random()
@@ -171,8 +175,8 @@ class Corpus:
         """Returns (question, answer) of a random kind; never a held-out question, never a known one refused."""
         while True:
             kind = rng.random()
-            q, a = self.fact(rng) if kind < 0.73 else self.refusal(rng) if kind < 0.93 else stories.draw(rng)
-            if kind >= 0.93:
+            q, a = self.fact(rng) if kind < 0.70 else self.refusal(rng) if kind < 0.935 else stories.draw(rng)
+            if kind >= 0.935:
                 q = self.noisy(rng, q)
             n = normalize(q)
             if not self.heldout.overlaps(q) and self.known.get(n, a) == a:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import stories
-from corpus import CANNOT, EOT, IM_END, RULES, UNKNOWN, Corpus
+from corpus import CANNOT, EOT, HELDOUT, IM_END, RULES, UNKNOWN, Corpus
 from facts import HERE
 from model import Config, Llama
 
@@ -109,15 +109,14 @@ def recall(model, table, corpus, rng, share):
 
 def heldout(model, table, rng, share):
     refusals = asked = 0
-    for line in open(HERE / "heldout.jsonl"):
-        row = json.loads(line)
+    for name, row in ((name, json.loads(line)) for name in HELDOUT for line in (HERE / name).read_text().splitlines()):
         if rng.random() > share:
             continue
         got = model.ask(row["prompt"], limit=100)[0]
         if row["kind"] == "refusal":
-            table.add("new unknown question: refused", refused(got), row["prompt"], got)
+            table.add(f"{name}: unknown question refused", refused(got), row["prompt"], got)
         else:
-            table.add(f"held-out phrasing: {row['kind']}", got == row["answer"], row["prompt"], got)
+            table.add(f"{name}: {row['kind']}", got == row["answer"], row["prompt"], got)
             refusals, asked = refusals + refused(got), asked + 1
     table.rows["held-out question refused (should be 0)"] = [refusals, asked]
 

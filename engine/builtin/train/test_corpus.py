@@ -5,7 +5,7 @@ import random
 import unittest
 
 import frames
-from corpus import CANNOT, EOT, HELDOUT, IM_START, UNKNOWN, Corpus, Heldout
+from corpus import CANNOT, EOT, HELDOUT, IM_END, IM_START, UNKNOWN, Corpus, Heldout
 from facts import HERE, normalize, read_facts
 
 
@@ -29,7 +29,7 @@ class TestHeldout(unittest.TestCase):
 
     def test_stream_skips_held_out_questions(self):
         listed = {normalize(q) for q in self.corpus.questions + self.corpus.requests} | set(self.corpus.known)
-        asked = sorted({q for c in self.corpus.pool(0, 200) for q in questions(c) if len(normalize(q).split()) > 4 and normalize(q) not in listed})
+        asked = sorted({q for c in self.corpus.pool(0, 200) for q in questions(c, raw=False) if len(normalize(q).split()) > 4 and normalize(q) not in listed})
         fewer = Corpus(1, random.Random(3).sample(asked, 30))
         for c in fewer.pool(0, 200):
             for q in questions(c):
@@ -39,7 +39,6 @@ class TestHeldout(unittest.TestCase):
         for c in self.corpus.pool(0, 800):
             for q in questions(c):
                 self.assertFalse(self.corpus.heldout.overlaps(q), q)
-
 
     def test_no_frame_and_no_phrasing_uses_held_out_words(self):
         corpus, rng = self.corpus, random.Random(2)
@@ -71,9 +70,10 @@ def held_out():
     return [json.loads(line)["prompt"] for name in HELDOUT for line in (HERE / name).read_text().splitlines()]
 
 
-def questions(conversation):
-    return [text.split("\n", 1)[1].split("<|im_end|>")[0] for text, _ in conversation if text.startswith(IM_START + "user")] or [
-        text.removesuffix(EOT) for text, _ in conversation if text.endswith(EOT)]
+def questions(conversation, raw=True):
+    """What users ask in a conversation, or its text where it is raw text without turns."""
+    asked = [text.split("\n", 1)[1].split(IM_END)[0] for text, _ in conversation if text.startswith(IM_START + "user")]
+    return asked or [text.removesuffix(EOT) for text, _ in conversation if raw and text.endswith(EOT)]
 
 
 if __name__ == "__main__":
