@@ -258,33 +258,3 @@ func TestBuiltinModelEqualsTransformers(t *testing.T) {
 		t.Errorf("%d of %d answers part at a tie, want at most 5", ties, len(rows))
 	}
 }
-
-// Phrasings and questions that training never saw: most are answered to the
-// letter, and most unknown ones refused. The bounds are below what the model
-// card reports, so that kernels may round differently.
-func TestBuiltinModelHeldOut(t *testing.T) {
-	a := newAsker(t)
-	defer a.f.close()
-	asked, right, unknown, refused := 0, 0, 0, 0
-	qs := questions(t, "train/heldout.jsonl")
-	for i, got := range a.askAll(t, qs) {
-		if qs[i].Kind == "refusal" {
-			unknown++
-			if strings.HasPrefix(got.text, "I do not know") {
-				refused++
-			}
-			continue
-		}
-		asked++
-		if got.text == qs[i].Answer {
-			right++
-		}
-	}
-	t.Logf("held-out phrasings right %d of %d, unknown questions refused %d of %d", right, asked, refused, unknown)
-	if asked < 200 || float64(right) < 0.75*float64(asked) {
-		t.Errorf("%d of %d held-out phrasings are answered, want three quarters of at least 200", right, asked)
-	}
-	if unknown < 40 || float64(refused) < 0.8*float64(unknown) {
-		t.Errorf("%d of %d unknown questions are refused, want four fifths of at least 40", refused, unknown)
-	}
-}

@@ -117,7 +117,7 @@ class Corpus:
         """A fact by its weight, and a phrasing of it: the first ones, which hold its usual name, come more often. FRAMED of them stand in a frame."""
         f = rng.choices(self.facts, self.weights)[0]
         if f.subjects and rng.random() < FRAMED:
-            return self.noisy(rng, frames.frame(rng, *f.subjects[int(len(f.subjects) * rng.random() ** 1.4)])), f.answer
+            return self.noisy(rng, frames.frame(rng, *f.subjects[int(len(f.subjects) * rng.random() ** 1.4)], self.words)), f.answer
         return self.noisy(rng, f.phrasings[int(len(f.phrasings) * rng.random() ** 1.4)], f.kind == "chat"), f.answer
 
     def refusal(self, rng):
@@ -133,7 +133,7 @@ class Corpus:
         if kind < 0.18:
             return "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(rng.randint(3, 14))).strip() or "x", UNKNOWN
         templates, words, around = self.unknown_subject(rng, (kind - 0.18) / 0.82)
-        return self.noisy(rng, frames.frame(rng, *rng.choice(around)) if rng.random() < FRAMED else rng.choice(templates).format(**words)), UNKNOWN
+        return self.noisy(rng, frames.frame(rng, *rng.choice(around), self.words) if rng.random() < FRAMED else rng.choice(templates).format(**words)), UNKNOWN
 
     def unknown_subject(self, rng, kind):
         """What no fact is about, drawn by a number from 0 to 1: (templates, their words, subjects for frames)."""

@@ -26,6 +26,7 @@ ORDER = ["Explain", "Describe", "Define", "Tell me about", "Say something about"
 BARE = ["{n}, what is that?", "{n} - explain", "{n} again?", "What do you know about {n}?", "{n}, please explain", "{n}... what is it?", "what about {n}", "how about {n}", "so, {n}?",
         "the next thing is {n}", "next: {n}", "My question is about {n}.", "It is about {n}.", "a word about {n} please", "{n} please", "and {n}", "{n}? never heard of it", "Is {n} something you know?"]
 
+NOUN, CLAUSE = "\x01", "\x02"
 MARKS = ["can u", "in one sentence", "i keep hearing", "would you mind", "the deal with", "quick question", "colleague mentioned", "briefly explain", "any idea", "pardon my ignorance",
          "what would you say", "came across", "everyone here says", "eli5", "kindly explain", "on earth", "what would i", "how would you define", "people mean when", "easiest way", "in short what",
          "remind me what", "remind me how", "do servers mean", "good for in go"]
@@ -45,8 +46,7 @@ def clause(rng, c):
     return f"{rng.choice(KNOW)} {c}{rng.choice(TAILS)}?"
 
 
-def frame(rng, noun, c):
-    """A sentence or two around a subject: its noun, or where that is empty, only its clause."""
+def around(rng, noun, c):
     kind = rng.random()
     if not noun or kind < 0.45:
         return clause(rng, c)
@@ -56,7 +56,19 @@ def frame(rng, noun, c):
         return f"{rng.choice(PEOPLE)} {rng.choice(DID)} {noun}" + rng.choice([". ", ". ", ", "]) + rng.choice(SO)
     if kind < 0.88:
         return f"{rng.choice(ORDER)} {noun}{rng.choice(TAILS)}."
-    text = rng.choice(BARE).format(n=noun)
+    return rng.choice(BARE).format(n=noun)
+
+
+def frame(rng, noun, c, odd):
+    """A sentence or two around a subject: its noun, or where that is empty, only its clause. In one of six a word beside the subject is missing or odd."""
+    text = around(rng, noun and NOUN, CLAUSE)
+    if rng.random() < 0.17:
+        words = text.split(" ")
+        beside = [i for i, w in enumerate(words) if NOUN not in w and CLAUSE not in w]
+        if len(beside) > 1:
+            words[rng.choice(beside)] = rng.choice(odd) if rng.random() < 0.7 else ""
+            text = " ".join(w for w in words if w)
+    text = text.replace(NOUN, noun).replace(CLAUSE, c)
     return text[0].upper() + text[1:]
 
 

@@ -112,6 +112,7 @@ def main():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--save-minutes", type=float, default=4)
+    p.add_argument("--rate", type=float, default=1.0, help="times the learning rate; less than 1 to go on from good weights")
     p.add_argument("--device", default="cpu")
     p.add_argument("--eager", action="store_true", help="do not compile; about a third of the speed, but needs no C++ compiler")
     args = p.parse_args()
@@ -166,7 +167,7 @@ def run(args, at, model, optimizers, corpus, tok, checkpoint):
         loss.backward()
         for o, base in optimizers:
             for group in o.param_groups:
-                group["lr"] = base * rate(at["step"], progress(args, at))
+                group["lr"] = base * args.rate * rate(at["step"], progress(args, at))
             o.step()
             o.zero_grad(set_to_none=True)
         now = time.monotonic()
