@@ -19,6 +19,8 @@ func FuzzGrant(f *testing.F) {
 	f.Add(g.encode())
 	g = grant{key: someKey, layout: small, duration: 1, addrs: []string{""}, pages: make([]int32, 300)}
 	f.Add(g.encode())
+	g = grant{key: someKey, layout: small, duration: 1, node: "d", addrs: []string{"a:1"}, pages: make([]int32, 5), runs: []Run{{Pages: 3, Regions: small.Regions}, {Pages: 2, Regions: 1}}}
+	f.Add(g.encode())
 	f.Add([]byte("TKVG"))
 	f.Add(make([]byte, grantFixed+4))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -28,7 +30,6 @@ func FuzzGrant(f *testing.F) {
 		b = bytes.Clone(b)
 		if len(b) >= grantFixed+4 {
 			b[5] &= grantTLS
-			b[7] = 0
 			seal(b)
 		}
 		g, err := decodeGrant(b)
@@ -36,6 +37,15 @@ func FuzzGrant(f *testing.F) {
 			return
 		}
 		if len(g.pages) > len(b)/4 || len(g.addrs) > maxGrantAddrs || g.duration <= 0 || g.layout.validate() != nil {
+			t.Fatalf("accepted %+v", g)
+		}
+		inRuns := 0
+		for _, r := range g.runs {
+			if inRuns += r.Pages; r.Pages < 1 || r.Regions < 1 || r.Regions > g.layout.Regions {
+				t.Fatalf("accepted %+v", g)
+			}
+		}
+		if len(g.runs) > 0 && inRuns != len(g.pages) {
 			t.Fatalf("accepted %+v", g)
 		}
 		if again := g.encode(); !bytes.Equal(again, b) {
@@ -92,6 +102,39 @@ func fuzzMessage[M any](t *testing.T, b []byte, reseal bool, magic uint32, m *M,
 	}
 }
 
+// TestGrantOfRunsThatLieIsRefused seals grants that no reader writes: runs that do not cover the pages, or that the version does not
+// have.
+func TestGrantOfRunsThatLieIsRefused(t *testing.T) {
+	sealed := func(runs []Run, change func(b []byte)) error {
+		g := grant{key: someKey, layout: small, duration: 1, node: "d", addrs: []string{"a"}, pages: make([]int32, 4), runs: runs}
+		b := g.encode()
+		change(b)
+		seal(b)
+		_, err := decodeGrant(b)
+		return err
+	}
+	same := func([]byte) {}
+	good := []Run{{Pages: 3, Regions: small.Regions}, {Pages: 1, Regions: 1}}
+	if err := sealed(good, same); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"too few pages":     sealed([]Run{{Pages: 3, Regions: 1}}, same),
+		"too many pages":    sealed([]Run{{Pages: 3, Regions: 1}, {Pages: 2, Regions: 1}}, same),
+		"no pages":          sealed([]Run{{Pages: 4, Regions: 1}, {Pages: 0, Regions: 1}}, same),
+		"2^32-1 pages":      sealed([]Run{{Pages: 4, Regions: 1}, {Pages: -1, Regions: 1}}, same),
+		"no regions":        sealed([]Run{{Pages: 4, Regions: 0}}, same),
+		"too many regions":  sealed([]Run{{Pages: 4, Regions: small.Regions + 1}}, same),
+		"cut off":           sealed(good, func(b []byte) { b[7] = maxRuns }),
+		"runs in version 1": sealed(good, func(b []byte) { b[4] = Version }),
+		"none in version 2": sealed(nil, func(b []byte) { b[4] = grantVersion }),
+	} {
+		if !errors.Is(err, ErrGrant) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestEveryFlippedBitIsFound damages each bit of each message.
 func TestEveryFlippedBitIsFound(t *testing.T) {
 	h := hello{version: Version, kind: controlConn, session: 1, epoch: 2, layout: small, node: strings.Repeat("n", maxName)}
@@ -99,6 +142,8 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	c := control{kind: msgRenew, key: someKey, value: 1, text: strings.Repeat("y", maxName+50)}
 	f := frame{key: someKey, region: 1, count: maxBatch}
 	g := grant{key: someKey, layout: small, duration: 1, node: "n", addrs: []string{"a"}, pages: []int32{1, 2}}
+	runs := g
+	runs.runs = []Run{{Pages: 1, Regions: small.Regions}, {Pages: 1, Regions: 1}}
 	cb, fb := make([]byte, controlSize), make([]byte, frameSize)
 	c.encode(cb)
 	f.encode(fb)
@@ -110,6 +155,7 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		"welcome": {w.encode(), new(welcome).decode},
 		"control": {cb, new(control).decode},
 		"frame":   {fb, new(frame).decode},
+		"runs":    {runs.encode(), func(b []byte) error { _, err := decodeGrant(b); return err }},
 		"grant":   {g.encode(), func(b []byte) error { _, err := decodeGrant(b); return err }},
 	} {
 		if err := m.decode(m.b); err != nil {

@@ -76,6 +76,9 @@ func decodeGrant(b []byte) (*grant, error) {
 	if b[4] != Version && b[4] != grantVersion {
 		return nil, fmt.Errorf("%w: grant of version %d, want %d or %d", ErrVersion, b[4], Version, grantVersion)
 	}
+	if (b[4] == grantVersion) != (b[7] > 0) {
+		return nil, fmt.Errorf("%w: version %d with %d runs", ErrGrant, b[4], b[7])
+	}
 	g := &grant{key: getKey(b[8:]), layout: getLayout(b[24:]), duration: time.Duration(le.Uint64(b[40:])), tls: b[5]&grantTLS != 0}
 	nAddrs, nPages := int(b[6]), int(le.Uint32(b[48:]))
 	rest := b[grantFixed : len(b)-4]
