@@ -274,10 +274,13 @@ func (s *Scheduler) drop(t *table, before int) {
 // store puts r's complete blocks into the prefix cache. Where the cache has the
 // content already, the table takes that block and r's own copy returns.
 func (s *Scheduler) store(r *request) {
-	s.pool.Extend(&r.chain, r.tokens[:r.computed])
 	for g, spec := range s.groups {
 		t := &r.tables[g]
-		for ; t.hashed < r.computed/spec.BlockTokens; t.hashed++ {
+		if (t.hashed+1)*spec.BlockTokens > r.computed {
+			continue // most steps complete no block
+		}
+		s.pool.Extend(&r.chain, r.tokens[:r.computed])
+		for ; (t.hashed+1)*spec.BlockTokens <= r.computed; t.hashed++ {
 			own := t.blocks[t.hashed]
 			kept := s.pool.Store(own, g, &r.chain, t.hashed)
 			if kept != own {

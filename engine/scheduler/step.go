@@ -272,6 +272,9 @@ func (s *Scheduler) preempt(r *request) {
 // tokens fits beside what running requests still need. When nothing runs the
 // first one may have all there is, so that it gets on.
 func (s *Scheduler) admit(now time.Duration, longest int) {
+	if s.budget == 0 || len(s.waiting) == 0 || len(s.running) == s.cfg.MaxSeqs {
+		return // without a look at who runs: this is most steps
+	}
 	claimed := 0 // blocks that running requests need for the tokens they have
 	for _, r := range s.running {
 		claimed += s.lacks(r, r.computed)
@@ -347,7 +350,9 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
 			}
 		}
-		s.shorten(r)
+		if len(guesses) > 0 {
+			s.shorten(r)
+		}
 		s.store(r)
 		s.trim(r)
 		switch {

@@ -96,20 +96,44 @@ type mixture struct {
 	x, y, router           backend.Buf
 	xs, ys, scores         []float32
 	gate, up, down         [][]float32
+	gateBias, upBias       [][]float32 // zeros where the spec has none
+	downBias               [][]float32
+	scale                  []float32 // ones where the spec has none
 }
 
 func newMixture(b *rig) *mixture {
 	rng := b.rng
 	m := &mixture{hidden: 1 + rng.IntN(90), inner: 1 + rng.IntN(90), experts: 1 + rng.IntN(40)}
-	m.spec = backend.MoESpec{TopK: 1 + rng.IntN(min(m.experts, 9)), Normalize: rng.IntN(2) == 0}
+	dtypes := 2
+	if rng.IntN(3) == 0 {
+		m.hidden, m.inner, dtypes = 32*(1+rng.IntN(3)), 32*(1+rng.IntN(3)), 3
+	}
+	m.spec = backend.MoESpec{TopK: 1 + rng.IntN(min(m.experts, 9)), Normalize: rng.IntN(2) == 0, Act: backend.Act(rng.IntN(3))}
 	load := func(ids *[]backend.Weight, values *[][]float32, out, in int) {
-		w, v := b.load(backend.DType(1+rng.IntN(2)), out, in)
+		w, v := b.load(backend.DType(1+rng.IntN(dtypes)), out, in)
+		*ids, *values = append(*ids, w), append(*values, v)
+	}
+	biases := rng.IntN(2) == 0
+	bias := func(ids *[]backend.Weight, values *[][]float32, out int) {
+		if !biases {
+			*values = append(*values, make([]float32, out))
+			return
+		}
+		w, v := b.load(backend.DType(1+rng.IntN(2)), out)
 		*ids, *values = append(*ids, w), append(*values, v)
 	}
 	for range m.experts {
 		load(&m.spec.Gate, &m.gate, m.inner, m.hidden)
 		load(&m.spec.Up, &m.up, m.inner, m.hidden)
 		load(&m.spec.Down, &m.down, m.hidden, m.inner)
+		bias(&m.spec.GateBias, &m.gateBias, m.inner)
+		bias(&m.spec.UpBias, &m.upBias, m.inner)
+		bias(&m.spec.DownBias, &m.downBias, m.hidden)
+	}
+	if m.scale = slices.Repeat([]float32{1}, m.experts); rng.IntN(2) == 0 {
+		var w backend.Weight
+		w, m.scale = b.load(backend.F32, m.experts)
+		m.spec.Scale = &w
 	}
 	m.x, m.xs = b.buf(backend.TokenRows, m.hidden, 0.3)
 	m.y, m.ys = b.buf(backend.TokenRows, m.hidden, 1)
@@ -138,22 +162,39 @@ func (m *mixture) naive(r int) (y, size []float64) {
 	}
 	y, size = make([]float64, m.hidden), make([]float64, m.hidden)
 	for _, e := range order[:m.spec.TopK] {
-		p := math.Exp(float64(scores[e])) / total
+		p := math.Exp(float64(scores[e])) / total * float64(m.scale[e])
+		for o := range y {
+			v := p * float64(m.downBias[e][o])
+			y[o] += v
+			size[o] += math.Abs(v)
+		}
 		for i := range m.inner {
-			g, u := 0.0, 0.0
+			g, u := float64(m.gateBias[e][i]), float64(m.upBias[e][i])
 			for k, v := range x {
 				g += float64(v) * float64(m.gate[e][i*m.hidden+k])
 				u += float64(v) * float64(m.up[e][i*m.hidden+k])
 			}
-			h := g / (1 + math.Exp(-g)) * u
+			h := naiveAct(m.spec.Act, g, u)
 			for o := range y {
 				v := p * h * float64(m.down[e][o*m.inner+i])
 				y[o] += v
-				size[o] += math.Abs(v) + p*math.Abs(float64(m.down[e][o*m.inner+i]))
+				size[o] += math.Abs(v) + math.Abs(p*float64(m.down[e][o*m.inner+i]))*(1+math.Abs(g)+math.Abs(u))
 			}
 		}
 	}
 	return y, size
+}
+
+// naiveAct is act(g)·u in float64.
+func naiveAct(act backend.Act, g, u float64) float64 {
+	switch act {
+	case backend.GELUTanh:
+		return 0.5 * g * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(g+0.044715*g*g*g))) * u
+	case backend.ClampedSwish:
+		g, u = math.Min(g, 7), math.Max(-7, math.Min(u, 7))
+		return g / (1 + math.Exp(-1.702*g)) * (u + 1)
+	}
+	return g / (1 + math.Exp(-g)) * u
 }
 
 // TestMoE: the mixture is that of float64, each row has the same bits alone and

@@ -44,6 +44,9 @@ func (b *rig) buf(rows backend.Rows, cols int, dev float64) (backend.Buf, []floa
 // load makes a random weight and its values.
 func (b *rig) load(dt backend.DType, dims ...int) (backend.Weight, []float32) {
 	b.t.Helper()
+	if dt == backend.MXFP4 {
+		return b.loadMXFP4(dims[0], dims[1])
+	}
 	tn := tensor(b.rng, dt, 1, dims...)
 	w, err := b.Load(tn)
 	if err != nil {
@@ -102,11 +105,15 @@ func TestLinear(t *testing.T) {
 		if seed%8 == 0 {
 			in += 2000 // more than one block of the reduction
 		}
+		dt := backend.DType(1 + rng.IntN(2))
+		if seed%3 == 0 {
+			dt, in = backend.MXFP4, (in+31)/32*32
+		}
 		b := newRig(t, kernels, rows, rng)
 		defer b.Close()
 		x, xs := b.buf(backend.TokenRows, in, 1)
 		y, ys := b.buf(backend.TokenRows, out, 1)
-		w, ws := b.load(backend.DType(1+rng.IntN(2)), out, in)
+		w, ws := b.load(dt, out, in)
 		bias, bs := b.load(backend.BF16, out)
 		if seed%2 == 0 {
 			bias, bs = backend.NoWeight, make([]float32, out)
@@ -273,7 +280,7 @@ func TestAttention(t *testing.T) {
 		heads := kvHeads * (1 + rng.IntN(9))
 		dim := 1 + rng.IntN(256)
 		if rng.IntN(2) == 0 {
-			dim = 16 << rng.IntN(5)
+			dim = 16 << rng.IntN(6)
 		}
 		bt := []int{1, 3, 8, 16, 16, 16, 32, 48}[rng.IntN(8)]
 		lengths := []int{1 + rng.IntN(40), 1, 1 + rng.IntN(600/(1+rng.IntN(20)))}
@@ -281,7 +288,7 @@ func TestAttention(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			window = 1 + rng.IntN(1+rng.IntN(400))
 		}
-		checkAttention(t, kernels, seed, rng, attentionCase{heads, kvHeads, dim, bt, window, lengths})
+		checkAttention(t, kernels, seed, rng, attentionCase{heads, kvHeads, dim, bt, window, lengths, rng.IntN(2) == 0})
 	})
 }
 
@@ -289,6 +296,7 @@ type attentionCase struct {
 	heads, kvHeads, dim, bt int
 	window                  int // 0: all
 	lengths                 []int
+	sinks                   bool
 }
 
 func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a attentionCase) {
@@ -329,9 +337,16 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 	st := (&net{shape: shape{blockTokens: a.bt}}).stepOf(chunks)
 	st.Outputs = nil
 	scale := float32(1 / math.Sqrt(float64(a.dim)))
+	attend := backend.AttentionSpec{Layer: 1, Heads: a.heads, KVHeads: a.kvHeads, HeadDim: a.dim, Scale: scale, Window: a.window}
+	var sinks []float32
+	if a.sinks {
+		var w backend.Weight
+		w, sinks = b.load(backend.BF16, a.heads)
+		attend.Sinks = &w
+	}
 	if err := c.Replay(backend.Key{Tokens: rows}, st, func() {
 		c.StoreKV(1, k, v)
-		c.Attention(y, q, backend.AttentionSpec{Layer: 1, Heads: a.heads, KVHeads: a.kvHeads, HeadDim: a.dim, Scale: scale, Window: a.window})
+		c.Attention(y, q, attend)
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +360,7 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 	for _, s := range seqs {
 		for i := 0; i < len(s.tokens); i += 1 + rng.IntN(7) {
 			for h := range a.heads {
-				want, bound := naiveHead(a, qs, ks, vs, first, i, h, float64(scale), round)
+				want, bound := naiveHead(a, qs, ks, vs, sinks, first, i, h, float64(scale), round)
 				for d := range want {
 					at := ((first+i)*a.heads+h)*a.dim + d
 					near(t, seed, "attention", at, ys[at], want[d], bound)
@@ -358,7 +373,7 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 
 // naiveHead is softmax(q·K)·V of head h of token i of the sequence whose first
 // row is first, with a bound on the error of a sound float32 computation.
-func naiveHead(a attentionCase, qs, ks, vs []float32, first, i, h int, scale float64,
+func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, scale float64,
 	round func(float32) float64) (out []float64, bound float64) {
 	kh := h / (a.heads / a.kvHeads)
 	scores, most, from := make([]float64, i+1), math.Inf(-1), 0
@@ -372,6 +387,10 @@ func naiveHead(a attentionCase, qs, ks, vs []float32, first, i, h int, scale flo
 		most = max(most, scores[t])
 	}
 	out, total := make([]float64, a.dim), 0.0
+	if a.sinks {
+		most = max(most, float64(sinks[h]))
+		total = math.Exp(float64(sinks[h]) - most)
+	}
 	for t := from; t <= i; t++ {
 		e := math.Exp(scores[t] - most)
 		total += e
