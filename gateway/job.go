@@ -57,6 +57,7 @@ type choice struct {
 	probs    []openai.TokenProb // of tokens not sent yet, or of all; nil: not asked for
 	pending  []byte             // text not sent yet, where events wait for several tokens
 	sent     int                // tokens of output that events have brought
+	cached   int                // tokens of the prompt that the node of its first token found in its cache
 	textEnd  int                // bytes of token texts so far, for their offsets
 	finish   openai.Finish
 	done     bool
@@ -124,14 +125,14 @@ func (j *job) follow(first *choice) *openai.Error {
 // attempt starts the next attempt of a choice. It goes on to other nodes while
 // nodes cannot be reached.
 func (j *job) attempt(c *choice) *openai.Error {
-	c.again = time.Time{}
+	c.again, c.paused = time.Time{}, false
 	for {
 		node, decision, fleet := j.pick(c)
 		if node == nil || slices.Contains(c.refused, node) || c.started() && slices.Contains(c.tried, node) {
 			return j.nowhere(c, node)
 		}
 		c.attempt++
-		c.accepted, c.paused, c.since, c.from = false, false, time.Now(), len(c.output)
+		c.accepted, c.since, c.from = false, time.Now(), len(c.output)
 		j.g.meters.attempts.Inc()
 		j.attemptSpan(c, node, decision)
 		ctx, cancel := context.WithDeadline(context.Background(), j.deadline)
@@ -340,7 +341,9 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 	case upstream.Accepted:
 		c.taken()
 		j.g.meters.actual.Add(float64(e.Cached))
-		c.prompt.cached = max(c.prompt.cached, min(int(e.Cached), len(c.prompt.tokens)))
+		if !c.started() { // a later attempt finds what this request itself has left
+			c.cached = min(int(e.Cached), len(c.prompt.tokens))
+		}
 	case upstream.Scored:
 		c.prompt.scored(e.Prompt)
 	case upstream.Token:
@@ -449,7 +452,7 @@ func (j *job) measure(c *choice, at time.Time) {
 		m.ttft.Observe(at.Sub(j.start).Seconds())
 		c.span.Event("first token", at)
 		m.prompt.Add(float64(len(c.prompt.tokens)))
-		m.cached.Add(float64(c.prompt.cached))
+		m.cached.Add(float64(c.cached))
 	} else {
 		m.interToken.Observe(at.Sub(c.lastTok).Seconds())
 	}
@@ -461,10 +464,13 @@ func (j *job) usage() openai.Usage {
 	var u openai.Usage
 	for i := range j.prompts {
 		u.Prompt += len(j.prompts[i].tokens)
-		u.Cached += j.prompts[i].cached
 	}
 	for i := range j.choices {
-		u.Completion += len(j.choices[i].output)
+		c := &j.choices[i]
+		if c.number == 0 { // the others of its prompt find what it has left
+			u.Cached += c.cached
+		}
+		u.Completion += len(c.output)
 	}
 	return u
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -48,28 +49,38 @@ type limits struct {
 type use struct{ running atomic.Int64 }
 
 // keyring is the keys that are valid now; empty: open to all.
-type keyring struct{ now atomic.Pointer[[]*key] }
+type keyring struct {
+	now  atomic.Pointer[[]*key]
+	file string // what the file said when it was last taken; owned by keepKeys
+}
 
 // newKeyring takes plain keys, without limits, and those of a file, if any.
 func newKeyring(plain []string, file string) (*keyring, error) {
 	r := new(keyring)
 	var keys []*key
-	for _, p := range plain {
-		keys = append(keys, &key{hash: sha256.Sum256([]byte(p)), use: new(use)})
-	}
 	if file != "" {
-		text, err := readKeyFile(file)
-		if err != nil {
+		var err error
+		if r.file, err = readKeyFile(file); err != nil {
 			return nil, err
 		}
-		more, err := parseKeys(text)
-		if err != nil {
+		if keys, err = parseKeys(r.file); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrKeyFile, file, err)
 		}
-		keys = append(keys, more...)
 	}
+	keys = withPlain(keys, plain)
 	r.now.Store(&keys)
 	return r, nil
+}
+
+// withPlain adds the plain keys that a file does not have: its limits hold.
+func withPlain(keys []*key, plain []string) []*key {
+	for _, p := range plain {
+		hash := sha256.Sum256([]byte(p))
+		if !slices.ContainsFunc(keys, func(k *key) bool { return k.hash == hash }) {
+			keys = append(keys, &key{hash: hash, use: new(use)})
+		}
+	}
+	return keys
 }
 
 func readKeyFile(file string) (string, error) {
@@ -187,10 +198,6 @@ func (r *keyring) renew(keys []*key) {
 // nothing but a metric.
 func (g *Gateway) keepKeys(ctx context.Context) {
 	bad := g.meters.set.Gauge(metrics.GatewayKeyFileBad)
-	last, err := readKeyFile(g.o.APIKeyFile)
-	if err != nil {
-		last = ""
-	}
 	tick := time.NewTicker(keyFilePoll)
 	defer tick.Stop()
 	for {
@@ -200,7 +207,7 @@ func (g *Gateway) keepKeys(ctx context.Context) {
 		case <-tick.C:
 		}
 		text, err := readKeyFile(g.o.APIKeyFile)
-		if err == nil && text == last {
+		if err == nil && text == g.keys.file {
 			bad.Set(0)
 			continue
 		}
@@ -215,10 +222,8 @@ func (g *Gateway) keepKeys(ctx context.Context) {
 			bad.Set(1)
 			continue
 		}
-		last = text
-		for _, p := range g.o.APIKeys {
-			keys = append(keys, &key{hash: sha256.Sum256([]byte(p)), use: new(use)})
-		}
+		g.keys.file = text
+		keys = withPlain(keys, g.o.APIKeys)
 		g.keys.renew(keys)
 		bad.Set(0)
 		g.log.Info("API keys read anew", "file", g.o.APIKeyFile, "keys", len(keys))

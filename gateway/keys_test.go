@@ -1,13 +1,17 @@
 package gateway
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/metrics"
@@ -153,4 +157,37 @@ func TestQueuedTokensAreBounded(t *testing.T) {
 	if r := b.post("/v1/completions", long); r.StatusCode != 200 {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
+}
+
+// A key that the file has and that is given besides has the file's limits, before
+// and after the file has changed; so does a change before anyone looks.
+func TestKeyFileLimitsHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file, plain := keyFile(t, "both concurrency=1\n"), []string{"both", "other"}
+		keys, err := newKeyring(plain, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := &Gateway{o: Options{APIKeys: plain, APIKeyFile: file}, keys: keys, log: slog.New(slog.DiscardHandler),
+			meters: newMeters(metrics.New(metrics.Gateway, ""))}
+		hold := func(limit int) {
+			t.Helper()
+			k, other := keys.find([]byte("Bearer both")), keys.find([]byte("Bearer other"))
+			if keys.len() != 2 || k == nil || other == nil || k.limits.concurrency != limit || other.limits.concurrency != 0 {
+				t.Fatalf("%d keys, %+v and %+v, want a limit of %d", keys.len(), k, other, limit)
+			}
+		}
+		hold(1)
+		for limit := 2; limit < 4; limit++ {
+			if err := os.WriteFile(file, fmt.Appendf(nil, "both concurrency=%d\n", limit), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			go g.keepKeys(ctx)
+			time.Sleep(2 * keyFilePoll)
+			synctest.Wait()
+			hold(limit)
+			stop()
+		}
+	})
 }

@@ -153,7 +153,6 @@ type prompt struct {
 	maxTokens int                // of each answer
 	key       kvcache.Hash
 	hashes    []kvcache.Hash // of its full blocks
-	cached    int            // tokens that a decode node found in its cache, at most
 }
 
 // prompts renders, tokenizes and checks what the request asks to continue.

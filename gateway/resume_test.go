@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -236,4 +237,41 @@ func TestStalledNode(t *testing.T) {
 	beats(func() bool { return usable() == 1 })
 	steps++
 	beats(func() bool { return usable() == 2 })
+}
+
+// The usage's cached tokens are those that a prompt met, not what the request's
+// own earlier attempts and other choices have left.
+func TestCachedTokensOfTheFirstAttempt(t *testing.T) {
+	node := func(cached uint32) upstreamtest.Options {
+		return upstreamtest.Options{Token: letters, CutAfter: 3, CutCode: nodepb.Code_CODE_OVERLOADED, Cached: cached}
+	}
+	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": node(1), "d2": node(5)})
+	lower := 0
+	for i := range 8 {
+		u := b.post("/v1/completions", fmt.Sprintf(`{"prompt":"prompt number %d","max_tokens":8}`, i)).parse(t).Usage
+		want := 5
+		for _, r := range b.nodes["d1"].Requests() {
+			if r.Attempt == 1 && r.Prompt[len(r.Prompt)-1] == int32('0'+i) {
+				want, lower = 1, lower+1
+			}
+		}
+		if u.Completion != 8 || u.Details.Cached != want {
+			t.Errorf("prompt %d: %+v, want %d cached", i, u, want)
+		}
+	}
+	if lower == 0 || b.g.meters.resumes.Get() < 8 {
+		t.Errorf("%d prompts began where less was cached, %g resumes", lower, b.g.meters.resumes.Get())
+	}
+}
+
+// A stream that its slow client had paused and that then finds no node looks again
+// when its time has come, not with every token of the request's other choices.
+func TestPausedStreamWaitsItsTurn(t *testing.T) {
+	b := newBed(t, Options{}, nil)
+	end := time.Now().Add(time.Hour)
+	j := &job{g: b.g, req: new(openai.Request), model: new(model), deadline: end, timer: time.NewTimer(time.Hour), timerAt: end}
+	c := &choice{prompt: &prompt{tokens: []int32{1}}, output: []int32{2}, paused: true}
+	if fault := j.attempt(c); fault != nil || c.paused || c.again.IsZero() || c.lost.IsZero() || !j.timerAt.Equal(c.again) {
+		t.Errorf("%v; paused %v, again at %v, lost since %v", fault, c.paused, c.again, c.lost)
+	}
 }

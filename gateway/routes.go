@@ -59,7 +59,7 @@ var routes = []endpoint{
 	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 404, 503}}, (*Gateway).explain, clients},
 }
 
-var generateErrors = []int{500, 503, 504}
+var generateErrors = []int{429, 500, 503, 504}
 
 // at says whether a path is the endpoint's; {name} stands for a rest that
 // is not empty.

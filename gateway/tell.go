@@ -84,7 +84,7 @@ func (j *job) opening(c *choice) (text string, probs []openai.TokenProb) {
 
 // promptProbs is a prompt's tokens as those of the answer are told about.
 func (j *job) promptProbs(c *choice) []openai.TokenProb {
-	all := make([]openai.TokenProb, 0, len(c.prompt.tokens)+j.req.MaxTokens+1)
+	all := make([]openai.TokenProb, 0, len(c.prompt.tokens)+len(c.probs)) // and not what max_tokens would allow
 	offset := 0
 	for i, id := range c.prompt.tokens {
 		t := openai.TokenProb{First: true}

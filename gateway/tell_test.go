@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -365,5 +366,14 @@ func TestTemplateVariables(t *testing.T) {
 		"reasoning_effort":"low","documents":[{"title":"a"},{"title":"b"}]}`))[0]
 	if a.Text == nil || *a.Text != "x|low|a;b;" {
 		t.Errorf("%+v", a)
+	}
+}
+
+// What a client may ask for at most takes no memory before it comes.
+func TestEchoTakesWhatItTells(t *testing.T) {
+	j := &job{req: &openai.Request{Endpoint: openai.Completions, Echo: true, Logprobs: true, MaxTokens: 1 << 30}, model: &model{}}
+	c := &choice{prompt: &prompt{tokens: []int32{1, 2, 3}, probs: openai.PromptProbs{Tokens: []int32{1, 2, 3}, LogProbs: []float32{-1, -2}, Ranks: []uint32{1, 1}}}}
+	if all := j.promptProbs(c); len(all) != 3 || cap(all) > 16 {
+		t.Errorf("%d log-probabilities in room for %d", len(all), cap(all))
 	}
 }

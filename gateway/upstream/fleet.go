@@ -196,8 +196,8 @@ func (f *Fleet) forget(id string) {
 func (f *Fleet) node(n *Node, m Member) *Node {
 	if n != nil {
 		if old := n.member.Swap(&m).ID; old != m.ID { // another process at its address
-			n.slot.Store(noSlot)
 			f.forget(old)
+			n.slot.Store(noSlot) // behind it: whoever looked up the old place meanwhile has stored it by now
 		}
 		return n
 	}
