@@ -6,7 +6,7 @@ const (
 	noGraphs   = "there are no CUDA graphs on a CPU; steps are recorded and replayed by themselves"
 	oneNode    = "a model runs whole on each node; for more throughput add decode nodes (`tandem up --decode N`, or `tandem decode --join`)"
 	joins      = "nodes find each other by --join host:port; start `tandem decode` and `tandem prefill` where they shall run"
-	noExperts  = "models with experts are not served yet; a dense model has none to place"
+	noExperts  = "each node has all of a model's experts, so that there is nothing to place"
 	textOnly   = "the models served read text only; send images, audio and video to a server of multimodal models"
 	noMedia    = "the models served read text only, so that there is nothing to tune"
 	noMamba    = "models with state-space layers are not served, so that there is nothing to tune"
@@ -41,17 +41,17 @@ var VLLM = []VLLMGroup{
 		{"code-revision", "", value, NoEffect, "", "no code of a model folder is ever run"},
 		{"tokenizer-revision", "", value, Refused, "", "the tokenizer is the model folder's; use --revision for both"},
 		{"max-model-len", "", value, Supported, "", ""},
-		{"quantization", "q", value, Refused, "none", "weights are served in float32 or bfloat16 as they are stored; give an unquantized folder"},
-		{"quantization-config", "", value, Refused, "", "weights are served in float32 or bfloat16 as they are stored; give an unquantized folder"},
+		{"quantization", "q", value, Refused, "none", "weights are served as they are stored: float32, bfloat16 or the MXFP4 experts of GPT-OSS, found by themselves; give such a folder"},
+		{"quantization-config", "", value, Refused, "", "weights are served as they are stored: float32, bfloat16 or the MXFP4 experts of GPT-OSS, found by themselves; give such a folder"},
 		{"allow-deprecated-quantization", "", onOff, NoEffect, "", "weights are served as they are stored"},
 		{"enforce-eager", "", onOff, NoEffect, "", noGraphs},
-		{"enable-return-routed-experts", "", onOff, Refused, "", noExperts},
+		{"enable-return-routed-experts", "", onOff, Refused, "", "a response does not say which experts computed it"},
 		{"return-sampling-mask", "", onOff, Refused, "", "a response has logprobs and top_logprobs, not the sampler's mask"},
 		{"max-logprobs", "", value, Supported, "", ""},
 		{"logprobs-mode", "", value, Refused, "raw_logprobs", "log-probabilities are the model's own, before penalties and temperature"},
 		{"use-fp64-gumbel", "", onOff, NoEffect, "", noTune},
 		{"enable-trace-replay", "", onOff, Refused, "", "give requests a \"seed\" and temperature to repeat them"},
-		{"disable-sliding-window", "", onOff, NoEffect, "", "the models served attend to their whole context"},
+		{"disable-sliding-window", "", onOff, Refused, "", "layers see the window that their model was made with; --max-model-len bounds the context"},
 		{"disable-cascade-attn", "", onOff, NoEffect, "", noTune},
 		{"skip-tokenizer-init", "", onOff, Refused, "", "leave tokenizer.json out of the folder: then prompts and answers are token ids"},
 		{"enable-prompt-embeds", "", onOff, Refused, "", "a prompt is text or token ids"},
@@ -175,12 +175,12 @@ var VLLM = []VLLMGroup{
 		{"prefix-caching-hash-algo", "", value, NoEffect, "", "blocks are found by xxhash64, and taken only if their tokens are equal"},
 		{"prefix-cache-retention-interval", "", value, NoEffect, "", "blocks stay cached until their memory is needed"},
 		{"kv-cache-dtype-skip-layers", "", value, Refused, "", "all layers keep their KV in --kv-cache-dtype"},
-		{"kv-sharing-fast-prefill", "", onOff, NoEffect, "", "the models served share no KV between layers"},
-		{"swa-bounded-replay", "", value, NoEffect, "", "the models served attend to their whole context"},
+		{"kv-sharing-fast-prefill", "", onOff, NoEffect, "", noTune},
+		{"swa-bounded-replay", "", value, NoEffect, "", noTune},
 		{"mamba-cache-dtype", "", value, NoEffect, "", noMamba},
 		{"mamba-ssm-cache-dtype", "", value, NoEffect, "", noMamba},
 		{"mamba-block-size", "", value, NoEffect, "", noMamba},
-		{"prefix-match-unit", "", value, NoEffect, "", "prefixes are matched in whole blocks of --block-size tokens"},
+		{"prefix-match-unit", "", value, NoEffect, "", "prefixes are matched in whole blocks, --block-size tokens or more where layers differ"},
 		{"mamba-cache-mode", "", value, NoEffect, "", noMamba},
 		{"enable-mamba-shared-prefix-checkpoint", "", onOff, NoEffect, "", noMamba},
 		{"replayssm-buffer-len", "", value, NoEffect, "", noMamba},
@@ -270,14 +270,14 @@ var VLLM = []VLLMGroup{
 		{"max-num-queued-tokens", "", value, Refused, "", "--max-num-queued-reqs bounds the queue"},
 		{"long-prefill-token-threshold", "", value, Refused, "0", "--max-num-batched-tokens bounds how much of a prompt enters a step"},
 		{"long-prefill-token-threshold-adaptive", "", onOff, Refused, "", "--max-num-batched-tokens bounds how much of a prompt enters a step"},
-		{"scheduling-policy", "", value, Refused, "fcfs", "requests run in the order of their arrival"},
+		{"scheduling-policy", "", value, NoEffect, "fcfs priority", "requests run in the order of their \"priority\", lower first, and of their arrival where that is the same"},
 		{"enable-chunked-prefill", "", onOff, NoEffect, "true", "prompts are always computed in chunks of what a step has room for"},
 		{"disable-chunked-mm-input", "", onOff, NoEffect, "", noMedia},
 		{"scheduler-cls", "", value, Refused, "", noPlugin},
 		{"scheduler-reserve-full-isl", "", onOff, NoEffect, "", noTune},
 		{"watermark", "", value, NoEffect, "", noTune},
 		{"prefill-schedule-interval", "", value, NoEffect, "", noTune},
-		{"disable-hybrid-kv-cache-manager", "", onOff, NoEffect, "", "all layers of the models served keep the same KV"},
+		{"disable-hybrid-kv-cache-manager", "", onOff, NoEffect, "", "layers with a window keep only its blocks, at no cost to switch off"},
 		{"async-scheduling", "", onOff, NoEffect, "", noTune},
 		{"stream-interval", "", value, Refused, "1", "each token is sent when it is there"},
 		{"max-long-partial-prefills", "", value, NoEffect, "", noTune},

@@ -130,6 +130,8 @@ func TestVLLMSpellings(t *testing.T) {
 	}{
 		"short":                {args: []string{"-tp", "1", "-q=none"}, warnings: "--tensor-parallel-size|--quantization"},
 		"short, refused":       {args: []string{"-tp=2"}, refused: "--tensor-parallel-size 2 is not supported"},
+		"a policy":             {args: []string{"--scheduling-policy", "priority"}, warnings: "--scheduling-policy"},
+		"a policy, refused":    {args: []string{"--scheduling-policy=lifo"}, refused: "--scheduling-policy lifo is not supported"},
 		"short switch":         {args: []string{"-ep"}, refused: "--enable-expert-parallel is not supported"},
 		"numbers":              {args: []string{"--cudagraph-capture-sizes", "1", "2", "4", "folder"}, warnings: "--cudagraph-capture-sizes", positions: 1},
 		"path into a value":    {args: []string{"-cc.mode=3", "--compilation_config.cudagraph_mode", "NONE"}, warnings: "--compilation-config"},
