@@ -212,6 +212,7 @@ func chaos(t *testing.T, tr transport, seed uint64, nTransfers int, outcomes map
 	}
 	wg.Wait()
 	f.off.Store(true)
+	run.silent(t, rng, run.writer)
 	s := run.reader.Stats()
 	run.mu.Lock()
 	defer run.mu.Unlock()
@@ -303,6 +304,11 @@ func (run *chaosRun) take(rng *mrand.Rand) []int32 {
 
 // transfer runs one lease to its end, in one of many ways.
 func (run *chaosRun) transfer(t *testing.T, rng *mrand.Rand, w *Writer) {
+	run.begin(t, rng, w, func(_ context.Context, push *Push, g Grant, l *chaosLease) { run.push(t, rng, push, g, l) })
+}
+
+// begin grants random pages, lets write do what it will, and waits for the lease's end.
+func (run *chaosRun) begin(t *testing.T, rng *mrand.Rand, w *Writer, write func(context.Context, *Push, Grant, *chaosLease)) {
 	l := &chaosLease{dst: run.take(rng), over: make(chan struct{})}
 	for range l.dst {
 		l.src = append(l.src, int32(rng.IntN(chaosPages)))
@@ -326,13 +332,26 @@ func (run *chaosRun) transfer(t *testing.T, rng *mrand.Rand, w *Writer) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if push, err := w.Open(ctx, g.Wire, PushOptions{}); err == nil {
-		run.push(t, rng, push, g, l)
+		write(ctx, push, g, l)
 	}
 	select {
 	case <-l.over:
 	case <-ctx.Done():
 		t.Errorf("lease %x did not end", g.Lease)
 	}
+}
+
+// silent is a transfer that stops and says no more, over a connection that is whole, so that nothing but time ends its lease.
+func (run *chaosRun) silent(t *testing.T, rng *mrand.Rand, w *Writer) {
+	run.begin(t, rng, w, func(ctx context.Context, push *Push, _ Grant, l *chaosLease) {
+		if err := push.Send(0, l.src[:1], 0); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-l.over:
+		case <-ctx.Done():
+		}
+	})
 }
 
 // push sends pages in random order and may stop at any point.
