@@ -212,6 +212,45 @@ func (p *pair) sendAll(t testing.TB, push *Push, pages ...int32) {
 	}
 }
 
+// TestPartialPages pushes pages of which some exist in the first region only.
+func TestPartialPages(t *testing.T) {
+	for _, tr := range transports(t) {
+		t.Run(tr.name, func(t *testing.T) {
+			p := newPair(t, tr, small, 8, nil)
+			p.src.randomize(mrand.New(mrand.NewPCG(1, 2)))
+			g, err := p.reader.Grant(GrantRequest{
+				Pages: []int32{5, 2, 7}, Runs: []Run{{Pages: 2, Regions: 2}, {Pages: 1, Regions: 1}}, Duration: time.Minute,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			push := p.open(t, g)
+			if err := push.Send(1, []int32{0, 1, 3}, 0); !errors.Is(err, ErrArguments) {
+				t.Errorf("a piece that does not exist: %v", err)
+			}
+			if err := errors.Join(push.Send(1, []int32{0, 1}, 0), push.Send(0, []int32{0, 1, 3}, 0), push.Wait(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			if e := p.log.over(g.Lease); e.Kind != Arrived {
+				t.Fatalf("the lease ended with %v", e)
+			}
+			for region, pages := range [][]int32{{5, 2, 7}, {5, 2}} {
+				for i, page := range pages {
+					if !bytes.Equal(p.dst.page(small, region, page), p.src.page(small, region, []int32{0, 1, 3}[i])) {
+						t.Errorf("region %d, position %d differs", region, i)
+					}
+				}
+			}
+			if !bytes.Equal(p.dst.page(small, 1, 7), make([]byte, small.PageBytes)) {
+				t.Error("a page was written in a region that it is not of")
+			}
+			if want := int64(5 * small.PageBytes); push.Bytes() != want {
+				t.Errorf("%d bytes were pushed, want %d", push.Bytes(), want)
+			}
+		})
+	}
+}
+
 // TestRandomPushes sends random pages in random pieces and orders, several pushes at a time, and compares every byte.
 func TestRandomPushes(t *testing.T) {
 	for _, tr := range transports(t) {
