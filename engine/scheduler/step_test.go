@@ -450,8 +450,8 @@ func TestRowsOfLogits(t *testing.T) {
 }
 
 // decoding is a scheduler with n running requests that lack one token each.
-func decoding(t testing.TB, n int) *Scheduler {
-	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: n * 256}, MaxSeqs: n, MaxBatchedTokens: 64 * n, MaxQueued: n})
+func decoding(t testing.TB, n int, groups ...kvcache.Group) *Scheduler {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: n * 256, Groups: groups}, MaxSeqs: n, MaxBatchedTokens: 64 * n, MaxQueued: n})
 	for i := range n {
 		add(t, s, Request{ID: RequestID(i), Tokens: text(i, 48), MaxNew: maxHint}, 0)
 	}
@@ -462,21 +462,31 @@ func decoding(t testing.TB, n int) *Scheduler {
 	return s
 }
 
-// Steady decoding, with blocks filled, cached and allocated on the way.
+// Steady decoding, with blocks filled, cached and allocated on the way, and some
+// that fall out of a window.
 func TestDecodeStepDoesNotAllocate(t *testing.T) {
 	const n = 64
-	s := decoding(t, n)
-	results := slices.Repeat([]Result{{Tokens: []int32{0}}}, n)
-	events := make([]kvcache.Event, 0, 4*n)
-	if allocs := testing.AllocsPerRun(500, func() {
-		b := s.Schedule(0)
-		if len(b.Seqs) != n {
-			t.Fatalf("%d sequences run, want %d", len(b.Seqs), n)
-		}
-		s.Update(b, results)
-		events, _ = s.Events(events[:0])
-	}); allocs != 0 {
-		t.Errorf("a decode step allocates %v times", allocs)
+	for name, groups := range map[string][]kvcache.Group{
+		"one group": nil, "windows": {{}, {Window: 40}, {BlockTokens: 32, Window: 70}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := decoding(t, n, groups...)
+			results := slices.Repeat([]Result{{Tokens: []int32{0}}}, n)
+			events := make([]kvcache.Event, 0, 8*n)
+			if allocs := testing.AllocsPerRun(500, func() {
+				b := s.Schedule(0)
+				if len(b.Seqs) != n {
+					t.Fatalf("%d sequences run, want %d", len(b.Seqs), n)
+				}
+				s.Update(b, results)
+				events, _ = s.Events(events[:0])
+			}); allocs != 0 {
+				t.Errorf("a decode step allocates %v times", allocs)
+			}
+			if err := s.Check(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
