@@ -167,3 +167,13 @@ func TestServersKnowVLLM(t *testing.T) {
 		}
 	}
 }
+
+// What the gateway would refuse, up refuses before it starts anything: here
+// it would fail at its folder next.
+func TestUpRefusesFirst(t *testing.T) {
+	var errOut bytes.Buffer
+	status := table().Main("test", []string{"up", "--host", "0.0.0.0", "--state-dir", "/dev/null/none"}, nil, io.Discard, &errOut)
+	if status != 2 || !strings.Contains(errOut.String(), "--host 0.0.0.0 is reachable from other machines") {
+		t.Errorf("status %d, %q", status, &errOut)
+	}
+}

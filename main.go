@@ -101,6 +101,10 @@ func runUp(v *command.Invocation) error {
 	if last := g.Port + *nPrefill + *nDecode; g.Port == 0 || last > 65535 {
 		return fmt.Errorf("%w: --port %d: the nodes' metrics take the ports up to %d after it; want --port 1 to %d", config.ErrValue, g.Port, last, 65535-*nPrefill-*nDecode)
 	}
+	// The gateway would say so too, but with all nodes started already.
+	if _, err := clientTLS(&g); err != nil {
+		return err
+	}
 	log, _, err := process.Logger(p.LogLevel, p.LogFormat, v.ErrOut)
 	if err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -410,8 +411,8 @@ func (b *Bytes) Set(v string) error {
 			break
 		}
 	}
-	var f float64
-	if _, err := fmt.Sscanf(num, "%g", &f); err != nil || f < 0 || strings.ContainsAny(num, " ") {
+	f, err := strconv.ParseFloat(num, 64)
+	if err != nil || !(f >= 0 && f*factor < math.MaxInt64) {
 		return fmt.Errorf("%q is not a size; write 1073741824, 1GiB or 1.5GB", v)
 	}
 	*b = Bytes(f * factor)

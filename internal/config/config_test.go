@@ -142,6 +142,12 @@ func TestBytes(t *testing.T) {
 			t.Errorf("%q does not read back: %q gives %d, %v", in, b.String(), again, err)
 		}
 	}
+	for _, in := range []string{"", "3XB", "1GiBs", "GiB", "-1GiB", "1 2", "NaN", "Inf", "9EiB", "1e300GiB"} {
+		var b Bytes
+		if err := b.Set(in); err == nil || b != 0 {
+			t.Errorf("%q is taken as %d", in, b)
+		}
+	}
 }
 
 func TestForward(t *testing.T) {
