@@ -66,7 +66,7 @@ func TestBinaryOpenAPI(t *testing.T) {
 	if python == "" {
 		t.Skip("needs TANDEM_PYTHON, a Python with the schemathesis package: run make test")
 	}
-	examples, seed, bound := openAPIExamples, int64(1), time.Minute
+	examples, seed, bound := openAPIExamples, int64(1), 5*time.Minute
 	if os.Getenv("TANDEM_SOAK") != "" {
 		examples, seed, bound = openAPISoakExamples, time.Now().UnixNano()%1e9, time.Hour
 	}
@@ -77,7 +77,7 @@ func TestBinaryOpenAPI(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(python), "schemathesis"), "run", c.url("/openapi.json"),
 		"--header", "Authorization: Bearer "+c.key, "--phases", "coverage,fuzzing", "--max-examples", examples, "--seed", strconv.FormatInt(seed, 10),
-		"--max-response-time", "20", "--generation-database", "none", "--no-color", "--continue-on-failure", "--warnings", "off",
+		"--max-response-time", "60", "--generation-database", "none", "--no-color", "--continue-on-failure", "--warnings", "off",
 		"--exclude-checks", "positive_data_acceptance") // the hooks know more about what may be refused
 	cmd.Dir = t.TempDir()
 	// Streams are read to their end; by default 20 events are.
