@@ -171,9 +171,14 @@ func TestServersKnowVLLM(t *testing.T) {
 // What the gateway would refuse, up refuses before it starts anything: here
 // it would fail at its folder next.
 func TestUpRefusesFirst(t *testing.T) {
-	var errOut bytes.Buffer
-	status := table().Main("test", []string{"up", "--host", "0.0.0.0", "--state-dir", "/dev/null/none"}, nil, io.Discard, &errOut)
-	if status != 2 || !strings.Contains(errOut.String(), "--host 0.0.0.0 is reachable from other machines") {
-		t.Errorf("status %d, %q", status, &errOut)
+	for want, args := range map[string][]string{
+		"--host 0.0.0.0 is reachable from other machines": {"--host", "0.0.0.0"},
+		`--policy "best": want one of prefix,`:            {"--policy", "best"},
+	} {
+		var errOut bytes.Buffer
+		status := table().Main("test", append([]string{"up", "--state-dir", "/dev/null/none"}, args...), nil, io.Discard, &errOut)
+		if status != 2 || !strings.Contains(errOut.String(), want) {
+			t.Errorf("status %d, %q", status, &errOut)
+		}
 	}
 }

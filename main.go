@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/gateway"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/command"
@@ -81,6 +82,14 @@ func clientTLS(g *config.Gateway) (*tls.Config, error) {
 	return nil, nil
 }
 
+// checkPolicy refuses a --policy that is none.
+func checkPolicy(g *config.Gateway) error {
+	if _, err := route.ParsePolicy(g.Policy); err != nil {
+		return fmt.Errorf("%w: --policy %q: want one of %s", config.ErrValue, g.Policy, route.Policies())
+	}
+	return nil
+}
+
 // runUp starts the cluster's processes from this same binary.
 func runUp(v *command.Invocation) error {
 	var m config.Model
@@ -103,6 +112,9 @@ func runUp(v *command.Invocation) error {
 	}
 	// The gateway would say so too, but with all nodes started already.
 	if _, err := clientTLS(&g); err != nil {
+		return err
+	}
+	if err := checkPolicy(&g); err != nil {
 		return err
 	}
 	log, _, err := process.Logger(p.LogLevel, p.LogFormat, v.ErrOut)
@@ -231,6 +243,9 @@ func runGateway(v *command.Invocation) error {
 	}
 	cert, err := clientTLS(&f.g)
 	if err != nil {
+		return err
+	}
+	if err := checkPolicy(&f.g); err != nil {
 		return err
 	}
 	template, err := command.ReadTemplate(f.template)
@@ -688,6 +703,9 @@ func runServe(v *command.Invocation) error {
 	}
 	cert, err := clientTLS(&g)
 	if err != nil {
+		return err
+	}
+	if err := checkPolicy(&g); err != nil {
 		return err
 	}
 	d, err := process.Start(process.Options{Role: "serve", LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut})

@@ -149,22 +149,20 @@ func (o *LoadOptions) setDefaults() {
 // check names the option that cannot be, where a plan made from it would not.
 func (o *LoadOptions) check() error {
 	for _, v := range []struct {
-		flag  string
-		value int64
+		flag         string
+		value, least int64
 	}{
-		{"--block-size", int64(o.BlockTokens)}, {"--max-num-seqs", int64(o.MaxSeqs)},
-		{"--max-num-batched-tokens", int64(o.MaxBatchedTokens)}, {"--max-num-queued-reqs", int64(o.MaxQueued)},
+		{"--block-size", int64(o.BlockTokens), 1}, {"--max-num-seqs", int64(o.MaxSeqs), 1},
+		{"--max-num-batched-tokens", int64(o.MaxBatchedTokens), 1}, {"--max-num-queued-reqs", int64(o.MaxQueued), 1},
+		{"--max-model-len", int64(o.MaxModelLen), 0}, {"--threads", int64(o.Threads), 0}, {"--kv-cache-memory-bytes", o.KVMemory, 0},
 	} {
-		if v.value < 1 {
-			return fmt.Errorf("%w: %s %d, want at least 1", ErrOption, v.flag, v.value)
+		if v.value < v.least {
+			return fmt.Errorf("%w: %s %d, want at least %d, or leave it out for the default", ErrOption, v.flag, v.value, v.least)
 		}
 	}
 	if s := o.Speculation; s.Tokens < 0 || s.Tokens > scheduler.DraftLimit || s.Tokens > 0 && (s.Lookup.Min < 1 || s.Lookup.Max < s.Lookup.Min || s.Lookup.Max > MaxLookup) {
 		return fmt.Errorf("%w: --speculative-config with num_speculative_tokens %d, prompt_lookup_min %d and prompt_lookup_max %d: want at most %d tokens, and 1 <= min <= max <= %d",
 			ErrOption, s.Tokens, s.Lookup.Min, s.Lookup.Max, scheduler.DraftLimit, MaxLookup)
-	}
-	if o.MaxModelLen < 0 || o.Threads < 0 || o.KVMemory < 0 {
-		return fmt.Errorf("%w: --max-model-len %d, --threads %d, --kv-cache-memory-bytes %d: want at least 0, for the default", ErrOption, o.MaxModelLen, o.Threads, o.KVMemory)
 	}
 	return nil
 }

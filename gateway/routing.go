@@ -127,7 +127,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 func policyOf(name string) (route.Policy, error) {
 	p, err := route.ParsePolicy(name)
 	if err != nil {
-		return 0, fmt.Errorf("gateway: Options.Policy: %w", err)
+		return 0, fmt.Errorf("gateway: --policy: %w", err)
 	}
 	return p, nil
 }

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -70,10 +71,11 @@ var repository = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Z
 // what exists as a path is the path, and org/name is looked up in the local
 // Hugging Face cache. Nothing is downloaded.
 func findModel(model, revision string, environ []string) (path, name string, err error) {
-	if model == "" || model == engine.Builtin {
-		return model, "", nil
-	}
-	if _, err := os.Stat(model); err == nil || !repository.MatchString(model) {
+	_, err = os.Stat(model)
+	if model == "" || model == engine.Builtin || err == nil || !repository.MatchString(model) {
+		if revision != "" {
+			return "", "", fmt.Errorf("%w: --revision %s: only an ORG/NAME of the Hugging Face cache has revisions, and the model is %s; leave --revision out", config.ErrValue, revision, cmp.Or(model, engine.Builtin))
+		}
 		return model, "", nil // a path that is not there is refused by who opens it
 	}
 	cache, err := hubCache(environ)

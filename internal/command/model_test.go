@@ -90,6 +90,9 @@ func TestFindModel(t *testing.T) {
 		if path, name, err := findModel(p, "", env); err != nil || path != p || name != "" {
 			t.Errorf("%q became %q, %q, %v", p, path, name, err)
 		}
+		if _, _, err := findModel(p, "nope", env); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), "--revision nope") {
+			t.Errorf("a revision of %q: %v", p, err)
+		}
 	}
 }
 

@@ -380,6 +380,58 @@ func (s *Set) PortVar(p *int, name string, value int, usage string) {
 	s.Var((*Port)(p), name, usage)
 }
 
+// count is a flag value of a whole number with a least one.
+type count struct {
+	n     *int
+	least int
+}
+
+// String is the number.
+func (c count) String() string {
+	if c.n == nil {
+		return "0"
+	}
+	return strconv.Itoa(*c.n)
+}
+
+// Set parses a number that is not below the least.
+func (c count) Set(v string) error {
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		return fmt.Errorf("%q is not a whole number", v)
+	}
+	if n < c.least {
+		return fmt.Errorf("%d is too few; want at least %d, or leave it out for the default", n, c.least)
+	}
+	*c.n = n
+	return nil
+}
+
+// Type names the value in help texts.
+func (c count) Type() string { return "int" }
+
+// CountVar declares a flag for a whole number of at least least.
+func (s *Set) CountVar(p *int, name string, value, least int, usage string) {
+	*p = value
+	s.Var(count{p, least}, name, usage)
+}
+
+// someBytes is a size that cannot be zero.
+type someBytes struct{ *Bytes }
+
+// Set parses a size of at least a byte.
+func (b someBytes) Set(v string) error {
+	var n Bytes
+	if err := n.Set(v); err != nil {
+		return err
+	}
+	if n < 1 {
+		return fmt.Errorf("%q leaves room for nothing; write a size such as 32MiB, or leave it out for the default", v)
+	}
+	*b.Bytes = n
+	return nil
+}
+
 // Bytes is a flag value in bytes: plain, or with KiB, MiB, GiB, KB, MB, GB.
 type Bytes int64
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -95,6 +96,8 @@ func TestRefusals(t *testing.T) {
 		"nested":            {file: "threads: {a: 1}\n", want: "want a value or a list"},
 		"not YAML":          {file: "\t:", want: "tandem.yaml"},
 		"size":              {args: []string{"--kv-cache-memory-bytes=1 potato"}, want: "not a size"},
+		"not above zero":    {args: []string{"--max-num-seqs=0"}, want: "--max-num-seqs: 0 is too few; want at least 1"},
+		"negative":          {args: []string{"--threads=-1"}, want: "--threads: -1 is too few; want at least 0"},
 		"negative duration": {args: []string{"--shutdown-timeout=-3s"}, want: "not a duration"},
 	} {
 		args := c.args
@@ -105,6 +108,34 @@ func TestRefusals(t *testing.T) {
 		err := s.Resolve(args, c.env)
 		if !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want ErrValue with %q", name, err, c.want)
+		}
+	}
+}
+
+// A bound that would be nothing is refused wherever it stands, and those that
+// may be 0 say what it means.
+func TestLeastValues(t *testing.T) {
+	for flag, least := range map[string]int{
+		"max-num-seqs": 1, "block-size": 1, "max-num-batched-tokens": 1, "max-num-queued-reqs": 1, "max-attempts": 1, "max-queued-tokens": 1,
+		"max-request-body": 1, "max-logprobs": 1, "threads": 0, "max-model-len": 0, "max-log-len": 0, "min-remote-prefill-tokens": 0,
+	} {
+		resolve := func(args, env []string) error {
+			s := New("serve", "", "tandem serve", &bytes.Buffer{})
+			var m Model
+			var g Gateway
+			m.Register(s)
+			g.Register(s, 64)
+			return s.Resolve(args, env)
+		}
+		low := strconv.Itoa(least - 1)
+		if err := resolve([]string{"--" + flag, low}, nil); !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), "--"+flag) || !strings.Contains(err.Error(), low) {
+			t.Errorf("--%s %s: %v", flag, low, err)
+		}
+		if err := resolve(nil, []string{EnvName(flag) + "=" + low}); !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), EnvName(flag)+"="+low) {
+			t.Errorf("%s=%s: %v", EnvName(flag), low, err)
+		}
+		if err := resolve([]string{"--" + flag, strconv.Itoa(least)}, nil); err != nil {
+			t.Errorf("--%s %d: %v", flag, least, err)
 		}
 	}
 }

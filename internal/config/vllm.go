@@ -278,7 +278,7 @@ func explain(err error) error {
 		"int": "a whole number", "int64": "a whole number", "float64": "a number", "bool": "true or false",
 		"int32Slice": "a list of whole numbers such as 1,2,3",
 	}[invalid.GetFlag().Value.Type()]
-	if want == "" {
+	if _, own := invalid.GetFlag().Value.(count); own || want == "" {
 		return fmt.Errorf("%w: --%s: %w", ErrValue, invalid.GetFlag().Name, invalid.Unwrap())
 	}
 	return fmt.Errorf("%w: --%s: %q is not %s", ErrValue, invalid.GetFlag().Name, invalid.GetValue(), want)

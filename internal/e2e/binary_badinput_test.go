@@ -207,7 +207,7 @@ func TestBinaryBadFlags(t *testing.T) {
 		"device":                 {"serve --port 0 --device cuda", []string{`--device "cuda"`, "cpu"}},
 		"kernels":                {"serve --port 0 --cpu-kernels sse", []string{"--cpu-kernels sse", "portable"}},
 		"threads":                {"serve --port 0 --threads 1000000", []string{"--threads 1000000"}},
-		"negative":               {"serve --port 0 --max-num-seqs=-1", []string{"--max-num-seqs -1"}},
+		"negative":               {"serve --port 0 --max-num-seqs=-1", []string{"--max-num-seqs: -1", "at least 1"}},
 		"log level":              {"serve --port 0 --log-level loud", []string{`"loud"`, "warning"}},
 		"port":                   {"serve --port 99999", []string{`"99999"`, "65535"}},
 		"ports past the last":    {"up --port 65535", []string{"--port 65535"}},

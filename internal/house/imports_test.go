@@ -19,7 +19,7 @@ import (
 var mayImport = map[string][]string{
 	".": {
 		"bench", "bench/dataset", "bench/load",
-		"gateway", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
+		"gateway", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
 		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/logs", "internal/metrics",
 		"internal/process", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/trace",
 	},
