@@ -268,6 +268,7 @@ func TestCachedTokensOfTheFirstAttempt(t *testing.T) {
 // when its time has come, not with every token of the request's other choices.
 func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	b := newBed(t, Options{}, nil)
+	b.do("GET", "/livez", "") // a server that is stopped before it serves never ends
 	end := time.Now().Add(time.Hour)
 	j := &job{g: b.g, req: new(openai.Request), model: new(model), deadline: end, timer: time.NewTimer(time.Hour), timerAt: end}
 	c := &choice{prompt: &prompt{tokens: []int32{1}}, output: []int32{2}, paused: true}
