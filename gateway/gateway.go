@@ -218,9 +218,9 @@ type Gateway struct {
 	cut            chan struct{} // closed when the shutdown timeout is over
 	inFlight       atomic.Int64
 	policy         route.Policy
-	turn           atomic.Uint64         // requests so far
-	bus            *cluster.Bus          // nil: nobody tells of caches
-	news           *cluster.Subscription // to the present model; owned by keepModel
+	turn           atomic.Uint64                        // requests so far
+	bus            *cluster.Bus                         // nil: nobody tells of caches
+	news           atomic.Pointer[cluster.Subscription] // to the present model; set by keepModel
 	blocks         *upstream.Blocks
 	warned         sync.Map     // names of unknown fields that were warned about
 	nWarned        atomic.Int64 // at most maxWarned
@@ -277,7 +277,7 @@ func New(o Options) (*Gateway, error) {
 		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
 	}
 	g.meters = newMeters(o.Metrics)
-	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Log: o.Log})
+	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
 	g.document = openai.Document(o.Version, keys.len() > 0, operations())
 	g.server = g.newServer()
@@ -352,8 +352,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	stop()
 	g.fleet.Close()
 	wg.Wait()
-	if g.news != nil {
-		g.news.Close()
+	if news := g.news.Load(); news != nil {
+		news.Close()
 	}
 	if err != nil {
 		return fmt.Errorf("gateway: serve on %s: %w", g.Addr(), err)

@@ -18,10 +18,18 @@ func (g *Gateway) subscribe(name string) {
 	if g.bus == nil {
 		return
 	}
-	if g.news != nil {
-		g.news.Close()
+	if news := g.news.Load(); news != nil {
+		news.Close()
 	}
-	g.news = g.bus.Subscribe(name, g.blocks)
+	g.news.Store(g.bus.Subscribe(name, g.blocks))
+}
+
+// left has the news of a node that is gone forgotten, too: when it comes back, it
+// is asked for everything.
+func (g *Gateway) left(id string) {
+	if news := g.news.Load(); news != nil {
+		news.Drop(id)
+	}
 }
 
 // fleetView is the answer of /debug/nodes.

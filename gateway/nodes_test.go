@@ -3,7 +3,9 @@ package gateway
 import (
 	"encoding/json"
 	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/upstream"
@@ -65,4 +67,52 @@ func TestNodesView(t *testing.T) {
 	if v.Version != "9" || !v.Ready || len(v.Nodes) != 1 || v.Nodes[0].ID != "d" || !v.Nodes[0].Connected || v.Nodes[0].Role != "decode" {
 		t.Errorf("got %+v", v)
 	}
+}
+
+// A node that was away for a moment, as far as gossip knew, is asked for all that
+// it caches: it was forgotten, and would tell only of changes.
+func TestNodeThatComesBackTellsAll(t *testing.T) {
+	server, err := cluster.StartServer(cluster.ServerOptions{Name: "gw", Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	bus := func(name string) *cluster.Bus {
+		b := cluster.NewBus(cluster.BusOptions{Name: name})
+		t.Cleanup(b.Close)
+		b.SetServers([]string{server.Addr()})
+		return b
+	}
+	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	node := bus("d1")
+	news, err := cluster.NewNews(node, "tiny", "d1", b.g.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex // of the cache and of Tell
+	var cache []kvcache.Event
+	store := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		cache = append(cache, kvcache.Event{Kind: kvcache.Stored, Hash: kvcache.Hash(1 + len(cache))})
+		news.Tell(cache[len(cache)-1:], false)
+	}
+	news.Answer(node, "tiny", "d1", func() {
+		mu.Lock()
+		defer mu.Unlock()
+		news.Tell(cache, true)
+	})
+	b.g.news.Store(bus("gateway").Subscribe("tiny", b.g.blocks))
+	for range 20 {
+		store()
+	}
+	known := func() bool { // everything, though only changes are told unasked
+		store()
+		time.Sleep(20 * time.Millisecond)
+		return b.g.blocks.Count("d1") >= len(cache)-1
+	}
+	b.until(known)
+	b.g.SetMembers(nil)
+	b.g.SetMembers([]upstream.Member{decodeMember("d1")})
+	b.until(known)
 }

@@ -67,11 +67,12 @@ type Member struct {
 // Options of a Fleet.
 type Options struct {
 	RPC           rpc.Options
-	ProbeInterval time.Duration  // 0: DefaultProbeInterval
-	StallTimeout  time.Duration  // 0: a node that makes no step is never given up
-	Stale         *metrics.Value // counts refused tokens; nil: not counted
-	Blocks        *Blocks        // what nodes tell of their caches; nil: nothing
-	Log           *slog.Logger   // nil: discarded
+	ProbeInterval time.Duration   // 0: DefaultProbeInterval
+	StallTimeout  time.Duration   // 0: a node that makes no step is never given up
+	Stale         *metrics.Value  // counts refused tokens; nil: not counted
+	Blocks        *Blocks         // what nodes tell of their caches; nil: nothing
+	Left          func(id string) // told of a member that is gone, before Blocks forgets it; it may not call the Fleet; nil: nobody asks
+	Log           *slog.Logger    // nil: discarded
 }
 
 // Fleet is the gateway's side of all its connections.
@@ -187,6 +188,9 @@ func (f *Fleet) leave(old, now map[string]*Node) {
 
 // forget drops what a process has told of its cache.
 func (f *Fleet) forget(id string) {
+	if f.o.Left != nil {
+		f.o.Left(id)
+	}
 	if f.o.Blocks != nil {
 		f.o.Blocks.Leave(id)
 	}
