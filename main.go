@@ -498,7 +498,7 @@ func (n *node) layout() kvtransfer.Layout {
 
 // drainer is a role that can be asked to finish.
 type drainer interface {
-	StartDrain()
+	Draining() bool
 	Drain(ctx context.Context)
 }
 
@@ -535,7 +535,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	n.Work(func(ctx context.Context) {
 		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.set, Version: version, Level: n.Level, Ready: func() error {
 			switch {
-			case draining.Load():
+			case draining.Load() || role.Draining():
 				return errors.New("draining")
 			case !cl.Joined():
 				return errors.New("not joined to the cluster yet")
@@ -666,7 +666,7 @@ func runDecode(v *command.Invocation) error {
 func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer) *decode.Node {
 	role := decode.New(decode.Options{
 		Engine: n.eng, Reader: r, Dial: dial, Logger: n.Log, Tracer: n.tr,
-		MaxModelLen: n.Scheduler.MaxModelLen, BlockTokens: n.Scheduler.Pool.BlockTokens,
+		MaxModelLen: n.Scheduler.MaxModelLen, BlockTokens: n.Scheduler.Pool.BlockTokens, MaxRunning: n.Scheduler.MaxSeqs,
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Bundle:   n.bundle(),
 	})

@@ -4,16 +4,60 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// StartDrain stops the node from taking attempts; what runs goes on.
+// StartDrain stops the node from taking attempts, for good; what runs goes on.
 func (n *Node) StartDrain() {
 	n.mu.Lock()
-	n.draining = true
+	n.draining, n.leaving = true, true
 	n.mu.Unlock()
 	n.heartbeat() // gateways hear of it at once
+}
+
+// drainAsked does what a gateway's Drain asks for: no attempts from now on, and at
+// the timeout an end of what still runs, which its gateway resumes elsewhere; or
+// attempts again.
+func (n *Node) drainAsked(payload []byte) {
+	d := new(nodepb.Drain)
+	if err := proto.Unmarshal(payload, d); err != nil {
+		n.log.Warn("a gateway's Drain does not parse", "error", err)
+		return
+	}
+	n.mu.Lock()
+	if n.leaving {
+		n.mu.Unlock()
+		return
+	}
+	if n.handover != nil {
+		n.handover.Stop()
+		n.handover = nil
+	}
+	n.draining = !d.Cancel
+	if n.draining && d.TimeoutMs > 0 {
+		var t *time.Timer
+		t = time.AfterFunc(time.Duration(d.TimeoutMs)*time.Millisecond, func() {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if n.handover == t {
+				n.endAllLocked()
+			}
+		})
+		n.handover = t
+	}
+	n.mu.Unlock()
+	n.log.Info("drain asked for by a gateway", "cancel", d.Cancel, "timeout", time.Duration(d.TimeoutMs)*time.Millisecond)
+	n.heartbeat()
+}
+
+// Draining says that the node takes no attempts.
+func (n *Node) Draining() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.draining
 }
 
 // Drain stops taking attempts and waits until none is left or ctx ends; those
@@ -21,6 +65,9 @@ func (n *Node) StartDrain() {
 func (n *Node) Drain(ctx context.Context) {
 	n.StartDrain()
 	n.mu.Lock()
+	if n.handover != nil {
+		n.handover.Stop()
+	}
 	var idle chan struct{}
 	if len(n.attempts) > 0 {
 		if n.idle == nil {
@@ -43,6 +90,11 @@ func (n *Node) Drain(ctx context.Context) {
 func (n *Node) endAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.endAllLocked()
+}
+
+// endAllLocked is endAll for who holds mu.
+func (n *Node) endAllLocked() {
 	for _, a := range n.attempts {
 		n.endLocked(a, ErrDrained, true)
 	}
@@ -79,7 +131,7 @@ func (n *Node) heartbeat() {
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting),
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
 		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
-		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending),
+		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
 	}
 	conns := make([]*rpc.Conn, 0, len(n.gateways))
 	for c, gw := range n.gateways {

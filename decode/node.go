@@ -55,6 +55,9 @@ type Options struct {
 	// MaxRequests bounds the attempts a node owns at once, running, waiting
 	// and held together. Default 1024.
 	MaxRequests int
+	// MaxRunning is how many requests the engine runs at once, which gateways are
+	// told so that the others wait there; 0: they are not.
+	MaxRunning int
 	// RequestTimeout ends an attempt that named no deadline. Default 30 min.
 	RequestTimeout time.Duration
 	// PrefillTimeout is how long one prefill node may stay silent: no answer,
@@ -110,6 +113,8 @@ type Node struct {
 	leases   leases
 	recent   recent
 	draining bool
+	leaving  bool          // draining, for good
+	handover *time.Timer   // ends what runs when a drain's timeout is over; nil: none
 	idle     chan struct{} // closed when draining and nothing is left; nil before
 	dirty    []*gateway    // gateways with tokens of the running step
 	owners   int           // goroutines that own an attempt, or that one just ended under
@@ -209,7 +214,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	case rpc.FrameBundleRequest:
 		n.send(c, rpc.FrameBundle, stream, n.o.Bundle)
 	case rpc.FrameDrain:
-		n.StartDrain()
+		n.drainAsked(payload)
 	default:
 		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
 	}

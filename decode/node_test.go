@@ -256,6 +256,36 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// What a gateway's Drain asks for: no more attempts, an end of what runs at its
+// timeout, and, cancelled, attempts again; but not of a node that shuts down.
+func TestDrainAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		drain := func(d *nodepb.Drain) {
+			send(b.gw.conn, rpc.FrameDrain, 0, d)
+			time.Sleep(stepTime / 2)
+		}
+		cut, ends := b.gw.ask(generate(8, 1, 60)), b.gw.ask(generate(8, 2, 10))
+		time.Sleep(stepTime)
+		drain(&nodepb.Drain{TimeoutMs: uint64((20 * stepTime).Milliseconds())})
+		b.wantEnd(b.gw.ask(generate(8, 3, 5)), nodepb.Code_CODE_DRAINING)
+		b.want(ends, 10, length)
+		b.wantEnd(cut, nodepb.Code_CODE_DRAINING)
+		if n := len(cut.tokens); n < 15 || n > 25 || !b.n.Draining() {
+			t.Errorf("cut after %d tokens, draining %t", n, b.n.Draining())
+		}
+		drain(&nodepb.Drain{Cancel: true})
+		stays := b.gw.ask(generate(8, 4, 60))
+		drain(&nodepb.Drain{TimeoutMs: 1000}) // and is thought better of
+		drain(&nodepb.Drain{Cancel: true})
+		b.want(stays, 60, length)
+		b.n.StartDrain()
+		drain(&nodepb.Drain{Cancel: true})
+		b.wantEnd(b.gw.ask(generate(8, 3, 5)), nodepb.Code_CODE_DRAINING)
+	})
+}
+
 // A gateway that does not read loses the streams whose tokens found no room. It
 // hears so when it reads again, on the same connection; others notice nothing.
 func TestFullOutboxCostsItsStreamsOnly(t *testing.T) {

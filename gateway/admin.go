@@ -19,6 +19,9 @@ import (
 // machine; others with a key, where there are keys; and others without one only
 // to look. nil: welcome.
 func (g *Gateway) admit(ctx *fasthttp.RequestCtx, method string) *openai.Error {
+	if method != "GET" && method != "HEAD" && len(ctx.Request.Header.Peek("Origin")) > 0 {
+		return fromPage
+	}
 	if ip := ctx.RemoteIP(); ip.IsLoopback() || ip.IsUnspecified() { // the latter: a connection in memory
 		return nil
 	}
@@ -33,6 +36,11 @@ func (g *Gateway) admit(ctx *fasthttp.RequestCtx, method string) *openai.Error {
 	}
 	return nil
 }
+
+// fromPage keeps pages in a browser on an operator's machine from changing
+// anything: browsers say where a request comes from, and programs do not.
+var fromPage = &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+	Message: "requests of web pages, which have the header Origin, may change nothing here"}
 
 // level tells the log level or changes it.
 func (g *Gateway) level(ctx *fasthttp.RequestCtx) {

@@ -14,7 +14,6 @@
 package prefill
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -113,6 +112,8 @@ type Node struct {
 	queue    []*job             // waiting for their turn to ask for a grant
 	ahead    int                // tokens of admitted jobs that are not computed yet
 	draining bool
+	leaving  bool          // draining, for good
+	handover *time.Timer   // ends what is left when a drain's timeout is over; nil: none
 	idle     chan struct{} // closed when draining and nothing is left
 	count    Counters
 	wg       sync.WaitGroup
@@ -156,7 +157,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	case rpc.FrameCancel:
 		n.cancel(k, errCancelled)
 	case rpc.FrameDrain:
-		n.StartDrain()
+		n.drainAsked(payload)
 	default:
 		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
 	}
@@ -275,47 +276,4 @@ func (n *Node) Queued() (waiting, all int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.queue), len(n.jobs)
-}
-
-// StartDrain stops the node from taking jobs; what it has goes on.
-func (n *Node) StartDrain() {
-	n.mu.Lock()
-	n.draining = true
-	n.mu.Unlock()
-	n.heartbeat() // gateways hear of it at once
-}
-
-// Drain stops taking jobs and waits until none is left or ctx ends; those that
-// remain are then ended.
-func (n *Node) Drain(ctx context.Context) {
-	n.mu.Lock()
-	n.draining = true
-	var idle chan struct{}
-	if len(n.jobs) > 0 {
-		if n.idle == nil {
-			n.idle = make(chan struct{})
-		}
-		idle = n.idle
-	}
-	n.mu.Unlock()
-	if idle != nil {
-		select {
-		case <-idle:
-		case <-ctx.Done():
-			n.cancelAll(errDrained)
-		}
-	}
-	n.wg.Wait()
-}
-
-func (n *Node) cancelAll(why error) {
-	n.mu.Lock()
-	keys := make([]key, 0, len(n.jobs))
-	for k := range n.jobs {
-		keys = append(keys, k)
-	}
-	n.mu.Unlock()
-	for _, k := range keys {
-		n.cancel(k, why)
-	}
 }

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -323,6 +325,40 @@ func TestDrain(t *testing.T) {
 			<-drained
 		})
 	}
+}
+
+// What a gateway's Drain asks for: no more jobs, an end of those that are left at
+// its timeout, and, cancelled, jobs again; but not of a node that shuts down.
+func TestDrainAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		drain := func(d *nodepb.Drain) {
+			payload, err := proto.Marshal(d)
+			b.must(err)
+			b.n.Frame(nil, rpc.FrameDrain, 0, payload)
+		}
+		computes, waits := b.dec.ask(tokens(60, 1), nil), b.dec.ask(tokens(40, 2), nil)
+		computes.grant(0, 0)
+		<-waits.wants
+		drain(&nodepb.Drain{TimeoutMs: 100})
+		b.dec.ask(tokens(9, 4), nil).ended(nodepb.Code_CODE_DRAINING)
+		computes.arrived(60)
+		waits.ended(nodepb.Code_CODE_DRAINING)
+		drain(&nodepb.Drain{Cancel: true})
+		if b.n.Draining() {
+			t.Error("it drains on")
+		}
+		again := b.dec.ask(tokens(40, 2), nil)
+		drain(&nodepb.Drain{TimeoutMs: 100})
+		drain(&nodepb.Drain{Cancel: true})
+		time.Sleep(time.Second)
+		again.grant(0, 0)
+		again.arrived(40)
+		b.n.StartDrain()
+		drain(&nodepb.Drain{Cancel: true})
+		b.dec.ask(tokens(9, 4), nil).ended(nodepb.Code_CODE_DRAINING)
+	})
 }
 
 // JobTimeout ends a job whatever it waits for, its turn included.

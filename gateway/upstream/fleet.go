@@ -409,6 +409,26 @@ func (n *Node) Generate(ctx context.Context, req *nodepb.Generate, in *Inbox, ch
 	return l.open(req, in, choice)
 }
 
+// Drain asks the node to take no more work, and to end what still runs when the
+// timeout is over, so that it goes on elsewhere; or, with cancel, to take work
+// again. Here it gets nothing new from now on; other gateways hear of it from the
+// node. A timeout of 0 never comes.
+func (n *Node) Drain(timeout time.Duration, cancel bool) error {
+	l := n.link.Load()
+	if l == nil || !n.connected() {
+		return fmt.Errorf("%w: %s: not connected", ErrNode, n.Name)
+	}
+	if err := l.conn.Send(rpc.FrameDrain, 0, &nodepb.Drain{TimeoutMs: uint64(timeout.Milliseconds()), Cancel: cancel}); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
+	}
+	if old := l.heart.Load(); old != nil && !cancel { // its own word follows
+		h := *old
+		h.draining = true
+		l.heart.CompareAndSwap(old, &h)
+	}
+	return nil
+}
+
 // Bundle asks the node for its model's tokenizer, template and defaults.
 func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)

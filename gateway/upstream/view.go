@@ -141,6 +141,12 @@ func (s *Snapshot) Usable(fingerprint uint64) int {
 	return count
 }
 
+// Usable says that the node is connected and takes work.
+func (n *Node) Usable() bool {
+	_, _, _, _, draining, _ := n.Stats()
+	return n.connected() && !draining && n.serves(0)
+}
+
 // Ready is the number of decode nodes that serve the model, connected or not.
 func (s *Snapshot) Ready(fingerprint uint64) int {
 	count := 0

@@ -73,6 +73,39 @@ func TestVirtualCancel(t *testing.T) {
 	t.Logf("%d clients: %v", n, count.n)
 }
 
+// Nodes are drained through the gateway while they serve, one after the other, and
+// taken back: no answer differs, none fails, and what outlasts the timeout goes on
+// elsewhere.
+func TestVirtualDrain(t *testing.T) {
+	ds, _ := virtualDevices(t)
+	qs, count := inquiries(24), &counts{n: map[string]int{}}
+	calmAnswers(t, ds, qs)
+	inBubble(t, ds, qs, count, func(v *virtual, o *gateway.Options) {
+		v.gentle = true
+		v.behave = func(*rand.Rand) manner { return patient }
+		o.MaxAttempts = 8
+	}, func(v *virtual) {
+		var clients sync.WaitGroup
+		v.at(&clients, 120, 800*time.Millisecond)
+		for i := range 8 {
+			n := v.nodes[i%4]
+			v.ask("POST", "/admin/drain/"+n.addr+"?timeout=2ms")
+			time.Sleep(100 * time.Millisecond)
+			if n.decode != nil && n.decode.Running() > 0 {
+				v.errorf("%s has %d attempts after its drain", n.addr, n.decode.Running())
+			}
+			n.idle("drained")
+			v.ask("DELETE", "/admin/drain/"+n.addr)
+			v.recovered("after a drain")
+		}
+		v.end(&clients)
+		if v.meters.Counter(metrics.GatewayResumes).Get() == 0 {
+			v.errorf("no stream was resumed")
+		}
+	})
+	t.Log(count.n)
+}
+
 // With no decode node left, gone or silent, every request ends with a clear error
 // before its deadline, and service returns with the nodes.
 func TestVirtualNoNodeLeft(t *testing.T) {

@@ -171,15 +171,23 @@ func (v *virtual) recovered(when string) {
 }
 
 // get asks the gateway for one of its own pages.
-func (v *virtual) get(path string) string {
+func (v *virtual) get(path string) string { return v.ask("GET", path) }
+
+// ask does that with a method.
+func (v *virtual) ask(method, path string) string {
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return v.door.Dial(ctx, "gateway")
 	}}}
-	resp, err := c.Get("http://gateway" + path)
+	req, err := http.NewRequest(method, "http://gateway"+path, nil)
+	v.must(err)
+	resp, err := c.Do(req)
 	v.must(err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	v.must(err)
+	if resp.StatusCode != http.StatusOK {
+		v.errorf("%s %s: %d %s", method, path, resp.StatusCode, text)
+	}
 	return string(text)
 }
 

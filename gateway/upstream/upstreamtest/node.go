@@ -59,6 +59,7 @@ type Node struct {
 	running   map[key]context.CancelFunc
 	requests  []*nodepb.Generate
 	cancelled int
+	drains    []*nodepb.Drain
 	conns     map[*rpc.Conn]bool
 	changed   chan struct{} // closed and made anew on each change
 }
@@ -127,6 +128,13 @@ func (n *Node) Requests() []*nodepb.Generate {
 	return append([]*nodepb.Generate(nil), n.requests...)
 }
 
+// Drains are the Drains received so far; the node only tells that it drains.
+func (n *Node) Drains() []*nodepb.Drain {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]*nodepb.Drain(nil), n.drains...)
+}
+
 // Running is how many attempts are being generated.
 func (n *Node) Running() int {
 	n.mu.Lock()
@@ -193,6 +201,9 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	case *nodepb.Generate:
 		n.requests = append(n.requests, m)
 		n.accept(c, stream, m)
+	case *nodepb.Drain:
+		n.drains = append(n.drains, m)
+		_ = c.Send(rpc.FrameStats, 0, &nodepb.Stats{Draining: !m.Cancel})
 	case *nodepb.Cancel:
 		if cancel := n.running[key{c, stream}]; cancel != nil {
 			cancel()

@@ -1474,6 +1474,7 @@ type Stats struct {
 	Draining          bool                   `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`
 	PrefillTokensPerS float64                `protobuf:"fixed64,8,opt,name=prefill_tokens_per_s,json=prefillTokensPerS,proto3" json:"prefill_tokens_per_s,omitempty"` // measured, 0 before the first
 	QueuedTokens      uint32                 `protobuf:"varint,9,opt,name=queued_tokens,json=queuedTokens,proto3" json:"queued_tokens,omitempty"`                     // of prompts, not yet computed
+	MaxRunning        uint32                 `protobuf:"varint,10,opt,name=max_running,json=maxRunning,proto3" json:"max_running,omitempty"`                          // requests that may run at once; 0: not told
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1567,6 +1568,13 @@ func (x *Stats) GetPrefillTokensPerS() float64 {
 func (x *Stats) GetQueuedTokens() uint32 {
 	if x != nil {
 		return x.QueuedTokens
+	}
+	return 0
+}
+
+func (x *Stats) GetMaxRunning() uint32 {
+	if x != nil {
+		return x.MaxRunning
 	}
 	return 0
 }
@@ -1802,10 +1810,12 @@ func (x *GenerationDefaults) GetTopK() int32 {
 	return 0
 }
 
-// Drain asks a node to stop taking work and to finish what runs.
+// Drain asks a node to stop taking work and to finish what runs. The process goes
+// on, and so do its connections.
 type Drain struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	TimeoutMs     uint64                 `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	TimeoutMs     uint64                 `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // what runs then is ended with CODE_DRAINING, to go on elsewhere; 0: never
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`                        // take work again; one that is shutting down does not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1845,6 +1855,13 @@ func (x *Drain) GetTimeoutMs() uint64 {
 		return x.TimeoutMs
 	}
 	return 0
+}
+
+func (x *Drain) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
 }
 
 var File_node_proto protoreflect.FileDescriptor
@@ -1971,7 +1988,7 @@ const file_node_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"[\n" +
 	"\vPrefillDone\x12'\n" +
 	"\x0fcomputed_tokens\x18\x01 \x01(\rR\x0ecomputedTokens\x12#\n" +
-	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\x9b\x02\n" +
+	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xbc\x02\n" +
 	"\x05Stats\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\x04R\x05steps\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x18\n" +
@@ -1982,7 +1999,10 @@ const file_node_proto_rawDesc = "" +
 	"blocksUsed\x12\x1a\n" +
 	"\bdraining\x18\a \x01(\bR\bdraining\x12/\n" +
 	"\x14prefill_tokens_per_s\x18\b \x01(\x01R\x11prefillTokensPerS\x12#\n" +
-	"\rqueued_tokens\x18\t \x01(\rR\fqueuedTokens\"\x0f\n" +
+	"\rqueued_tokens\x18\t \x01(\rR\fqueuedTokens\x12\x1f\n" +
+	"\vmax_running\x18\n" +
+	" \x01(\rR\n" +
+	"maxRunning\"\x0f\n" +
 	"\rBundleRequest\"\xbb\x03\n" +
 	"\x06Bundle\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
@@ -2005,10 +2025,11 @@ const file_node_proto_rawDesc = "" +
 	"\x05top_k\x18\x03 \x01(\x05H\x02R\x04topK\x88\x01\x01B\x0e\n" +
 	"\f_temperatureB\b\n" +
 	"\x06_top_pB\b\n" +
-	"\x06_top_k\"&\n" +
+	"\x06_top_k\">\n" +
 	"\x05Drain\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x01 \x01(\x04R\ttimeoutMs*x\n" +
+	"timeout_ms\x18\x01 \x01(\x04R\ttimeoutMs\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel*x\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FINISH_REASON_STOP\x10\x01\x12\x18\n" +

@@ -1,0 +1,70 @@
+package gateway
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+const (
+	drainPath = "/admin/drain/"
+	// defaultNodeDrain is how long what runs on a node that is drained may go on
+	// there; streams that are not done are then resumed on other nodes.
+	defaultNodeDrain = 30 * time.Second
+	// maxNodeDrain is a day.
+	maxNodeDrain = 24 * time.Hour
+)
+
+// drained is the answer of /admin/drain.
+type drained struct {
+	Node     string  `json:"node"`
+	Role     string  `json:"role"`
+	Draining bool    `json:"draining"`
+	Timeout  float64 `json:"timeout_s"`
+	InFlight int64   `json:"in_flight"` // requests of this gateway that the node has in hand
+	Others   int     `json:"others"`    // nodes of its role that work can go to
+}
+
+// drainNode has a node drained, or take work again. The answer does not wait for
+// that: /debug/nodes shows how it goes.
+func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
+	cancel := string(ctx.Method()) == "DELETE"
+	timeout := defaultNodeDrain
+	if text := string(ctx.QueryArgs().Peek("timeout")); text != "" && !cancel {
+		var err error
+		if timeout, err = time.ParseDuration(text); err != nil || timeout < time.Millisecond || timeout > maxNodeDrain {
+			g.fail(ctx, openai.BadRequest("timeout", "timeout is %q: want a duration of 1ms to 24h, such as 30s", clip(text, 50)))
+			return
+		}
+	}
+	name := strings.TrimPrefix(string(ctx.Path()), drainPath)
+	fleet := g.fleet.Now()
+	all := slices.Concat(fleet.Prefill, fleet.Decode)
+	at := slices.IndexFunc(all, func(n *upstream.Node) bool { return n.Member().ID == name || n.Name == name })
+	if at < 0 {
+		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: "no node is called " + clip(name, 100) + ": /debug/nodes has their names"})
+		return
+	}
+	n := all[at]
+	if err := n.Drain(timeout, cancel); err != nil {
+		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be told: %s", clip(err.Error(), 300)))
+		return
+	}
+	m := n.Member()
+	d := drained{Node: m.ID, Role: m.Role, Draining: !cancel, InFlight: n.InFlight.Load()}
+	if !cancel {
+		d.Timeout = timeout.Seconds()
+	}
+	for _, o := range all {
+		if o != n && (o.Member().Role == "prefill") == (m.Role == "prefill") && o.Usable() {
+			d.Others++
+		}
+	}
+	g.log.Warn("node drained by an operator", "node", m.ID, "cancel", cancel, "timeout", timeout, "others", d.Others, "peer", ctx.RemoteAddr().String())
+	g.json(ctx, d)
+}

@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+)
+
+// A drained node gets nothing new, until it is taken back.
+func TestDrainNode(t *testing.T) {
+	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": {}, "d2": {}})
+	for _, c := range []struct {
+		method, path, header string
+		want                 int
+		says                 string
+	}{
+		{"POST", "/admin/drain/d9", "X-A: b", 404, "d9"},
+		{"POST", "/admin/drain/", "X-A: b", 404, "nothing"},
+		{"POST", "/admin/drain/d1?timeout=soon", "X-A: b", 400, "soon"},
+		{"POST", "/admin/drain/d1?timeout=0s", "X-A: b", 400, "1ms"},
+		{"POST", "/admin/drain/d1?timeout=25h", "X-A: b", 400, "24h"},
+		{"POST", "/admin/drain/d1", "Origin: http://example.com", 403, "web pages"},
+		{"GET", "/admin/drain/d1", "X-A: b", 405, "POST"},
+	} {
+		if r := b.do(c.method, c.path, "", c.header); r.StatusCode != c.want || !strings.Contains(r.body, c.says) {
+			t.Errorf("%s %s: %d %s", c.method, c.path, r.StatusCode, r.body)
+		}
+	}
+	if n := len(b.nodes["d1"].Drains()); n != 0 {
+		t.Fatalf("d1 was told %d times", n)
+	}
+	r := b.post("/admin/drain/d1?timeout=1500ms", "")
+	if want := `{"node":"d1","role":"decode","draining":true,"timeout_s":1.5,"in_flight":0,"others":1}`; r.StatusCode != 200 || r.body != want {
+		t.Fatalf("%d %s", r.StatusCode, r.body)
+	}
+	b.until(func() bool { return b.g.usable() == 1 })
+	if ds := b.nodes["d1"].Drains(); len(ds) != 1 || ds[0].TimeoutMs != 1500 || ds[0].Cancel {
+		t.Errorf("%v", ds)
+	}
+	for range 20 {
+		if r := b.post("/v1/completions", `{"prompt":"a","max_tokens":2}`, "X-Tandem-Policy: round_robin"); r.StatusCode != 200 {
+			t.Fatalf("%d %s", r.StatusCode, r.body)
+		}
+	}
+	if n := len(b.nodes["d1"].Requests()); n != 0 {
+		t.Errorf("d1 got %d requests", n)
+	}
+	if r := b.do("DELETE", "/admin/drain/d1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"draining":false`) {
+		t.Fatalf("%d %s", r.StatusCode, r.body)
+	}
+	b.until(func() bool { return b.g.usable() == 2 })
+	b.nodes["d1"].Stop()
+	b.until(func() bool { return b.g.usable() == 1 })
+	if r := b.post("/admin/drain/d1", ""); r.StatusCode != 503 || r.Header.Get("Retry-After") == "" {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}
