@@ -5,16 +5,12 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,119 +19,21 @@ import (
 	"time"
 )
 
-// battle is a cluster of two prefill and three decode processes whose nodes are
-// killed and started anew while clients stream.
-type battle struct {
-	*cluster
-	seed  uint64
-	rand  *rand.Rand
-	nodes [5]string // names of those that live, prefill nodes first
-	born  int       // nodes started by the test
-}
-
-func newBattle(t *testing.T, seed uint64) *battle {
-	t.Helper()
-	c := newCluster(t)
-	c.port = freePorts(t, 6)
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.start(path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--prefill", "2", "--decode", "3",
-		"--min-remote-prefill-tokens", "32", "--log-level", "warning", "--kv-cache-memory-bytes", "64MiB")
-	c.waitUp()
-	b := &battle{cluster: c, seed: seed, rand: rand.New(rand.NewPCG(seed, 1)),
-		nodes: [5]string{"prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"}}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	})
-	return b
-}
-
-// find returns a node's process and its arguments.
-func (b *battle) find(name string) (pid int, args []string) {
-	b.t.Helper()
-	for _, p := range b.processes() {
-		if p.name == name {
-			text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.pid), "cmdline"))
-			if err != nil {
-				b.t.Fatal(err)
-			}
-			return p.pid, strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
-		}
-	}
-	b.t.Fatalf("no process is called %s", name)
-	return 0, nil
-}
-
-// replace kills a node in the middle of what it does, and starts another in its place.
-func (b *battle) replace(i int) {
-	b.t.Helper()
-	pid, args := b.find(b.nodes[i])
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		b.t.Fatal(err)
-	}
-	b.born++
-	role, _, _ := strings.Cut(b.nodes[i], "-")
-	b.nodes[i] = fmt.Sprintf("%s-n%d", role, b.born)
-	args[slices.Index(args, "--node-name")+1] = b.nodes[i]
-	args[slices.Index(args, "--http-port")+1] = "0" // the old one may take a moment to be free
-	cmd := exec.Command(args[0], args[1:]...)
-	cmd.Stdout, cmd.Stderr = &b.stdout, &b.stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have been already
-		_ = cmd.Wait()
-	})
-}
-
-// whole waits until the gateway sees every node and can use it.
-func (b *battle) whole() {
-	b.t.Helper()
-	b.wait(startBound, "all nodes are there", func() bool {
-		var fleet struct {
-			Nodes []struct {
-				ID, Role         string
-				Ready, Connected bool
-			}
-		}
-		if !b.getJSON("/debug/nodes", &fleet) {
-			return false
-		}
-		there := 0
-		for _, n := range fleet.Nodes {
-			if slices.Contains(b.nodes[:], n.ID) && n.Ready && (n.Connected || n.Role == "prefill") {
-				there++
-			}
-		}
-		return there == len(b.nodes)
-	})
-}
-
-func (b *battle) getJSON(path string, into any) bool {
-	resp, err := http.Get(b.url(path))
-	if err != nil {
-		return false
-	}
-	defer resp.Body.Close()
-	return json.NewDecoder(resp.Body).Decode(into) == nil
-}
+const (
+	distinct = 32 // requests
+	streams  = 64 // at once
+)
 
 // requests are of every kind that carries something from token to token.
 func (b *battle) requests() []map[string]any {
 	shared := b.prompt(b.rand, 48)
 	var all []map[string]any
-	for i := range 16 {
-		r := map[string]any{"stream": true, "seed": i, "ignore_eos": true, "temperature": 0.9, "max_tokens": 60 + 25*i,
+	for i := range distinct {
+		r := map[string]any{"stream": true, "seed": i, "ignore_eos": true, "temperature": 0.9, "max_tokens": 60 + 6*i,
 			"prompt": append(slices.Clone(shared[:16*(i%4)]), b.prompt(b.rand, 8+20*(i%7))...)}
 		switch i % 4 {
 		case 1:
-			r["n"], r["max_tokens"] = 2, 40+15*i
+			r["n"], r["max_tokens"] = 2, 40+8*i
 		case 2:
 			r["logprobs"], r["presence_penalty"] = 2, 0.5
 		case 3:
@@ -207,35 +105,94 @@ func (b *battle) told(request map[string]any) (string, error) {
 
 func tail(b []byte) []byte { return b[max(0, len(b)-300):] }
 
-// storm streams the requests at a fixed rate until stop is closed, and holds each
-// answer against its undisturbed one.
-func (b *battle) storm(requests []map[string]any, want []string, every time.Duration, stop <-chan struct{}) (served int64) {
-	const most = 64 // streams at once
+// waves is clients that stream the same requests again and again, at a fixed rate,
+// and hold each answer against its undisturbed one.
+type waves struct {
+	b        *battle
+	requests []map[string]any
+	want     []string
+	every    time.Duration // between two waves of streams
+	doors    []*battle     // clients use them by turns
+	served   atomic.Int64
+	failed   atomic.Int64
+	stop     chan struct{}
+	ended    chan struct{}
+}
+
+// under is the battle as seen by clients that ask for a routing policy.
+func (b *battle) under(policy string) *battle {
+	other := b.at(b.gateways[slices.IndexFunc(b.gateways, func(m *member) bool { return m.host == b.host })])
+	other.headers = map[string]string{"X-Tandem-Policy": policy}
+	return other
+}
+
+// learn finds out what the requests give when nothing happens, and how fast.
+func (b *battle) learn() *waves {
+	b.t.Helper()
+	l := &waves{b: b, requests: b.requests(), want: make([]string, distinct), stop: make(chan struct{}), ended: make(chan struct{})}
+	for _, g := range b.gateways {
+		at := b.at(g)
+		// What is cached where decides by default; the others see to it that every
+		// node has streams at all times.
+		l.doors = append(l.doors, at, at.under("round_robin"), at.under("least_load"))
+	}
 	var wg sync.WaitGroup
-	var done, failed atomic.Int64
-	room := make(chan struct{}, most)
-	tick := time.NewTicker(every)
+	room := make(chan struct{}, 8)
+	for i, r := range l.requests {
+		wg.Go(func() {
+			room <- struct{}{}
+			defer func() { <-room }()
+			var err error
+			if l.want[i], err = b.told(r); err != nil {
+				b.t.Errorf("request %d, undisturbed: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	began := time.Now()
+	l.wave(0)
+	wg.Wait()
+	if b.t.Failed() {
+		b.t.FailNow()
+	}
+	// Half of what this machine does at this moment.
+	l.every = max(time.Second, 2*time.Since(began))
+	return l
+}
+
+// wave is as many streams at once as there are clients; it returns with the last.
+func (l *waves) wave(n int) {
+	var wg sync.WaitGroup
+	for i := range streams {
+		wg.Go(func() { l.stream(n*streams+i, i%distinct) })
+	}
+	wg.Wait()
+}
+
+// stream is one of them.
+func (l *waves) stream(n, request int) {
+	got, err := l.doors[(n+n/distinct)%len(l.doors)].told(l.requests[request])
+	switch {
+	case err != nil && l.failed.Add(1) < 10:
+		l.b.t.Errorf("stream %d (request %d) failed: %v", n, request, err)
+	case err == nil && got != l.want[request] && l.failed.Add(1) < 10:
+		l.b.t.Errorf("stream %d (request %d) was altered:\n got %q\nwant %q", n, request, got, l.want[request])
+	}
+	l.served.Add(1)
+}
+
+// run sends a wave after the other until end; a wave that is late is not made up for.
+func (l *waves) run() {
+	defer close(l.ended)
+	tick := time.NewTicker(l.every)
 	defer tick.Stop()
-	for i := 0; ; i++ {
+	for n := 1; ; n++ {
+		l.wave(n)
 		select {
-		case <-stop:
-			wg.Wait()
-			return done.Load()
+		case <-l.stop:
+			return
 		case <-tick.C:
 		}
-		room <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-room }()
-			at := i % len(requests)
-			got, err := b.told(requests[at])
-			switch {
-			case err != nil && failed.Add(1) < 10:
-				b.t.Errorf("stream %d (request %d) failed: %v", i, at, err)
-			case err == nil && got != want[at] && failed.Add(1) < 10:
-				b.t.Errorf("stream %d (request %d) was altered:\n got %q\nwant %q", i, at, got, want[at])
-			}
-			done.Add(1)
-		})
 	}
 }
 
@@ -243,95 +200,121 @@ func (b *battle) storm(requests []map[string]any, want []string, every time.Dura
 // were resumed.
 func (b *battle) disturb(do func()) (resumes int) {
 	b.t.Helper()
-	requests := b.requests()
-	want := make([]string, len(requests))
-	for i, r := range requests {
-		var err error
-		if want[i], err = b.told(r); err != nil {
-			b.t.Fatalf("request %d, undisturbed: %v", i, err)
-		}
-	}
-	stop, ended := make(chan struct{}), make(chan int64)
-	go func() { ended <- b.storm(requests, want, 60*time.Millisecond, stop) }()
+	l := b.learn()
+	before := b.gatewayMetric("tandem:gateway_resumes_total")
+	go l.run()
 	began := time.Now()
-	do()
-	close(stop)
-	served := <-ended
-	resumes = b.gatewayMetric("tandem:gateway_resumes_total")
-	b.t.Logf("note: %d streams, %d resumes, %v", served, resumes, time.Since(began).Round(time.Second))
+	func() {
+		defer func() { close(l.stop); <-l.ended }() // also when do gives up
+		do()
+	}()
+	resumes = int(b.gatewayMetric("tandem:gateway_resumes_total") - before)
+	b.t.Logf("note: %d streams in waves of %d every %v, %d resumed, %v", l.served.Load(), streams, l.every.Round(time.Millisecond), resumes, time.Since(began).Round(time.Second))
 	return resumes
 }
 
-// Nodes of every role are killed while clients stream, and no stream fails, ends
-// early or differs by a byte from its undisturbed run.
+// blow is one thing that a campaign does: some nodes are killed a while after all
+// had recovered from the blow before.
+type blow struct {
+	after   time.Duration
+	victims []int // places of the nodes
+}
+
+// blows draws blows that leave a node of each role alive, with so many kills.
+func blows(seed uint64, kills int) (all []blow) {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	for n := 0; n < kills; {
+		w := blow{after: time.Duration(rng.IntN(500)) * time.Millisecond}
+		for _, role := range [][]int{ofPrefill, ofDecode} {
+			for _, i := range rng.Perm(len(role))[:rng.IntN(len(role))] {
+				w.victims = append(w.victims, role[i])
+			}
+		}
+		if n += len(w.victims); len(w.victims) > 0 {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// Nodes of every role are killed at any moment while clients stream, as long as
+// one of each lives, and no stream fails, ends early or differs by a byte from its
+// undisturbed run. A node that was started again is used again.
 func TestBinaryKills(t *testing.T) {
 	t.Parallel()
-	kills, seed := 20, uint64(20261121)
+	kills, seed := 20, uint64(20261122)
 	if os.Getenv("TANDEM_SOAK") != "" {
 		kills, seed = 500, soakSeed(t, rand.Uint64())
 	}
-	b := newBattle(t, seed)
+	b := newBattle(t, seed, ranks{})
+	var back []time.Duration
 	resumes := b.disturb(func() {
-		for n := 0; n < kills && !t.Failed(); {
-			time.Sleep(time.Duration(b.rand.IntN(600)) * time.Millisecond)
-			victims := [][]int{{0}, {1}, {2}, {3}, {4}, {2, 3}, {4, 2}, {0, 4}, {1, 3}}[b.rand.IntN(9)]
-			for _, v := range victims {
-				b.replace(v)
-				n++
+		for n, w := range blows(seed, kills) {
+			time.Sleep(w.after)
+			var victims []*member
+			for _, v := range w.victims {
+				victims = append(victims, b.nodes[v])
 			}
-			b.whole()
+			t.Logf("blow %d: %v after the last, %v", n, w.after, names(victims))
+			b.replace(victims...)
+			back = append(back, b.returned(victims)...)
+			b.whole(b.gateways...)
+			if t.Failed() {
+				return
+			}
 		}
 	})
+	slices.Sort(back)
+	t.Logf("note: seed %d, %d kills; from its own readiness to its use by the gateway a node took %v, %v at most", seed, len(back), back[len(back)/2], back[len(back)-1])
 	if resumes == 0 {
 		t.Error("no stream was resumed: the kills have met nobody in the middle of one")
 	}
 }
 
-// A decode and a prefill node freeze for longer than anyone waits for them, and
-// thaw: what they still say changes nothing.
-func TestBinaryFreeze(t *testing.T) {
-	t.Parallel()
-	b := newBattle(t, 7)
-	b.disturb(func() {
-		time.Sleep(time.Second) // for streams to be under way
-		for _, i := range []int{0, 3} {
-			pid, _ := b.find(b.nodes[i])
-			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
-		}
-		time.Sleep(8 * time.Second) // nodes give up on each other after 6
-		for _, i := range []int{0, 3} {
-			pid, _ := b.find(b.nodes[i])
-			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-		}
-		b.whole()
-	})
+func names(ms []*member) (ns []string) {
+	for _, m := range ms {
+		ns = append(ns, m.name)
+	}
+	return ns
 }
 
-func (b *battle) gatewayMetric(name string) int {
+// returned waits until each of the members is ready by its own word, and then used
+// by the gateway, and says how long that took after it.
+func (b *battle) returned(ms []*member) (took []time.Duration) {
 	b.t.Helper()
-	resp, err := http.Get(b.url("/metrics"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if v, ok := strings.CutPrefix(strings.TrimSpace(line), name+" "); ok {
-			n, err := strconv.Atoi(v)
-			if err != nil {
-				b.t.Fatal(errors.Join(err, errors.New(line)))
+	ready, done := map[*member]time.Time{}, map[*member]bool{}
+	b.wait(startBound, fmt.Sprintf("%v are ready and used", names(ms)), func() bool {
+		fleet := b.fleet()
+		for _, m := range ms {
+			if ready[m].IsZero() && b.ready(m) {
+				ready[m] = time.Now()
 			}
-			return n
+			if !ready[m].IsZero() && !done[m] && fleet[m.name].serves() {
+				done[m], took = true, append(took, time.Since(ready[m]).Round(time.Millisecond))
+			}
 		}
-	}
-	b.t.Fatalf("the gateway exposes no %s", name)
-	return 0
+		return len(done) == len(ms)
+	})
+	return took
+}
+
+// A decode and a prefill node and one of two gateways freeze for longer than anyone
+// waits for them and than any lease lasts, and thaw: what they still say changes
+// nothing.
+func TestBinaryFreeze(t *testing.T) {
+	t.Parallel()
+	b := newBattle(t, 7, ranks{gateways: 2})
+	frozen := []*member{b.nodes[0], b.nodes[2], b.gateways[1]}
+	b.disturb(func() {
+		time.Sleep(time.Second) // for streams to be under way
+		for _, m := range frozen {
+			m.signal(t, syscall.SIGSTOP)
+			defer m.signal(t, syscall.SIGCONT)
+		}
+		time.Sleep(12 * time.Second) // nodes give up on each other after 6, leases end after 10
+		for _, m := range frozen {
+			m.signal(t, syscall.SIGCONT)
+		}
+		b.whole(b.gateways...)
+	})
 }

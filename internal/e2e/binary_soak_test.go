@@ -197,7 +197,7 @@ func (m *mixed) resident() int64 {
 func TestBinaryMixedLoad(t *testing.T) {
 	const clients, mostGrowth = 12, 64 << 20
 	length, seed := soakMinutes(t), soakSeed(t, 20261122)
-	b := newBattle(t, seed)
+	b := newBattle(t, seed, ranks{})
 	m := newMixed(b)
 	began := time.Now()
 	end := began.Add(length)
@@ -210,8 +210,8 @@ func TestBinaryMixedLoad(t *testing.T) {
 	for time.Now().Before(end) && !t.Failed() {
 		time.Sleep(min(time.Until(end), time.Second+time.Duration(b.rand.IntN(8000))*time.Millisecond))
 		if kills++; time.Now().Before(end) || kills == 1 {
-			b.replace(b.rand.IntN(len(b.nodes)))
-			b.whole()
+			b.replace(b.nodes[b.rand.IntN(len(b.nodes))])
+			b.whole(b.gateways...)
 		}
 		if warm == 0 && time.Since(began) > length/4 {
 			warm = m.resident()
@@ -222,14 +222,14 @@ func TestBinaryMixedLoad(t *testing.T) {
 		var load struct {
 			Server float64 `json:"server_load"`
 		}
-		return b.getJSON("/load", &load) && load.Server == 0
+		return b.getJSON("/load", &load) == nil && load.Server == 0
 	})
 	grown := m.resident()
 	counts, err := json.Marshal(m.count)
 	if err = errors.Join(err, b.t.Context().Err()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("note: seed %d, %v of mixed load, %d kills, %d resumes: %s; the gateway took %d MiB after a quarter, %d MiB at the end",
+	t.Logf("note: seed %d, %v of mixed load, %d kills, %.0f resumes: %s; the gateway took %d MiB after a quarter, %d MiB at the end",
 		seed, time.Since(began).Round(time.Second), kills, b.gatewayMetric("tandem:gateway_resumes_total"), counts, warm>>20, grown>>20)
 	if grown > warm+warm/2+mostGrowth {
 		t.Errorf("the gateway grew from %d to %d MiB", warm>>20, grown>>20)

@@ -70,11 +70,14 @@ func tandem(t *testing.T, env []string, args ...string) (stdout, stderr string, 
 // cluster is a running `tandem up`.
 type cluster struct {
 	t                *testing.T
-	state            string // folder that all of its processes name in their arguments
-	port             int    // of the gateway; the nodes' metrics follow
+	state            string                                                            // folder that all of its processes name in their arguments
+	host             string                                                            // of the gateway
+	port             int                                                               // of the gateway; the nodes' metrics follow
+	dial             func(ctx context.Context, network, addr string) (net.Conn, error) // to it; nil: as usual
 	nPrefill         int
-	key              string // for the API, or empty
-	traceparent      string // sent along, or empty
+	key              string            // for the API, or empty
+	traceparent      string            // sent along, or empty
+	headers          map[string]string // more of them
 	began            time.Time
 	cmd              *exec.Cmd
 	stdout, stderr   output
@@ -121,7 +124,7 @@ func newCluster(t *testing.T) *cluster {
 		}
 	})
 	return &cluster{
-		t: t, state: state, port: freePorts(t, 3), nPrefill: 1, ended: make(chan struct{}),
+		t: t, state: state, host: "127.0.0.1", port: freePorts(t, 3), nPrefill: 1, ended: make(chan struct{}),
 		vocabMin: 300, tokens: 2000,
 	}
 }
@@ -273,7 +276,7 @@ func (c *cluster) waitGone(bound time.Duration) time.Duration {
 }
 
 func (c *cluster) url(path string) string {
-	return "http://127.0.0.1:" + strconv.Itoa(c.port) + path
+	return "http://" + net.JoinHostPort(c.host, strconv.Itoa(c.port)) + path
 }
 
 // metric reads one metric of a node: its 0-based place after the gateway, and
@@ -334,9 +337,15 @@ func (c *cluster) post(path string, body map[string]any) (*http.Response, error)
 	if c.traceparent != "" {
 		req.Header.Set("traceparent", c.traceparent)
 	}
-	// A connection each: tests ask when new clients are refused.
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	return client.Do(req)
+	for name, value := range c.headers {
+		req.Header.Set(name, value)
+	}
+	return c.client().Do(req)
+}
+
+// client has a connection for each request: tests ask when new clients are refused.
+func (c *cluster) client() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: c.dial}}
 }
 
 // answer is what /v1/completions says.

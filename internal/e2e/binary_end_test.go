@@ -1,0 +1,193 @@
+//go:build linux
+
+package e2e
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Every node is stopped in order and started again, one after the other, under
+// load. None of them gets the time to finish what it has: its streams go on
+// elsewhere, and their clients notice nothing.
+func TestBinaryRollingRestart(t *testing.T) {
+	t.Parallel()
+	b := newBattle(t, 11, ranks{nodes: []string{"--shutdown-timeout", "300ms"}})
+	resumes := b.disturb(func() {
+		for _, m := range b.nodes {
+			m.signal(t, syscall.SIGTERM)
+			b.gone(m, stopBound)
+			if !m.cmd.ProcessState.Success() {
+				t.Errorf("%s ended with %s", m.name, m.cmd.ProcessState)
+			}
+			b.begin(m)
+			b.returned([]*member{m})
+		}
+		for _, m := range b.nodes[2:] { // and once more
+			m.signal(t, syscall.SIGTERM)
+			b.gone(m, stopBound)
+			b.begin(m)
+			b.returned([]*member{m})
+		}
+	})
+	if resumes == 0 {
+		t.Error("no stream was handed over: the restarts have met nobody in the middle of one")
+	}
+}
+
+// idle waits until no node holds anything for a request.
+func (b *battle) idle(bound time.Duration) (took time.Duration) {
+	b.t.Helper()
+	left := ""
+	defer func() {
+		if b.t.Failed() {
+			b.t.Logf("left: %s", left)
+		}
+	}()
+	return b.wait(bound, "no node holds anything for a request", func() bool {
+		for _, m := range b.nodes {
+			held := []struct{ name, label string }{
+				{"tandem:kv_blocks", `state="used"`}, {"tandem:kv_blocks", `state="pinned"`}, {"tandem:kv_blocks_in_transfer", ""},
+				{"vllm:num_requests_running", ""}, {"vllm:num_requests_waiting", ""},
+			}
+			if m.role == "decode" {
+				held = append(held, struct{ name, label string }{"tandem:kv_leases", ""}, struct{ name, label string }{"tandem:queue_length", `queue="attempts"`})
+			} else {
+				held = append(held, struct{ name, label string }{"tandem:queue_length", `queue="prefill_jobs"`})
+			}
+			for _, h := range held {
+				if v, ok := b.metric(m, h.name, h.label); !ok || v != 0 {
+					left = m.name + " " + h.name + h.label
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+// long is a stream that lasts for seconds.
+func (b *battle) long(seed int) (*sse, error) {
+	return b.stream(b.prompt(b.rand, 100+seed), 1800)
+}
+
+// A gateway that is killed leaves its clients with an abort, never with a clean
+// end; the nodes free what its requests held, the other gateway's streams go on,
+// and a gateway that is started again serves.
+func TestBinaryGatewayKilled(t *testing.T) {
+	t.Parallel()
+	b := newBattle(t, 13, ranks{gateways: 2, nodes: slow[:2]})
+	survivor := b.at(b.gateways[1])
+	var mine, others []*sse
+	for i := range 8 {
+		at, keep := b, &mine
+		if i%2 == 0 {
+			at, keep = survivor, &others
+		}
+		s, err := at.long(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.next(); err != nil {
+			t.Fatal(err)
+		}
+		*keep = append(*keep, s)
+	}
+	b.kill(b.gateways[0])
+	for i, s := range mine {
+		if err := s.rest(); err == nil || s.done || s.finish != "" {
+			t.Errorf("stream %d of the killed gateway looks finished after %d events: %v, [DONE] %v, finish_reason %q", i, s.events, err, s.done, s.finish)
+		}
+	}
+	if len(mine) == 0 {
+		t.Fatal("no stream was to be aborted")
+	}
+	for i, s := range others {
+		if err := s.rest(); err != nil || !s.done || s.finish != "length" || s.failed != "" {
+			t.Errorf("stream %d of the other gateway ended after %d events with %v, [DONE] %v, finish_reason %q, error %q", i, s.events, err, s.done, s.finish, s.failed)
+		}
+	}
+	if aborted, _ := b.metric(b.gateways[1], "tandem:gateway_resumes_total", ""); aborted != 0 {
+		t.Errorf("%v streams of the other gateway had to be resumed", aborted)
+	}
+	t.Logf("note: the nodes hold nothing %v after the last stream", b.idle(stopBound).Round(10*time.Millisecond))
+	b.begin(b.gateways[0])
+	began := time.Now()
+	b.whole(b.gateways[0])
+	t.Logf("note: a gateway that was killed uses all nodes %v after its start", time.Since(began).Round(10*time.Millisecond))
+	if _, err := b.complete(b.prompt(b.rand, 50), 5); err != nil {
+		t.Errorf("the gateway that was started again: %v", err)
+	}
+}
+
+// SIGTERM of a gateway: what streams has its end, who comes late is told so, and
+// the process ends.
+func TestBinaryGatewayDrained(t *testing.T) {
+	t.Parallel()
+	b := newBattle(t, 17, ranks{gateways: 2, nodes: slow[:2]})
+	var mine []*sse
+	for i := range 8 {
+		s, err := b.long(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine = append(mine, s)
+	}
+	b.gateways[0].signal(t, syscall.SIGTERM)
+	ended := make(chan error, 1)
+	go func() {
+		var errs error
+		for _, s := range mine {
+			errs = errors.Join(errs, s.rest())
+		}
+		ended <- errs
+	}()
+	var late error
+	b.wait(stopBound, "who comes late is refused", func() bool {
+		_, late = b.complete([]int32{400, 401}, 1)
+		return late != nil
+	})
+	if text := late.Error(); !strings.Contains(text, "refused") && !strings.Contains(text, "503") && !errors.Is(late, io.EOF) && !strings.Contains(text, "reset") {
+		t.Errorf("who comes late is told: %v", late)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("streams of the draining gateway: %v", err)
+	}
+	for i, s := range mine {
+		if !s.done || s.finish != "length" || s.failed != "" {
+			t.Errorf("stream %d ended after %d events with [DONE] %v, finish_reason %q, error %q", i, s.events, s.done, s.finish, s.failed)
+		}
+	}
+	b.gone(b.gateways[0], stopBound)
+	if !b.gateways[0].cmd.ProcessState.Success() {
+		t.Errorf("it ended with %s", b.gateways[0].cmd.ProcessState)
+	}
+	if _, err := b.at(b.gateways[1]).complete(b.prompt(b.rand, 50), 5); err != nil {
+		t.Errorf("the other gateway: %v", err)
+	}
+	b.idle(stopBound)
+}
+
+// A fleet's only gateway is killed and started again, at once and after the nodes
+// have noticed: it knows nobody, and they come back to it.
+func TestBinaryGatewayReturns(t *testing.T) {
+	t.Parallel()
+	b := newBattle(t, 19, ranks{})
+	for _, away := range []time.Duration{0, 8 * time.Second} {
+		b.kill(b.gateways[0])
+		time.Sleep(away)
+		b.begin(b.gateways[0])
+		began := time.Now()
+		b.whole(b.gateways[0])
+		t.Logf("note: a fleet's only gateway, killed and away for %v, uses all nodes %v after its start", away, time.Since(began).Round(10*time.Millisecond))
+		if _, err := b.complete(b.prompt(b.rand, 50), 5); err != nil {
+			t.Error(err)
+		}
+	}
+	_ = http.StatusOK
+}
