@@ -515,8 +515,9 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	}
 	failed, counters := make(chan error, 2), new(rpc.Counters)
 	meterRPC(n.set, counters, &n.asks)
+	watched := &gatewayWatch{Handler: h}
 	n.Work(func(ctx context.Context) {
-		failed <- rpc.Serve(ctx, rl, rpc.Options{Hello: n.hello(), TLS: n.Certs.Server(), Log: n.Log, Counters: counters}, h)
+		failed <- rpc.Serve(ctx, rl, rpc.Options{Hello: n.hello(), TLS: n.Certs.Server(), Log: n.Log, Counters: counters}, watched)
 	})
 	host := advertised(&f.c, f.n.Host)
 	self := cluster.Member{
@@ -531,6 +532,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	if err != nil {
 		return errors.Join(err, hl.Close())
 	}
+	watched.cluster.Store(cl)
 	var draining atomic.Bool
 	n.Work(func(ctx context.Context) {
 		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.set, Version: version, Level: n.Level, Ready: func() error {
@@ -561,6 +563,21 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	}
 	role.Drain(ctx)
 	return nil
+}
+
+// gatewayWatch has gossip look after gateways whose connections end: one that is
+// started again at once knows nobody, and is not missed by gossip yet.
+type gatewayWatch struct {
+	rpc.Handler
+	cluster atomic.Pointer[cluster.Cluster] // nil: not joined yet
+}
+
+// Closed implements rpc.Handler.
+func (w *gatewayWatch) Closed(c *rpc.Conn, err error) {
+	w.Handler.Closed(c, err)
+	if cl := w.cluster.Load(); cl != nil && c.Peer().GetRole() == "gateway" {
+		cl.Lost(c.Peer().GetNodeId())
+	}
 }
 
 // drainDelay is how long a node that leaves keeps accepting, while anybody is

@@ -92,6 +92,7 @@ type Cluster struct {
 	meta   []byte            // encoded self
 	nodes  map[string]Member // by ID, as memberlist's events told
 	joined bool
+	lost   []string // members that rejoin has not looked after yet; bounded by its pace
 	left   bool
 }
 
@@ -299,16 +300,21 @@ func (c *Cluster) renew() {
 	}
 }
 
-// rejoin asks the Join addresses until each has answered, and all of them again
-// whenever this node is alone.
+// rejoin asks the Join addresses until each has answered, and again whenever
+// somebody was lost: a member that others join through may join nobody itself, and
+// when it is started again it knows nobody.
 func (c *Cluster) rejoin() {
 	told, pause, unmet := false, firstRejoin, c.o.Join
 	for {
 		c.mu.Lock()
-		alone := len(c.nodes) < 2
+		alone, lost := len(c.nodes) < 2, c.lost
+		c.lost = nil
 		c.mu.Unlock()
-		if alone {
+		switch {
+		case alone:
 			unmet = c.o.Join
+		case lost != nil:
+			unmet = c.absent(unmet, lost)
 		}
 		var err error
 		if unmet, err = c.meet(unmet); err == nil {
@@ -322,6 +328,28 @@ func (c *Cluster) rejoin() {
 		}
 		pause = min(2*pause, c.o.Rejoin)
 	}
+}
+
+// absent adds to unmet the Join addresses at which nobody but lost members is
+// known to be: names are among them, of which only asking tells who is there.
+func (c *Cluster) absent(unmet, lost []string) []string {
+	there := map[string]bool{}
+	for _, n := range c.list.Members() {
+		there[n.Address()] = !slices.Contains(lost, n.Name)
+	}
+	return slices.DeleteFunc(slices.Clone(c.o.Join), func(addr string) bool { return there[addr] && !slices.Contains(unmet, addr) })
+}
+
+// Lost says that the member of this ID may be gone, as the end of a connection to
+// it tells before gossip does: one that is started again meanwhile hears at once
+// who else there is.
+func (c *Cluster) Lost(id string) {
+	if len(c.o.Join) == 0 {
+		return // rejoin does not run
+	}
+	c.mu.Lock()
+	c.lost = append(c.lost, id)
+	c.mu.Unlock()
 }
 
 // meet asks each address and returns those that did not answer: two groups that
@@ -385,6 +413,7 @@ func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	d.mu.Lock()
 	delete(d.nodes, n.Name)
 	d.mu.Unlock()
+	(*Cluster)(d).Lost(n.Name)
 	signal(d.changed)
 }
 

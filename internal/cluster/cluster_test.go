@@ -398,3 +398,33 @@ func FuzzDecodeMember(f *testing.F) {
 		}
 	})
 }
+
+// The member that the others joined through, who itself joins nobody, dies and
+// comes back: at once, after the others have noticed, and long after. They find it,
+// and it them.
+func TestSeedComesBack(t *testing.T) {
+	for seed, away := range []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second, 2 * time.Minute} {
+		t.Run(away.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := NewNetwork(uint64(seed), 0.02)
+				var nodes []*node
+				var all []Member
+				for i := range 5 {
+					nodes, all = append(nodes, start(t, n, i, nil)), append(all, member(i))
+				}
+				agree(t, 30*time.Second, nodes, all...)
+				time.Sleep(time.Minute) // there is nothing left to gossip about
+				if err := nodes[0].Close(); err != nil {
+					t.Fatal(err)
+				}
+				for _, c := range nodes[1:] { // their connections to it have ended
+					c.Lost(member(0).ID)
+				}
+				time.Sleep(away)
+				nodes[0] = start(t, n, 0, nil)
+				agree(t, 5*time.Second, nodes, all...)
+				closeAll(t, nodes)
+			})
+		})
+	}
+}

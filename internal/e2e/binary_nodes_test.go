@@ -223,10 +223,13 @@ type seen struct {
 	Draining         bool
 }
 
-// fleet is whom the battle's gateway sees; nil where it does not answer.
+// fleet is whom the battle's gateway sees; nil where it does not answer or is not ready.
 func (b *battle) fleet() map[string]seen {
-	var view struct{ Nodes []seen }
-	if b.getJSON("/debug/nodes", &view) != nil {
+	var view struct {
+		Ready bool
+		Nodes []seen
+	}
+	if b.getJSON("/debug/nodes", &view) != nil || !view.Ready {
 		return nil
 	}
 	by := map[string]seen{}
