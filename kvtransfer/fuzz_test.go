@@ -29,7 +29,7 @@ func FuzzGrant(f *testing.F) {
 		}
 		b = bytes.Clone(b)
 		if len(b) >= grantFixed+4 {
-			b[5] &= grantTLS
+			b[5] &= grantTLS | grantUnchecked
 			seal(b)
 		}
 		g, err := decodeGrant(b)

@@ -8,8 +8,9 @@ import (
 )
 
 const (
-	grantTLS      = 1 // flag: the reader's connections are TLS
-	maxGrantAddrs = 8
+	grantTLS       = 1 // flag: the reader's connections are TLS
+	grantUnchecked = 2 // flag: the reader takes pages without checksums
+	maxGrantAddrs  = 8
 )
 
 // grantVersion is the newest form of a grant. A grant whose pages have pieces in every region is written, and read, in the form
@@ -27,6 +28,7 @@ type grant struct {
 	layout   Layout // the reader's
 	duration time.Duration
 	tls      bool
+	loose    bool     // pages need no checksums
 	node     string   // the reader's name
 	addrs    []string // where it listens; tried in order
 	pages    []int32  // [index] the reader's page
@@ -44,6 +46,9 @@ func (g *grant) encode() []byte {
 	}
 	if g.tls {
 		b[5] = grantTLS
+	}
+	if g.loose {
+		b[5] |= grantUnchecked
 	}
 	b[6] = byte(len(g.addrs))
 	putKey(b[8:], g.key)
@@ -79,7 +84,7 @@ func decodeGrant(b []byte) (*grant, error) {
 	if (b[4] == grantVersion) != (b[7] > 0) {
 		return nil, fmt.Errorf("%w: version %d with %d runs", ErrGrant, b[4], b[7])
 	}
-	g := &grant{key: getKey(b[8:]), layout: getLayout(b[24:]), duration: time.Duration(le.Uint64(b[40:])), tls: b[5]&grantTLS != 0}
+	g := &grant{key: getKey(b[8:]), layout: getLayout(b[24:]), duration: time.Duration(le.Uint64(b[40:])), tls: b[5]&grantTLS != 0, loose: b[5]&grantUnchecked != 0}
 	nAddrs, nPages := int(b[6]), int(le.Uint32(b[48:]))
 	rest := b[grantFixed : len(b)-4]
 	for i := range 1 + nAddrs {

@@ -252,3 +252,36 @@ func TestStuckMidPage(t *testing.T) {
 		}
 	})
 }
+
+// TestUnchecked: a reader that did not allow it takes no page without a checksum; one that did takes them.
+func TestUnchecked(t *testing.T) {
+	for _, allowed := range []bool{false, true} {
+		eachTransport(t, func(r *ReaderOptions, w *WriterOptions) { r.Unchecked, w.Unchecked = allowed, true }, func(t *testing.T, _ transport, p *pair) {
+			p.wantWorks(t, 1, 2) // the writer asks its grant
+			g := p.grant(t, time.Minute, 3)
+			conns := p.rawSession(t, g)
+			b := p.frameBytes(keyOf(t, g), 0, 1, 0)
+			var f frame
+			if err := f.decode(b[:frameSize]); err != nil {
+				t.Fatal(err)
+			}
+			f.loose, f.crc = true, [maxBatch]uint32{}
+			f.encode(b[:frameSize])
+			if allowed {
+				write(t, conns[1], b)
+				for p.reader.Stats().Pieces < uint64(2*small.Regions+1) {
+					time.Sleep(time.Millisecond)
+				}
+				return
+			}
+			renew := make([]byte, controlSize)
+			(&control{kind: msgRenew, key: f.key, value: 1}).encode(renew)
+			write(t, conns[0], renew)
+			for p.reader.sessionOf(f.key) == nil {
+				time.Sleep(time.Millisecond)
+			}
+			write(t, conns[1], b[:frameSize])
+			p.wantEvent(t, g, Failed, ErrProtocol)
+		})
+	}
+}

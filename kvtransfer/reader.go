@@ -23,6 +23,7 @@ type ReaderOptions struct {
 	Listen    string      // address to listen on
 	Advertise []string    // addresses that writers dial; none: the listener's own
 	TLS       *tls.Config // nil: plain; it should demand client certificates
+	Unchecked bool        // writers may leave out checksums: to measure what they cost, not for nodes
 
 	MaxLeases         int           // 1024: more than decode nodes run requests; Grant says ErrBusy beyond
 	MaxSessions       int           // 256 writers at a time: a prefill node each
@@ -218,7 +219,7 @@ func (r *Reader) Grant(req GrantRequest) (Grant, error) {
 	}
 	signal(r.wake)
 	g := grant{
-		key: key, layout: r.o.Layout, duration: req.Duration, tls: r.o.TLS != nil,
+		key: key, layout: r.o.Layout, duration: req.Duration, tls: r.o.TLS != nil, loose: r.o.Unchecked,
 		node: r.o.Node, addrs: r.o.Advertise, pages: pages, runs: runs,
 	}
 	return Grant{Lease: idOf(key), Wire: g.encode()}, nil

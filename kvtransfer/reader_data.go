@@ -3,11 +3,11 @@ package kvtransfer
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"net"
 	"time"
 
+	"github.com/tandem-serving/tandem/kvtransfer/crc32c"
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
@@ -64,6 +64,9 @@ func (d *dataReader) run() error {
 		}
 		if err := d.f.decode(header); err != nil {
 			return err
+		}
+		if d.f.loose && !d.r.o.Unchecked {
+			return fmt.Errorf("%w: frame of lease %v without checksums", ErrProtocol, d.f.key)
 		}
 		if err := d.admit(); err != nil {
 			return err
@@ -159,14 +162,14 @@ func (d *dataReader) took(n int) {
 		n -= len(w)
 		d.off += len(w)
 		lands := d.target[d.page] != lease.NoPage
-		if lands {
-			d.crc = crc32.Update(d.crc, castagnoli, w)
+		if lands && !d.f.loose {
+			d.crc = crc32c.Update(d.crc, w)
 		}
 		if d.off < d.r.o.Layout.PageBytes {
 			return
 		}
 		if lands {
-			if d.crc == d.f.crc[d.page] {
+			if d.f.loose || d.crc == d.f.crc[d.page] {
 				d.landed = append(d.landed, d.f.index[d.page])
 			} else {
 				d.bad = fmt.Errorf("%w: piece %d of region %d has %08x, its header says %08x",

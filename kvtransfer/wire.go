@@ -124,10 +124,14 @@ type control struct {
 type frame struct {
 	key    lease.Key
 	region uint32
-	count  int // pages that follow
+	count  int  // pages that follow
+	loose  bool // crc says nothing; only for readers whose grant allows it
 	index  [maxBatch]uint32
 	crc    [maxBatch]uint32 // CRC32C of each page
 }
+
+// frameLoose is the bit of the count that says so.
+const frameLoose = 1 << 15
 
 var le = binary.LittleEndian
 
@@ -248,6 +252,9 @@ func (f *frame) encode(b []byte) {
 	le.PutUint32(b, magicFrame)
 	le.PutUint16(b[4:], uint16(f.region))
 	le.PutUint16(b[6:], uint16(f.count))
+	if f.loose {
+		b[7] |= frameLoose >> 8
+	}
 	putKey(b[8:], f.key)
 	for i := range f.count {
 		le.PutUint32(b[24+8*i:], f.index[i])
@@ -260,7 +267,8 @@ func (f *frame) decode(b []byte) error {
 	if err := unseal(b, magicFrame, "frame"); err != nil {
 		return err
 	}
-	f.key, f.region, f.count = getKey(b[8:]), uint32(le.Uint16(b[4:])), int(le.Uint16(b[6:]))
+	f.key, f.region, f.count = getKey(b[8:]), uint32(le.Uint16(b[4:])), int(le.Uint16(b[6:])&^frameLoose)
+	f.loose = b[7]&(frameLoose>>8) != 0
 	if f.count < 1 || f.count > maxBatch {
 		return fmt.Errorf("%w: frame of %d pages, want 1..%d", ErrProtocol, f.count, maxBatch)
 	}

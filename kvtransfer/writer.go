@@ -11,11 +11,12 @@ import (
 
 // WriterOptions configure a Writer. Zero bounds take the defaults that stand beside them.
 type WriterOptions struct {
-	Node    string      // this node's name in messages
-	Layout  Layout      // must equal each reader's
-	Memory  Memory      // where pages come from
-	Network Network     // nil: TCP
-	TLS     *tls.Config // for readers that want TLS; its ServerName may be empty, then it is the dialed host
+	Node      string      // this node's name in messages
+	Layout    Layout      // must equal each reader's
+	Memory    Memory      // where pages come from
+	Network   Network     // nil: TCP
+	Unchecked bool        // leave out checksums where a reader takes that
+	TLS       *tls.Config // for readers that want TLS; its ServerName may be empty, then it is the dialed host
 
 	Connections  int           // 2 data connections per reader: one does not fill a fast link, four measured slower
 	MaxPushes    int           // 1024 open at a time; Open says ErrBusy beyond

@@ -4,12 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"net"
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/kvtransfer/crc32c"
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
@@ -319,11 +319,13 @@ func (s *writerSession) send(conn net.Conn) error {
 			return nil
 		}
 		bufs = append(bufs[:0], header)
-		f := frame{key: b.p.key, region: uint32(b.region), count: len(b.pages)}
+		f := frame{key: b.p.key, region: uint32(b.region), count: len(b.pages), loose: s.w.o.Unchecked && b.p.grant.loose}
 		for i, page := range b.pages {
 			data := s.w.mem.page(b.region, page)
 			f.index[i] = uint32(b.first + i)
-			f.crc[i] = crc32.Checksum(data, castagnoli)
+			if !f.loose {
+				f.crc[i] = crc32c.Update(0, data)
+			}
 			bufs = append(bufs, data)
 		}
 		f.encode(header)

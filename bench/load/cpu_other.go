@@ -4,5 +4,5 @@ package load
 
 import "time"
 
-// cpuTime is not known on this system.
-func cpuTime() time.Duration { return 0 }
+// CPUTime is not known on this system.
+func CPUTime() time.Duration { return 0 }

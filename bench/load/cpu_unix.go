@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// cpuTime is what this process has used, in user and system mode.
-func cpuTime() time.Duration {
+// CPUTime is what this process has used, in user and system mode.
+func CPUTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
 		return 0

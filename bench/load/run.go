@@ -70,7 +70,7 @@ func Run(ctx context.Context, c Doer, p Plan) (*Record, error) {
 	slots := make(chan struct{}, max(1, p.MaxConcurrency))
 	watchCtx, stopWatch := context.WithCancel(ctx)
 	defer stopWatch()
-	cpu := cpuTime()
+	cpu := CPUTime()
 	r.Start = time.Now()
 	w := watch(watchCtx)
 	var done, failed, running atomic.Int64
@@ -129,7 +129,7 @@ func Run(ctx context.Context, c Doer, p Plan) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the run was stopped: %w", err)
 	}
-	r.Self = judge(r, cpuTime()-cpu, <-w)
+	r.Self = judge(r, CPUTime()-cpu, <-w)
 	return r, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/dataset"
 	"github.com/tandem-serving/tandem/bench/load"
 	"github.com/tandem-serving/tandem/bench/offline"
+	"github.com/tandem-serving/tandem/bench/transfer"
 	"github.com/tandem-serving/tandem/bench/truth"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -32,6 +33,8 @@ var benchmarks = []struct {
 		"tandem bench throughput --input-len 256 --output-len 64 --num-prompts 100", benchThroughput},
 	{"latency", "[flags]", "Times one batch in an engine in this process again and again.",
 		"tandem bench latency --input-len 32 --output-len 128 --batch-size 8", benchLatency},
+	{"transfer", "--listen HOST:PORT | --peer HOST:PORT [flags]", "Measures KV transfer between two machines: scattered pages, leases and checksums as nodes use them, every byte compared.",
+		"tandem bench transfer --listen 127.0.0.1:7400    # and, on the other machine: tandem bench transfer --peer 127.0.0.1:7400", benchTransfer},
 	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and writes down the truth, to check load testers.",
 		"tandem bench mock --port 9000 --gap 100ms", benchMock},
 	{"truth", "[flags]", "Holds bench serve, and guidellm if it is there, against a mock that knows the truth.",
@@ -54,7 +57,7 @@ func benchmark(v *Invocation) error {
 			v.Set = config.New(strings.TrimSpace("bench "+b.name+" "+b.args), b.summary, b.example, v.Out)
 			v.Arguments = bench.JoinLists(v.Arguments[1:])
 			err := b.run(v)
-			for _, sentinel := range []error{offline.ErrOption, bench.ErrOption, dataset.ErrOption, load.ErrOption} {
+			for _, sentinel := range []error{offline.ErrOption, transfer.ErrOption, bench.ErrOption, dataset.ErrOption, load.ErrOption} {
 				if errors.Is(err, sentinel) {
 					return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), sentinel.Error()+": "))
 				}

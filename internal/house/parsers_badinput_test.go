@@ -37,6 +37,7 @@ var parsed = map[string]string{
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
+	"bench/transfer":         "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",
 	"bench/report":           "its own reports, by encoding/json into plain fields",
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",

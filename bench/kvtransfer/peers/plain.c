@@ -1,0 +1,191 @@
+// Plain TCP for comparison: what writev and readv of scattered pages do on this machine, with no protocol, lease or
+// checksum. Two processes over loopback; the reader answers one byte when a round's last byte is there. The reader's pages
+// are compared after each round and overwritten.
+//
+//   plain PAGES PAGE_BYTES ROUNDS SMALL_PAGES SMALL_ROUNDS       one JSON object on standard output
+//   plain memcpy PAGES PAGE_BYTES ROUNDS                         one thread's memcpy over the same pages
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BATCH = 64 };           // pages of one writev or readv
+enum { SOCKET_BUFFER = 4 << 20 };
+
+static size_t n_pages, page_bytes;
+
+static void die(const char *what) { perror(what); exit(1); }
+
+static double seconds(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double cpu(void) {
+	struct rusage u;
+	getrusage(RUSAGE_SELF, &u);
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+static uint64_t draw(uint64_t *s) {
+	uint64_t x = (*s += 0x9e3779b97f4a7c15u);
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	return x ^ x >> 31;
+}
+
+// shuffle fills order with a permutation of the pages; both sides draw the same.
+static void shuffle(uint32_t *order, uint64_t seed) {
+	for (size_t i = 0; i < n_pages; i++) order[i] = (uint32_t)i;
+	for (size_t i = n_pages - 1; i > 0; i--) {
+		size_t j = draw(&seed) % (i + 1);
+		uint32_t t = order[i]; order[i] = order[j]; order[j] = t;
+	}
+}
+
+static char *memory(int fill) {
+	char *m = mmap(NULL, n_pages * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (m == MAP_FAILED) die("mmap");
+	uint64_t *w = (uint64_t *)m;
+	for (size_t i = 0; i < n_pages * page_bytes / 8; i++) w[i] = fill ? i * 0x9e3779b97f4a7c15u : 0;
+	return m;
+}
+
+static void compare(char *m, const uint32_t *src, const uint32_t *dst, size_t n) {
+	for (size_t i = 0; i < n; i++) {
+		const uint64_t *w = (const uint64_t *)(m + dst[i] * page_bytes);
+		uint64_t at = src[i] * page_bytes / 8;
+		for (size_t k = 0; k < page_bytes / 8; k++)
+			if (w[k] != (at + k) * 0x9e3779b97f4a7c15u) { fprintf(stderr, "wrong byte in page %zu\n", i); exit(1); }
+		memset(m + dst[i] * page_bytes, 0xa5, page_bytes);
+	}
+}
+
+// move sends or receives n pages in the order given.
+static void move(int fd, char *m, const uint32_t *order, size_t n, int out) {
+	struct iovec v[BATCH];
+	for (size_t at = 0; at < n;) {
+		int k = 0;
+		for (; k < BATCH && at < n; k++, at++) v[k] = (struct iovec){m + order[at] * page_bytes, page_bytes};
+		struct iovec *p = v;
+		while (k > 0) {
+			ssize_t r = out ? writev(fd, p, k) : readv(fd, p, k);
+			if (r <= 0) die(out ? "writev" : "readv");
+			for (; k > 0 && (size_t)r >= p->iov_len; p++, k--) r -= (ssize_t)p->iov_len;
+			if (k > 0) { p->iov_base = (char *)p->iov_base + r; p->iov_len -= (size_t)r; }
+		}
+	}
+}
+
+static int by_value(const void *a, const void *b) {
+	double x = *(const double *)a, y = *(const double *)b;
+	return (x > y) - (x < y);
+}
+
+// rounds runs one side; the writer's times go to took, the CPU of all rounds is returned.
+static double rounds(int fd, char *m, size_t n, int count, uint64_t seed, int out, double *took) {
+	uint32_t *src = malloc(n_pages * 4), *dst = malloc(n_pages * 4);
+	double used = 0;
+	for (int r = -1; r < count; r++) { // the first warms up
+		shuffle(src, seed + 2 * (uint64_t)(r + 1));
+		shuffle(dst, seed + 2 * (uint64_t)(r + 1) + 1);
+		char byte = 1;
+		if (out && read(fd, &byte, 1) != 1) die("ready"); // the reader has overwritten its pages
+		if (!out && write(fd, &byte, 1) != 1) die("ready");
+		double c = cpu(), t = seconds();
+		move(fd, m, out ? src : dst, n, out);
+		if (out && read(fd, &byte, 1) != 1) die("ack");
+		if (!out && write(fd, &byte, 1) != 1) die("ack");
+		if (r >= 0) used += cpu() - c;
+		if (r >= 0 && took) took[r] = seconds() - t;
+		if (!out) compare(m, src, dst, n);
+	}
+	free(src); free(dst);
+	return used;
+}
+
+static void socket_options(int fd) {
+	int on = 1, size = SOCKET_BUFFER;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
+}
+
+static int only_memcpy(int count) {
+	char *from = memory(1), *to = memory(0);
+	uint32_t *src = malloc(n_pages * 4), *dst = malloc(n_pages * 4);
+	double *took = malloc(sizeof(double) * (size_t)count);
+	for (int r = -1; r < count; r++) {
+		shuffle(src, 2 * (uint64_t)(r + 1)); shuffle(dst, 2 * (uint64_t)(r + 1) + 1);
+		double t = seconds();
+		for (size_t i = 0; i < n_pages; i++) memcpy(to + dst[i] * page_bytes, from + src[i] * page_bytes, page_bytes);
+		if (r >= 0) took[r] = seconds() - t;
+		compare(to, src, dst, n_pages);
+	}
+	qsort(took, (size_t)count, sizeof *took, by_value);
+	printf("{\"gb_per_second\": %.4f}\n", 1e-9 * (double)(n_pages * page_bytes) / took[count / 2]);
+	return 0;
+}
+
+int main(int argc, char **argv) {
+	int only = argc == 5 && strcmp(argv[1], "memcpy") == 0;
+	if (!only && argc != 6) { fprintf(stderr, "usage: plain PAGES PAGE_BYTES ROUNDS SMALL_PAGES SMALL_ROUNDS\n"); return 2; }
+	n_pages = strtoull(argv[1 + only], NULL, 10); page_bytes = strtoull(argv[2 + only], NULL, 10);
+	int count = atoi(argv[3 + only]);
+	if (n_pages < 2 || page_bytes < 8 || page_bytes % 8 || count < 1) { fprintf(stderr, "bad sizes\n"); return 2; }
+	if (only) return only_memcpy(count);
+	size_t small = strtoull(argv[4], NULL, 10);
+	int smalls = atoi(argv[5]);
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof a;
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+	socket_options(l);
+	if (bind(l, (struct sockaddr *)&a, len) || listen(l, 1) || getsockname(l, (struct sockaddr *)&a, &len)) die("listen");
+	int back[2];
+	if (pipe(back)) die("pipe");
+	pid_t reader = fork();
+	if (reader < 0) die("fork");
+	if (reader == 0) {
+		int fd = accept(l, NULL, NULL);
+		if (fd < 0) die("accept");
+		socket_options(fd);
+		char *m = memory(0);
+		double used[2] = {rounds(fd, m, n_pages, count, 1, 0, NULL), 0};
+		if (smalls > 0) used[1] = rounds(fd, m, small, smalls, 1u << 20, 0, NULL);
+		if (write(back[1], used, sizeof used) != sizeof used) die("pipe");
+		return 0;
+	}
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	socket_options(fd);
+	char *m = memory(1);
+	if (connect(fd, (struct sockaddr *)&a, len)) die("connect");
+	double *took = malloc(sizeof(double) * (size_t)(count > smalls ? count : smalls)), used[2];
+	double own = rounds(fd, m, n_pages, count, 1, 1, took);
+	qsort(took, (size_t)count, sizeof *took, by_value);
+	double gb = 1e-9 * (double)(n_pages * page_bytes);
+	printf("{\"gb_per_second\": %.4f", gb / took[count / 2]);
+	if (smalls > 0) {
+		rounds(fd, m, small, smalls, 1u << 20, 1, took);
+		qsort(took, (size_t)smalls, sizeof *took, by_value);
+		printf(", \"small_p50_ms\": %.4f, \"small_p90_ms\": %.4f", 1e3 * took[smalls / 2], 1e3 * took[smalls * 9 / 10]);
+	}
+	if (read(back[0], used, sizeof used) != sizeof used) die("pipe");
+	printf(", \"cpu_seconds_per_gb\": %.4f}\n", (own + used[0]) / gb / count);
+	int status = 0;
+	waitpid(reader, &status, 0);
+	return status != 0;
+}

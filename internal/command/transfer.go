@@ -1,0 +1,53 @@
+package command
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/tandem-serving/tandem/bench/transfer"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
+)
+
+func benchTransfer(v *Invocation) error {
+	var o transfer.Options
+	memory := config.Bytes(4 << 30)
+	v.StringVar(&o.Listen, "listen", "", "HOST:PORT: own the memory where pages land, and wait for peers")
+	v.StringVar(&o.Peer, "peer", "", "HOST:PORT of a listener: push pages to it and tell what that took")
+	v.StringVar(&o.Transport, "transport", "tcp", "how pages travel: "+transfer.Transports())
+	v.IntVar(&o.Pages, "pages", 16384, "pages of a round, over all layers")
+	v.IntVar(&o.PageBytes, "page-bytes", 32768, "bytes of a page")
+	v.IntVar(&o.Layers, "layers", 16, "layers that the pages are of, pushed one after the other")
+	v.IntVar(&o.Streams, "streams", 2, "data connections, as nodes have 2")
+	v.IntVar(&o.Rounds, "rounds", 5, "rounds; their median counts")
+	v.IntVar(&o.SmallPages, "small-pages", 32, "pages of a small transfer")
+	v.IntVar(&o.Smalls, "small-rounds", 200, "small transfers, for their latency; 0: none")
+	v.BoolVar(&o.NoChecksum, "no-checksum", false, "leave out CRC32C, to see what it costs; nodes never do")
+	v.Uint64Var(&o.Seed, "seed", 1, "of which pages travel, and where to")
+	v.IntVar(&o.KVPort, "kv-port", 0, "listener: port for the pages; 0: any")
+	v.Var(&memory, "memory", "listener: the most memory that a peer may ask for")
+	v.BoolVar(&o.JSON, "json", false, "the report as JSON")
+	dir := v.String("tls-dir", "", "a node's folder made by `tandem ca`: mutual TLS, as with --kv-tls; the same on both sides")
+	if _, err := v.Parse(0); err != nil {
+		return err
+	}
+	if (o.Listen == "") == (o.Peer == "") {
+		return fmt.Errorf("%w: give --listen HOST:PORT on one machine and --peer HOST:PORT on the other", config.ErrValue)
+	}
+	o.MemoryBytes, o.Out = int64(memory), v.Out
+	if *dir != "" {
+		m, err := tlsconf.Load(*dir, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return fmt.Errorf("%w: --tls-dir: %w", config.ErrValue, err)
+		}
+		defer m.Close()
+		o.ServerTLS, o.ClientTLS = m.Server(), m.Client()
+	}
+	ctx, _, stop := process.Signals()
+	defer stop()
+	if o.Listen != "" {
+		return transfer.Listen(ctx, o)
+	}
+	return transfer.Push(ctx, o)
+}
