@@ -135,8 +135,9 @@ type Step struct {
 	Sampled   []int32 // [len(Outputs)], written by Sample
 }
 
-// Rope is a rotation table: inverse frequencies [HeadDim/2] and the factor on
-// cosine and sine (1 unless the scaling says otherwise). Half-split pairs.
+// Rope is a rotation table: inverse frequencies, one per pair of columns, and the
+// factor on cosine and sine (1 unless the scaling says otherwise). Half-split
+// pairs; where there are fewer than a head has, its last columns turn.
 type Rope struct {
 	InvFreq []float32
 	Scale   float32
@@ -147,7 +148,7 @@ type AttentionSpec struct {
 	Layer   int // KV layer to read
 	Heads   int
 	KVHeads int
-	HeadDim int
+	HeadDim int     // of queries and keys; values of a latent have Latent columns
 	Scale   float32 // on the scores, usually HeadDim^-0.5
 
 	// Window is how many positions a token sees, its own included; 0 is all. A
@@ -187,6 +188,9 @@ type MoESpec struct {
 	// Biases of each expert's products; nil: none.
 	GateBias, UpBias, DownBias []Weight
 
+	// Sigmoid, where set, chooses by other scores than the softmax.
+	Sigmoid *SigmoidRouter
+
 	// Scale is a vector [experts] that multiplies the chosen ones' weights in the
 	// end; nil: none.
 	Scale *Weight
@@ -194,6 +198,23 @@ type MoESpec struct {
 	// Scratch of the model's, of the same row set: TopK rows in one. Hidden is
 	// [TopK*hidden], Inner and InnerUp are [TopK*inner].
 	Hidden, Inner, InnerUp Buf
+}
+
+// SigmoidRouter chooses experts by σ(score) + bias: of as many groups of
+// neighbouring experts as Groups says those Keep whose two best are the most
+// together, of these the TopK best. Their weights are σ(score), divided by their
+// sum where Normalize says so, times Factor.
+type SigmoidRouter struct {
+	Bias         Weight // a vector [experts]
+	Groups, Keep int
+	Factor       float32
+}
+
+// HeadSpec is a matrix per head.
+type HeadSpec struct {
+	Weights []Weight // [heads] of [out, in]
+
+	In, Out Buf // scratch of the model's, of the same row set: [heads*in], [heads*out]
 }
 
 // Backend runs forward passes. One goroutine uses it; it is not safe for more.
@@ -216,6 +237,7 @@ type Backend interface {
 
 	Embed(dst Buf, table Weight)
 	Linear(dst, x Buf, w, bias Weight)                              // dst = x·Wᵀ + bias
+	HeadLinear(dst, x Buf, s HeadSpec)                              // each head's first columns by its matrix, the others as they are
 	RMSNorm(dst, x Buf, w Weight, eps float32)                      // w may be NoWeight, as in HeadNorm
 	AddRMSNorm(dst, x, add Buf, w Weight, eps float32)              // x += add; dst = norm(x)
 	HeadNorm(dst, x Buf, heads, headDim int, w Weight, eps float32) // RMSNorm of each head; w is [headDim]

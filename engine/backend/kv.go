@@ -20,6 +20,7 @@ type KVGroup struct {
 	BlockTokens int // tokens per block, at most 256
 	KVHeads     int
 	HeadDim     int
+	Latent      int // see KVShape
 	Window      int // positions that a token of its layers sees, 0 all
 	Layers      int // how many; at most KVSpec.Regions
 }
@@ -29,13 +30,31 @@ type KVShape struct {
 	Window  int // positions that a token sees, its own included; 0 all
 	KVHeads int
 	HeadDim int
+
+	// Latent, if not 0, says that values are the first Latent columns of the keys,
+	// which are stored once, for a single head.
+	Latent int
 }
 
 // KVPlace is where a KV layer lies.
 type KVPlace struct{ Group, Region int }
 
-// TokenBytes is what one layer of the group stores of a token, K and V.
-func (g KVGroup) TokenBytes(t DType) int { return 2 * g.KVHeads * g.HeadDim * t.Size() }
+// TokenBytes is what one layer of the group stores of a token, K and V, or the
+// latent that both are made of.
+func (g KVGroup) TokenBytes(t DType) int {
+	if g.Latent > 0 {
+		return g.HeadDim * t.Size()
+	}
+	return 2 * g.KVHeads * g.HeadDim * t.Size()
+}
+
+// ValueDim is the width of a head's values.
+func (g KVGroup) ValueDim() int {
+	if g.Latent > 0 {
+		return g.Latent
+	}
+	return g.HeadDim
+}
 
 // BlockBytes is the size of one block over all regions.
 func (s KVSpec) BlockBytes() int { return s.Regions * s.PageBytes }
@@ -57,7 +76,7 @@ func (s KVSpec) Valid() bool {
 		return false
 	}
 	for _, g := range s.Groups {
-		if g.BlockTokens < 1 || g.KVHeads < 1 || g.HeadDim < 1 || g.Window < 0 || g.Layers < 1 || g.Layers > s.Regions ||
+		if g.BlockTokens < 1 || g.KVHeads < 1 || g.HeadDim < 1 || g.Window < 0 || g.Latent < 0 || g.Latent > g.HeadDim || g.Latent > 0 && g.KVHeads != 1 || g.Layers < 1 || g.Layers > s.Regions ||
 			g.BlockTokens*g.TokenBytes(s.DType) > s.PageBytes {
 			return false
 		}

@@ -112,7 +112,7 @@ func arrange(all []kind, n Need, regions, scale int, pow2 bool) (s backend.KVSpe
 }
 
 func shape(k kind) backend.KVGroup {
-	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Window: k.Window}
+	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Latent: k.Latent, Window: k.Window}
 }
 
 // Groups are a store's groups as the block pool sees them.

@@ -55,7 +55,7 @@ func (n *Need) check() error {
 	bad := len(n.Layers) < 1 || n.Budget < 0 || n.Weights < 0 || n.Step < 0 || n.BlockTokens < 1 || n.BlockTokens > maxBlockTokens ||
 		n.MaxModelLen < 1 || n.Context < 0 || n.MaxBatchedTokens < 1 || n.MaxBlocks < 0 || n.DType != backend.F32 && n.DType != backend.BF16
 	for _, l := range n.Layers {
-		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1
+		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1 || l.Latent < 0 || l.Latent > l.HeadDim
 	}
 	if bad {
 		return fmt.Errorf("%w: a need without sizes: %+v", ErrBudget, *n)
@@ -140,8 +140,12 @@ func (p *Plan) explain(n *Need, left int64, capped string) {
 		if same > 1 {
 			layers = fmt.Sprintf("%d x %d", same, g.Layers)
 		}
-		say(name, "%s layers%s: 2 (K and V) x %d KV heads x %d x %d bytes (%s) x %d tokens = %s a page%s", layers, window(g.Window),
-			g.KVHeads, g.HeadDim, p.KV.DType.Size(), p.KV.DType, g.BlockTokens, Bytes(int64(page)), p.unused(g, page))
+		what := fmt.Sprintf("2 (K and V) x %d KV heads x %d", g.KVHeads, g.HeadDim)
+		if g.Latent > 0 {
+			what = fmt.Sprintf("a latent of %d and %d rotated", g.Latent, g.HeadDim-g.Latent)
+		}
+		say(name, "%s layers%s: %s x %d bytes (%s) x %d tokens = %s a page%s", layers, window(g.Window),
+			what, p.KV.DType.Size(), p.KV.DType, g.BlockTokens, Bytes(int64(page)), p.unused(g, page))
 	}
 	say("one block", "%d pages of %s = %s", p.KV.Regions, Bytes(int64(p.KV.PageBytes)), Bytes(int64(p.KV.BlockBytes())))
 	say("blocks", "%s / %s = %d fit", Bytes(left), Bytes(int64(p.KV.BlockBytes())), left/int64(p.KV.BlockBytes()))

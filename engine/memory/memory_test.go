@@ -52,6 +52,22 @@ func TestFitByHand(t *testing.T) {
 	}
 }
 
+// A DeepSeek-V3: a token is 576 numbers in each of 61 layers, and not 128 heads of
+// 192 and 128.
+func TestFitLatent(t *testing.T) {
+	p, err := Fit(Need{
+		Budget: 61 * 576 * 2 * 32768, Layers: slices.Repeat([]backend.KVShape{{KVHeads: 1, HeadDim: 576, Latent: 512}}, 61),
+		BlockTokens: 16, DType: backend.BF16, MaxModelLen: 4096, MaxBatchedTokens: 512,
+	})
+	if err != nil || p.Tokens != 32768 {
+		t.Fatalf("%d tokens, %v, want 32768", p.Tokens, err)
+	}
+	want := "group 0       61 layers: a latent of 512 and 64 rotated x 2 bytes (bfloat16) x 16 tokens = 18 KiB a page"
+	if !slices.Contains(p.Lines, want) {
+		t.Errorf("lines:\n%s\nwant one:\n%s", strings.Join(p.Lines, "\n"), want)
+	}
+}
+
 // alternating is n layers, every stride-th of which sees all.
 func alternating(n, stride int, windowed, full backend.KVShape) (all []backend.KVShape) {
 	for i := range n {

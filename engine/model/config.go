@@ -37,7 +37,12 @@ type Config struct {
 	FullLayers   []bool // layers without the window; nil: none
 	MoE          MoEConfig
 	Gemma4       *gemma4Config // what only Gemma 4 has
-	MXFP4        bool          // experts are stored in four bits
+	Deepseek     *deepseekConfig
+	MXFP4        bool // experts are stored in four bits
+
+	// Wrapped says that the checkpoint has more than the text model, whose weights
+	// have a longer prefix.
+	Wrapped bool
 
 	MaxPositions int    // tokens the model was made for, prompt and output
 	DType        string // what the config says the weights are; the files decide
@@ -50,6 +55,7 @@ type rawConfig struct {
 	text []byte // all of it
 
 	Architectures []string `json:"architectures"`
+	Wrapped       bool     `json:"-"`
 
 	VocabSize        int      `json:"vocab_size"`
 	HiddenSize       int      `json:"hidden_size"`
@@ -113,11 +119,15 @@ func (t *tokenIDs) UnmarshalJSON(text []byte) error {
 // generation_config.json where that has them. What is absent gets the value
 // that transformers gives it.
 func parseConfig(text, generation []byte) (Config, error) {
+	text, wrapped, err := unwrap(text)
+	if err != nil {
+		return Config{}, err
+	}
 	var raw rawConfig
 	if err := json.Unmarshal(text, &raw); err != nil {
 		return Config{}, fmt.Errorf("%w: config.json: %w", ErrConfig, err)
 	}
-	raw.text = text
+	raw.text, raw.Wrapped = text, wrapped
 	if err := raw.supported(); err != nil {
 		return Config{}, err
 	}
@@ -135,6 +145,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 		DType:        strings.TrimPrefix(raw.TorchDType, "torch."),
 		BOS:          -1,
 		EOS:          raw.EOS,
+		Wrapped:      raw.Wrapped,
 	}
 	if raw.DType != "" {
 		c.DType = raw.DType
@@ -196,7 +207,9 @@ func (r *rawConfig) supported() error {
 	if len(r.Architectures) != 1 {
 		return fmt.Errorf("%w: config.json: architectures is %q, one is needed", ErrConfig, r.Architectures)
 	}
-	if name := r.Architectures[0]; architectures[name].network == nil {
+	if name := r.Architectures[0]; strings.HasSuffix(name, "ForConditionalGeneration") {
+		return refuse("architectures", name, "of models that see or hear only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
+	} else if architectures[name].network == nil {
 		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
 	}
 	oss := r.Architectures[0] == gptOSSName
@@ -284,7 +297,9 @@ func (c *Config) endTokens(generation []byte) error {
 }
 
 // yarn says whether the architecture stretches its rotation so.
-func (r *rawConfig) yarn() bool { return r.Architectures[0] == gptOSSName }
+func (r *rawConfig) yarn() bool {
+	return r.Architectures[0] == gptOSSName || r.Architectures[0] == deepseekName
+}
 
 // rope reads the rotation in either spelling: rope_parameters, or rope_theta
 // with rope_scaling.

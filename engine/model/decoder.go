@@ -62,11 +62,15 @@ func newDecoder(c *Config) decoder { return decoder{cfg: c, rope: c.Rope.table(c
 // bind lists the weights of the architecture that embeds d.
 func (d *decoder) bind(model any) []binding {
 	c := d.cfg
-	all := bindings(model, "", map[string]int{
+	return d.untied(bindings(model, "", map[string]int{
 		"vocab": c.Vocab, "hidden": c.Hidden, "ffn": c.FFN, "q": c.Heads * c.HeadDim, "kv": c.KVHeads * c.HeadDim,
 		"head": c.HeadDim, "heads": c.Heads, "experts": c.MoE.Experts, "expert": c.MoE.FFN,
-	})
-	if c.TieEmbedding {
+	}))
+}
+
+// untied leaves out the output projection where the embedding is that.
+func (d *decoder) untied(all []binding) []binding {
+	if d.cfg.TieEmbedding {
 		all = slices.DeleteFunc(all, func(b binding) bool { return b.target == &d.Head })
 	}
 	return all
@@ -78,10 +82,14 @@ func (d *decoder) ignore(name string) bool {
 	return strings.HasSuffix(name, ".rotary_emb.inv_freq") || d.cfg.TieEmbedding && name == "lm_head.weight"
 }
 
-func (d *decoder) alloc(to memory) error {
+func (d *decoder) tie() {
 	if d.cfg.TieEmbedding {
 		d.Head = d.Embed
 	}
+}
+
+func (d *decoder) alloc(to memory) error {
+	d.tie()
 	c := d.cfg
 	a := allocator{to: to}
 	rows := func(r backend.Rows) rowBuffers {

@@ -110,6 +110,9 @@ func (c *Config) shape(i int) backend.KVShape {
 	if c.Gemma4 != nil && c.window(i) == 0 {
 		return backend.KVShape{KVHeads: c.Gemma4.FullKVHeads, HeadDim: c.Gemma4.FullHeadDim}
 	}
+	if d := c.Deepseek; d != nil {
+		return backend.KVShape{KVHeads: 1, HeadDim: d.Latent + d.Rope, Latent: d.Latent}
+	}
 	return backend.KVShape{Window: c.window(i), KVHeads: c.KVHeads, HeadDim: c.HeadDim}
 }
 

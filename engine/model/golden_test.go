@@ -24,7 +24,7 @@ const tolerance = 1e-4
 const blockTokens = 16
 
 // checkpoints are the folders that testdata/make_goldens.py made.
-var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain", "gpt-oss", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple"}
+var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain", "gpt-oss", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple", "deepseek", "deepseek-plain", "gemma4-multimodal"}
 
 // llamas are those of checkpoints whose network is Llama's.
 var llamas = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full"}
@@ -320,11 +320,15 @@ type dropping struct {
 	scale     bool // by constants
 	post      bool // norms in place: behind attention and MLPs
 	values    bool // norms without a weight
+	shared    bool // sums of two buffers
 }
 
 func (b *dropping) Add(x, add backend.Buf, scale backend.Weight) {
 	if b.scalars {
 		scale = backend.NoWeight
+	}
+	if b.shared {
+		return
 	}
 	b.Backend.Add(x, add, scale)
 }
@@ -403,6 +407,14 @@ func TestGoldensSeeFaults(t *testing.T) {
 		}
 	}
 	oss, gemma := []string{"gpt-oss", "gpt-oss-mxfp4"}, []string{"gemma4-moe", "gemma4-ple"}
+	deepseeks := []string{"deepseek", "deepseek-plain"}
+	sigmoid := func(change func(s *backend.SigmoidRouter)) func(*testing.T, *Source) *Model {
+		return drop(dropping{moe: func(m *backend.MoESpec) {
+			s := *m.Sigmoid
+			change(&s)
+			m.Sigmoid = &s
+		}})
+	}
 	faults := map[string]struct {
 		names []string
 		load  func(t *testing.T, src *Source) *Model
@@ -435,6 +447,30 @@ func TestGoldensSeeFaults(t *testing.T) {
 				a.Layer = 0
 			}
 		}})},
+		"no norms of waist and latent": {deepseeks, drop(dropping{post: true})},
+		"no factor on experts":         {deepseeks, sigmoid(func(s *backend.SigmoidRouter) { s.Factor = 1 })},
+		"experts of all groups":        {deepseeks, sigmoid(func(s *backend.SigmoidRouter) { s.Keep = s.Groups })},
+		"experts in other groups":      {deepseeks, sigmoid(func(s *backend.SigmoidRouter) { s.Groups, s.Keep = 2, 1 })},
+		"another normalisation":        {deepseeks, config(func(c *Config) { c.MoE.Normalize = !c.MoE.Normalize })},
+		"pairs that turn otherwise":    {deepseeks, config(func(c *Config) { c.Deepseek.Interleaved = !c.Deepseek.Interleaved })},
+		"scores less sharp":            {deepseeks, drop(dropping{attention: func(a *backend.AttentionSpec) { a.Scale *= 0.9 }})},
+		"no factor on scores":          {deepseeks[:1], drop(dropping{attention: func(a *backend.AttentionSpec) { a.Scale = float32(1 / math.Sqrt(24)) }})},
+		"no quotient on cosines":       {deepseeks[:1], config(func(c *Config) { c.Rope.Attention = 1 })},
+		"no stretch of a latent's key": {deepseeks[:1], config(func(c *Config) { c.Rope.Factor = 1 })},
+		"no shared experts":            {deepseeks, drop(dropping{shared: true})},
+		"no bias of the choice": {deepseeks, func(t *testing.T, src *Source) *Model {
+			m := load(t, src, cpu.Portable, nil)
+			none, err := m.backend.Load(backend.Tensor{Name: "zeros", DType: backend.F32, Shape: []int{src.Config.MoE.Experts}, Data: make([]byte, 4*src.Config.MoE.Experts)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range m.net.(*deepseek).Layers {
+				if l.MoE != nil {
+					l.MoE.Bias = none
+				}
+			}
+			return m
+		}},
 		"no sinks":             {oss, drop(dropping{attention: func(a *backend.AttentionSpec) { a.Sinks = nil }})},
 		"no biases":            {oss, drop(dropping{bias: true})},
 		"no biases of experts": {oss, drop(dropping{moe: func(m *backend.MoESpec) { m.GateBias, m.UpBias, m.DownBias = nil, nil, nil }})},

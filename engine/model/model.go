@@ -15,6 +15,7 @@ var architectures = map[string]architecture{
 	"Qwen3MoeForCausalLM": {newQwen3MoE, configQwen3MoE},
 	gptOSSName:            {newGPTOSS, configGPTOSS},
 	gemma4Name:            {newGemma4, configGemma4},
+	deepseekName:          {newDeepseek, configDeepseek},
 }
 
 // architecture makes the network of a config; config, where set, first reads

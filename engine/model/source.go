@@ -76,6 +76,7 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 		c, err := open()
 		if err == nil {
 			s.close = c.Close
+			c.Rename(s.Config.weightName)
 		}
 		return c, err
 	})

@@ -19,6 +19,10 @@ type stack struct {
 	byInput bool // [experts, in, out] instead of [experts, out, in]
 	deal    deal
 	targets [][]backend.Weight // [targets][experts]
+
+	// rows, where set, says which rows of a single matrix [out, in] a target gets of
+	// an expert, or of a head, and whether they become columns.
+	rows func(expert, target int) (rows []int, turned bool)
 }
 
 // deal says which rows of outputs go to which target.
@@ -52,6 +56,8 @@ func (s *stack) fault() string {
 	switch {
 	case len(s.names) == 2:
 		want = [][]int{{s.experts, s.out, s.in / 32, 16}, {s.experts, s.out, s.in / 32}}
+	case s.rows != nil:
+		want = [][]int{{s.out, s.in}}
 	case s.in == 0:
 		want = [][]int{{s.experts, s.out}}
 	case s.byInput:
@@ -87,6 +93,9 @@ func (s *stack) load(b backend.Backend) error {
 
 // cut is one expert's weights for one target.
 func (s *stack) cut(expert, target int) backend.Tensor {
+	if s.rows != nil {
+		return s.pick(expert, target)
+	}
 	rows := make([]int, 0, s.out/len(s.targets))
 	for i := range cap(rows) {
 		row := target*cap(rows) + i
@@ -126,6 +135,27 @@ func (s *stack) cut(expert, target int) backend.Tensor {
 	default:
 		for _, row := range rows {
 			t.Data = append(t.Data, data[row*in*size:(row+1)*in*size]...)
+		}
+	}
+	return t
+}
+
+// pick is the rows of a matrix that rows says.
+func (s *stack) pick(expert, target int) backend.Tensor {
+	rows, turned := s.rows(expert, target)
+	t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], expert), DType: dtypes[s.tensors[0].DType], Shape: []int{len(rows), s.in}}
+	size, from := t.DType.Size(), s.tensors[0].Data
+	t.Data = make([]byte, 0, len(rows)*s.in*size)
+	if !turned {
+		for _, row := range rows {
+			t.Data = append(t.Data, from[row*s.in*size:(row+1)*s.in*size]...)
+		}
+		return t
+	}
+	t.Shape = []int{s.in, len(rows)}
+	for i := range s.in {
+		for _, row := range rows {
+			t.Data = append(t.Data, from[(row*s.in+i)*size:(row*s.in+i+1)*size]...)
 		}
 	}
 	return t

@@ -160,6 +160,18 @@ func (c *Checkpoint) Names() []string {
 	return slices.Sorted(maps.Keys(c.tensors))
 }
 
+// Rename gives tensors other names, and forgets those for which there is none.
+func (c *Checkpoint) Rename(to func(name string) (string, bool)) {
+	renamed := make(map[string]Tensor, len(c.tensors))
+	for name, t := range c.tensors {
+		if name, ok := to(name); ok {
+			t.Name = name
+			renamed[name] = t
+		}
+	}
+	c.tensors = renamed
+}
+
 // Bytes is the size of all tensors.
 func (c *Checkpoint) Bytes() int64 {
 	n := int64(0)

@@ -301,8 +301,8 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 	for _, kernels := range classes {
 		t.Run(kernels, func(t *testing.T) {
 			var count paths
-			for i, ckpt := range []string{"gqa-tied", "headdim", "mistral-window", "qwen3-moe", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple"} {
-				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, begin+uint64(i*1_000_000), seeds/7, false, &count); err != nil {
+			for i, ckpt := range []string{"gqa-tied", "headdim", "mistral-window", "qwen3-moe", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple", "deepseek"} {
+				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, begin+uint64(i*1_000_000), seeds/8, false, &count); err != nil {
 					t.Fatal(err)
 				}
 			}

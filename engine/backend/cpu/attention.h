@@ -18,6 +18,18 @@ static TARGET void storekv(const tandem_op *op, const tandem_step *st, int row) 
 	int bt = op->block_tokens, dim = op->dim, off = op->slots_kv[row] % bt;
 	uint8_t *page = op->kv + (size_t)(op->slots_kv[row] / bt) * st->page_bytes;
 	const float *k = op->a + (size_t)row * op->k, *v = op->b + (size_t)row * op->k;
+	if (op->latent) {
+		int rest = dim - op->latent;
+		v = op->b + (size_t)row * rest;
+		for (int d = 0; d < dim; d++) {
+			float f = d < op->latent ? k[d] : v[d - op->latent];
+			if (st->kv_bf16)
+				((uint16_t *)page)[(size_t)off * dim + d] = to_bf16(f);
+			else
+				((float *)page)[(size_t)off * dim + d] = f;
+		}
+		return;
+	}
 	for (int h = 0; h < op->kv_heads; h++)
 		for (int d = 0; d < dim; d++, k++, v++) {
 			size_t ki = (size_t)(h * dim + d) * bt + off, vi = (size_t)(h * bt + off) * dim + d;
@@ -115,10 +127,32 @@ static TARGET void score_groups(int bf16, int nq, int ng, int dim, const float *
 	}
 }
 
+// Scores over a latent, whose keys lie in rows: 16 of them are turned at a time.
+static TARGET void latent_scores(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from,
+                                 int keys, tandem_scratch *s) {
+	int bt = op->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
+	int begin = p->first[i0] > from ? (p->first[i0] - from) / TILE * TILE : 0;
+	for (int t = begin; t < keys; t += TILE) {
+		const uint8_t *k = (const uint8_t *)s->tile;
+		for (int i = 0; i < TILE; i++) {
+			int at = from + min_int(t + i, keys - 1);
+			const uint8_t *row = op->kv + (size_t)p->table[at / bt] * st->page_bytes + (size_t)(at % bt) * dim * (bf16 ? 2 : 4);
+			for (int d = 0; d < dim; d++)
+				s->tile[d][i] = kv_at(bf16, row, d);
+		}
+		for (int i = i0; i < i1; i += SCORE_NQ)
+			score_groups(0, min_int(SCORE_NQ, i1 - i), 1, dim, p->q + i, &k, TILE * sizeof(float), s->scores[i] + t);
+	}
+}
+
 // Scores of queries [i0, i1) for the keys of the segment, unscaled, from the
 // block on that holds the first query's window.
 static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from, int keys,
                           tandem_scratch *s) {
+	if (op->latent) {
+		latent_scores(op, st, p, i0, i1, from, keys, s);
+		return;
+	}
 	int bt = op->block_tokens, size = st->kv_bf16 ? 2 : 4;
 	int begin = p->first[i0] > from ? (p->first[i0] - from) / bt * bt : 0;
 	for (int t = begin; t < keys;) {
@@ -223,18 +257,21 @@ FN void mix(const int bf16, const int nq, int dim, int t0, int t1, const uint8_t
 	}
 }
 
+// Columns of a head's values.
+FN int value_dim(const tandem_op *op) { return op->latent ? op->latent : op->dim; }
+
 // mix with the constants where it is called, for one or MIX_NQ queries from i.
 static TARGET void mix_keys(const tandem_op *op, const tandem_step *st, int i, int nq, int t0, int t1, tandem_scratch *s) {
 	if (t0 >= t1)
 		return;
 	if (nq == 1 && st->kv_bf16)
-		mix(1, 1, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+		mix(1, 1, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 	else if (nq == 1)
-		mix(0, 1, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+		mix(0, 1, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 	else if (st->kv_bf16)
-		mix(1, MIX_NQ, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+		mix(1, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 	else
-		mix(0, MIX_NQ, op->dim, t0, t1, s->v, s->scores[i], s->part[i]);
+		mix(0, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 }
 
 // Outputs of queries [i0, i1) over the segment, each over its own keys only and
@@ -248,7 +285,7 @@ static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const
 	for (int i = i0; i < i1; i++) {
 		lo[i] = p->first[i] > from ? p->first[i] - from : 0;
 		hi[i] = min_int(keys, p->keys[i] - from);
-		memset(s->part[i], 0, (dim + TILE - 1) / TILE * TILE * sizeof(float));
+		memset(s->part[i], 0, (value_dim(op) + TILE - 1) / TILE * TILE * sizeof(float));
 	}
 	for (int t = lo[i0]; t < keys; t++)
 		s->v[t] = op->kv + (size_t)p->table[(from + t) / bt] * st->page_bytes + p->v_at +
@@ -288,7 +325,7 @@ FN void merge(pass *p, int i, float most, float sum, int first, int dim, tandem_
 }
 
 static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, tandem_scratch *s) {
-	int dim = op->dim, longest = p->keys[p->n - 1];
+	int dim = value_dim(op), longest = p->keys[p->n - 1];
 	int segment = op->block_tokens < SEGMENT ? SEGMENT / op->block_tokens * op->block_tokens : op->block_tokens;
 	for (int from = p->first[0] / segment * segment, i0 = 0, i1 = 0; from < longest; from += segment) {
 		int keys = min_int(segment, longest - from);
@@ -337,9 +374,8 @@ static TARGET void attention(const tandem_op *op, const tandem_step *st, const t
 			}
 			span = st->row_span[r];
 			p.table = op->tables + (size_t)span * st->table_stride;
-			size_t at = (size_t)r * op->n + (size_t)(head * group + h) * op->dim;
-			p.q[p.n] = op->a + at;
-			p.dst[p.n] = op->dst + at;
+			p.q[p.n] = op->a + (size_t)r * op->k + (size_t)(head * group + h) * op->dim;
+			p.dst[p.n] = op->dst + (size_t)r * op->n + (size_t)(head * group + h) * value_dim(op);
 			p.keys[p.n] = st->positions[r] + 1;
 			p.sink[p.n] = op->sinks ? op->sinks[head * group + h] : 0;
 			p.first[p.n] = op->window && op->window < p.keys[p.n] ? p.keys[p.n] - op->window : 0;

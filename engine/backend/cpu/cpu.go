@@ -46,6 +46,7 @@ const (
 // size of the scratch that a thread keeps on its stack.
 const (
 	maxHeadDim = 512     // largest attention head of the supported families
+	maxKeyDim  = 576     // of a latent's keys
 	maxCols    = 1 << 22 // more columns than any vocabulary or hidden size
 	maxThreads = 1024
 	maxExperts = 1024 // of one layer; the largest family has 512
@@ -108,7 +109,9 @@ type weight struct {
 
 // kvStore is the paged KV. A page is K [kvHeads, headDim, blockTokens] then
 // V [kvHeads, blockTokens, headDim]: in both, the vector lanes of a score or
-// of an output lie side by side. What a group does not need of it stays unused.
+// of an output lie side by side. A latent's page is [blockTokens, headDim], of
+// which K is all and V the first columns. What a group does not need of it stays
+// unused.
 type kvStore struct {
 	spec    backend.KVSpec
 	regions [][]byte  // [Regions] of [Blocks, PageBytes], mapped
@@ -118,7 +121,7 @@ type kvStore struct {
 // kvGroup is a group and what the step says of it.
 type kvGroup struct {
 	backend.KVGroup
-	half   int     // bytes of K, behind which V begins
+	half   int     // bytes of K, behind which V begins; 0 of a latent
 	slots  []int32 // [Limits.Tokens] block*BlockTokens + offset, where a row's KV goes; mapped
 	tables []int32 // [Limits.Seqs, Limits.Blocks] block tables; mapped
 }
@@ -266,11 +269,14 @@ func (c *CPU) AllocKV(spec backend.KVSpec) error {
 	}
 	kv := kvStore{spec: spec}
 	for _, g := range spec.Groups {
-		if g.BlockTokens > maxBlockTokens || g.HeadDim > maxHeadDim || g.KVHeads > most ||
+		if g.BlockTokens > maxBlockTokens || g.ValueDim() > maxHeadDim || g.HeadDim > maxKeyDim || g.KVHeads > most ||
 			int64(spec.Blocks)*int64(g.BlockTokens) > 1<<31-1 {
 			return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
 		}
-		kg := kvGroup{KVGroup: g, half: g.BlockTokens * g.TokenBytes(spec.DType) / 2}
+		kg := kvGroup{KVGroup: g}
+		if g.Latent == 0 {
+			kg.half = g.BlockTokens * g.TokenBytes(spec.DType) / 2
+		}
 		var err error
 		if kg.slots, err = c.mem.ints(c.opts.Limits.Tokens); err == nil {
 			kg.tables, err = c.mem.ints(c.opts.Limits.Seqs * c.opts.Limits.Blocks)

@@ -23,6 +23,8 @@ enum {
 	OP_ADD,
 	OP_SOFTCAP,
 	OP_COLUMNS,
+	OP_SPLIT, // of HeadLinear, see moe.h
+	OP_JOIN,
 	OP_PACK, // not in plans: row-major matrix a to packed w
 };
 
@@ -45,6 +47,8 @@ typedef struct {
 	int32_t output_rows; // 1: live rows are outputs, 0: tokens
 	int32_t n, k;        // columns of dst, columns of a
 	int32_t heads, kv_heads, dim;
+	int32_t latent;    // of OP_STOREKV and OP_ATTENTION: columns of a latent that are values; 0: none
+	int32_t groups, keep; // of OP_ROUTE by the logistic function; 0: by softmax
 	int32_t bf16;      // element type of w
 	float scale;       // of scores, or epsilon
 	int32_t window;    // positions that a row sees, 0 all
@@ -102,6 +106,7 @@ enum {
 	SEGMENT = 256,        // most positions per attention segment
 	QUERIES = 16,         // query vectors that share one pass over K and V
 	MAX_HEAD_DIM = 512,
+	MAX_KEY_DIM = 576, // of a latent
 	MAX_EXPERTS = 1024,
 	MXFP4_GROUP = 16 * 17, // bytes of 32 inputs of a tile: 16 blocks, 16 exponents
 };
@@ -111,7 +116,7 @@ typedef struct {
 	float scores[QUERIES][SEGMENT + TILE];
 	float part[QUERIES][MAX_HEAD_DIM]; // output of one segment
 	float out[QUERIES][MAX_HEAD_DIM];  // output of the segments so far
-	float tile[MAX_HEAD_DIM][TILE];    // K of up to 16 positions, unpacked
+	float tile[MAX_KEY_DIM][TILE];     // K of up to 16 positions, unpacked
 	const uint8_t *v[SEGMENT];         // V row of each position of the segment
 	uint8_t unpacked[LINEAR_TILES][LINEAR_DEPTH / 2 * 64]; // MXFP4 tiles as bf16 ones
 } tandem_scratch;

@@ -19,6 +19,11 @@ FN int min_int(int a, int b) { return a < b ? a : b; }
 
 #define UNROLL _Pragma("GCC unroll 16")
 
+FN v16 v16_sigmoid(v16 x) {
+	const v16 one = v16_set1(1.0f);
+	return v16_div(one, v16_add(one, v16_exp(v16_sub(v16_zero(), x))));
+}
+
 #include "linear.h"
 
 #include "attention.h"
@@ -84,7 +89,7 @@ static TARGET void rope(const tandem_op *op, int row) {
 	int half = op->dim / 2;
 	const float *cosine = op->cs + (size_t)row * op->dim, *sine = cosine + half;
 	for (int h = 0; h < op->heads; h++) {
-		float *x = op->a + (size_t)row * op->k + (size_t)h * op->dim, *y = x + half;
+		float *x = op->a + (size_t)row * op->k + (size_t)(h + 1) * (op->k / op->heads) - op->dim, *y = x + half;
 		for (int i = 0; i < half; i += 16) {
 			int n = min_int(16, half - i);
 			v16 a = v16_loadn(x + i, n), b = v16_loadn(y + i, n);
@@ -93,11 +98,6 @@ static TARGET void rope(const tandem_op *op, int row) {
 			v16_storen(y + i, v16_add(v16_mul(b, c), v16_mul(a, s)), n);
 		}
 	}
-}
-
-FN v16 v16_sigmoid(v16 x) {
-	const v16 one = v16_set1(1.0f);
-	return v16_div(one, v16_add(one, v16_exp(v16_sub(v16_zero(), x))));
 }
 
 // The activations of backend.Act; SiLU as one quotient.
@@ -205,6 +205,12 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 		break;
 	case OP_COLUMNS:
 		memcpy(op->dst + (size_t)i * op->n, op->a + (size_t)i * op->k + op->from, op->n * sizeof(float));
+		break;
+	case OP_SPLIT:
+		split(op, sp, i);
+		break;
+	case OP_JOIN:
+		join(op, sp, i);
 		break;
 	case OP_PACK:
 		pack(op, i);

@@ -13,6 +13,7 @@ import (
 type routing struct {
 	rows          backend.Rows
 	topK, experts int
+	fixed         bool      // every row chooses all: see HeadLinear
 	ids           []int32   // [rows, topK] best expert first
 	weights       []float32 // [rows, topK]
 	slots         []int32   // [rows, topK]
@@ -34,14 +35,14 @@ func (r *routing) span(i int) span {
 }
 
 // routing finds or makes the arrays for such choices. Layers take turns.
-func (c *CPU) routing(rows backend.Rows, topK, experts int) *routing {
+func (c *CPU) routing(rows backend.Rows, topK, experts int, fixed bool) *routing {
 	for _, r := range c.routes {
-		if r.rows == rows && r.topK == topK && r.experts == experts {
+		if r.rows == rows && r.topK == topK && r.experts == experts && r.fixed == fixed {
 			return r
 		}
 	}
 	n := c.limit(rows) * topK
-	r := &routing{rows: rows, topK: topK, experts: experts}
+	r := &routing{rows: rows, topK: topK, experts: experts, fixed: fixed}
 	var err error
 	ints := func(n int) (s []int32) {
 		if err == nil {
@@ -74,7 +75,7 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 		need(b.rows == a.rows, "MoE: buffers of row sets %d and %d", a.rows, b.rows)
 	}
 	need(d != a && hidden != a && hidden != d && inner != up, "MoE: in place")
-	r, wide := c.routing(a.rows, m.TopK, n), inner.cols/m.TopK
+	r, wide := c.routing(a.rows, m.TopK, n, false), inner.cols/m.TopK
 	product := func(to, from *buffer, ids, biases []backend.Weight, out, in int) {
 		o := op{kind: opExperts, rows: a.rows, dst: to, a: from, slots: m.TopK, route: r}
 		need(biases == nil || len(biases) == n, "MoE: %d biases of %d experts", len(biases), n)
@@ -91,6 +92,11 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	route := op{kind: opRoute, rows: a.rows, a: scores, route: r, normalize: m.Normalize}
 	if m.Scale != nil {
 		route.scales = c.vector(*m.Scale, n)
+	}
+	if s := m.Sigmoid; s != nil {
+		need(s.Groups > 0 && n%s.Groups == 0 && s.Keep > 0 && s.Keep <= s.Groups && m.TopK <= n/s.Groups*s.Keep && m.Scale == nil,
+			"MoE: top %d of the best %d of %d groups of %d experts", m.TopK, s.Keep, s.Groups, n)
+		route.sigmoid, route.bias = s, c.vector(s.Bias, n)
 	}
 	c.record(route)
 	c.record(op{kind: opGroup, rows: a.rows, route: r})

@@ -4,9 +4,60 @@
 // that the products read each matrix once for all rows that chose it; the sum
 // of a row's slots goes in the order of its choices, best first.
 
+// A row's experts by the logistic function of their scores, and a bias that the
+// weights do not have: of the best groups of neighbours only.
+static TARGET void route_groups(const tandem_op *op, int row) {
+	int n = op->n_experts, size = n / op->groups;
+	const float *z = op->a + (size_t)row * n;
+	int32_t *chosen = op->chosen + (size_t)row * op->top_k;
+	float *weights = op->weights + (size_t)row * op->top_k;
+	float p[MAX_EXPERTS + TILE], choice[MAX_EXPERTS + TILE], together[MAX_EXPERTS], sum = 0;
+	uint8_t kept[MAX_EXPERTS] = {0}, taken[MAX_EXPERTS] = {0};
+	for (int e = 0; e < n; e += TILE) {
+		int lanes = min_int(TILE, n - e);
+		v16 s = v16_sigmoid(v16_loadn(z + e, lanes));
+		v16_store(p + e, s);
+		v16_store(choice + e, v16_add(s, v16_loadn(op->bias + e, lanes)));
+	}
+	for (int g = 0; g < op->groups; g++) {
+		float first = -INFINITY, second = -INFINITY;
+		for (int e = g * size; e < (g + 1) * size; e++) {
+			if (choice[e] > first) {
+				second = first;
+				first = choice[e];
+			} else if (choice[e] > second) {
+				second = choice[e];
+			}
+		}
+		together[g] = size > 1 ? first + second : first;
+	}
+	for (int j = 0; j < op->keep; j++) {
+		int best = -1;
+		for (int g = 0; g < op->groups; g++)
+			if (!kept[g] && (best < 0 || together[g] > together[best]))
+				best = g;
+		kept[best] = 1;
+	}
+	for (int j = 0; j < op->top_k; j++) {
+		int best = -1;
+		for (int e = 0; e < n; e++)
+			if (kept[e / size] && !taken[e] && (best < 0 || choice[e] > choice[best]))
+				best = e;
+		taken[best] = 1;
+		chosen[j] = best;
+		sum += p[best];
+	}
+	for (int j = 0; j < op->top_k; j++)
+		weights[j] = (op->normalize ? p[chosen[j]] / (sum + 1e-20f) : p[chosen[j]]) * op->scale;
+}
+
 // A row's experts and their weights. Each choice takes an expert that none
 // before it took, whatever the scores: one that is no number leads nowhere else.
 static TARGET void route(const tandem_op *op, int row) {
+	if (op->groups) {
+		route_groups(op, row);
+		return;
+	}
 	int n = op->n_experts;
 	const float *z = op->a + (size_t)row * n;
 	int32_t *chosen = op->chosen + (size_t)row * op->top_k;
@@ -43,6 +94,24 @@ static TARGET void route(const tandem_op *op, int row) {
 	if (op->scales)
 		for (int j = 0; j < op->top_k; j++)
 			weights[j] *= op->scales[chosen[j]];
+}
+
+// The first dim columns of each of a row's heads, to a slot of the head's.
+static TARGET void split(const tandem_op *op, const tandem_split *sp, int row) {
+	int width = op->k / op->heads;
+	for (int h = 0; h < op->heads; h++)
+		memcpy(op->dst + ((size_t)h * sp->rows + row) * op->dim, op->a + (size_t)row * op->k + (size_t)h * width,
+		       op->dim * sizeof(float));
+}
+
+// A row's heads from their slots, dim columns each; the rest as it is in a.
+static TARGET void join(const tandem_op *op, const tandem_split *sp, int row) {
+	int width = op->n / op->heads, rest = width - op->dim, from = op->k / op->heads;
+	for (int h = 0; h < op->heads; h++) {
+		float *dst = op->dst + (size_t)row * op->n + (size_t)h * width;
+		memcpy(dst, op->b + ((size_t)h * sp->rows + row) * op->dim, op->dim * sizeof(float));
+		memcpy(dst + op->dim, op->a + (size_t)row * op->k + (size_t)(h + 1) * from - rest, rest * sizeof(float));
+	}
 }
 
 // Slots of all choices, and the spans of slots that OP_EXPERTS takes.

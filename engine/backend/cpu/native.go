@@ -152,7 +152,7 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	if o.sinks != nil {
 		to.sinks = floats(o.sinks.vector)
 	}
-	to.act, to.from = C.int32_t(o.act), C.int32_t(o.from)
+	to.act, to.from, to.latent = C.int32_t(o.act), C.int32_t(o.from), C.int32_t(o.latent)
 	if o.rope != nil {
 		to.cs = floats(o.rope.table)
 	}
@@ -180,6 +180,9 @@ func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
 	}
 	if o.scales != nil {
 		to.scales = floats(o.scales.vector)
+	}
+	if s := o.sigmoid; s != nil {
+		to.groups, to.keep, to.scale = C.int32_t(s.Groups), C.int32_t(s.Keep), C.float(s.Factor)
 	}
 	if len(o.experts) == 0 {
 		return nil

@@ -27,6 +27,8 @@ const (
 	opAdd     // a = (a + b)·scale·w; without b or w, less of it
 	opSoftcap
 	opColumns
+	opSplit // the first columns of each head, head by head
+	opJoin  // its inverse, with the columns that were left
 )
 
 // op is one recorded operation. Buffers are whole; the live rows come from the
@@ -41,7 +43,8 @@ type op struct {
 	layer   int
 	heads   int
 	kvHeads int
-	dim     int     // of a head
+	dim     int     // of a head; of opRope the columns that turn, of opSplit and opJoin those that are cut
+	latent  int     // of opStoreKV and opAttention: see KVShape
 	scale   float32 // of the scores, or epsilon of a norm
 	window  int     // positions that a row sees, 0 all
 
@@ -52,6 +55,7 @@ type op struct {
 	biases    []*weight // of opExperts; nil: none
 	scales    *weight   // of opRoute; nil: none
 	normalize bool
+	sigmoid   *backend.SigmoidRouter // of opRoute
 
 	from  int // of opColumns: the first one
 	act   backend.Act
@@ -75,6 +79,7 @@ type plan struct {
 	stops  []stop
 	ropes  []*ropeTable // those used, filled at the start of each step
 	vocab  int          // smallest embedding table, 0 without one
+	heads  []*routing   // of HeadLinear: every row chooses every head
 	usesKV bool
 	native unsafe.Pointer // the C form of ops, mapped
 }
@@ -207,10 +212,11 @@ func (c *CPU) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight,
 // Rope records the rotation of each head of x by the rows' positions.
 func (c *CPU) Rope(x backend.Buf, heads, headDim int, r *backend.Rope) {
 	a := c.buf(x)
-	need(a.rows == backend.TokenRows && heads > 0 && headDim%2 == 0 && heads*headDim == a.cols,
+	dim := 2 * len(r.InvFreq)
+	need(a.rows == backend.TokenRows && heads > 0 && heads*headDim == a.cols,
 		"Rope: %d heads of %d in %d columns", heads, headDim, a.cols)
-	need(len(r.InvFreq) == headDim/2, "Rope: %d frequencies for heads of %d", len(r.InvFreq), headDim)
-	c.record(op{kind: opRope, rows: a.rows, dst: a, a: a, rope: c.ropeTable(r), heads: heads, dim: headDim})
+	need(dim > 0 && dim <= headDim, "Rope: %d frequencies for heads of %d", len(r.InvFreq), headDim)
+	c.record(op{kind: opRope, rows: a.rows, dst: a, a: a, rope: c.ropeTable(r), heads: heads, dim: dim})
 }
 
 // ropeTable finds or makes the table of r and adds it to the plan.
@@ -248,24 +254,29 @@ func (c *CPU) kvGroup(what string, layer int) *kvGroup {
 // StoreKV records the write of k and v to the slots of the step.
 func (c *CPU) StoreKV(layer int, k, v backend.Buf) {
 	a, b, g := c.buf(k), c.buf(v), c.kvGroup("StoreKV", layer)
-	same("StoreKV", a, b)
-	need(a.rows == backend.TokenRows && a.cols == g.KVHeads*g.HeadDim, "StoreKV: %d columns for %d heads of %d",
-		a.cols, g.KVHeads, g.HeadDim)
-	c.record(op{kind: opStoreKV, rows: a.rows, a: a, b: b, layer: layer, kvHeads: g.KVHeads, dim: g.HeadDim})
+	if g.Latent > 0 {
+		need(b.rows == a.rows && a.cols == g.Latent && a.cols+b.cols == g.HeadDim, "StoreKV: %d and %d columns for a latent of %d in %d",
+			a.cols, b.cols, g.Latent, g.HeadDim)
+	} else {
+		same("StoreKV", a, b)
+		need(a.cols == g.KVHeads*g.HeadDim, "StoreKV: %d columns for %d heads of %d", a.cols, g.KVHeads, g.HeadDim)
+	}
+	need(a.rows == backend.TokenRows, "StoreKV: row set %d", a.rows)
+	c.record(op{kind: opStoreKV, rows: a.rows, a: a, b: b, layer: layer, kvHeads: g.KVHeads, dim: g.HeadDim, latent: g.Latent})
 }
 
 // Attention records causal attention of q over the sequences' pages.
 func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 	d, x, g := c.buf(dst), c.buf(q), c.kvGroup("Attention", a.Layer)
-	same("Attention", d, x)
+	need(d.rows == x.rows && x.cols == a.Heads*a.HeadDim, "Attention: %+v of %d columns", a, x.cols)
 	need(d != x, "Attention: in place")
 	need(d.rows == backend.TokenRows && a.KVHeads == g.KVHeads && a.HeadDim == g.HeadDim &&
-		a.Heads > 0 && a.Heads%a.KVHeads == 0 && a.Heads*a.HeadDim == d.cols,
+		a.Heads > 0 && a.Heads%a.KVHeads == 0 && a.Heads*g.ValueDim() == d.cols,
 		"Attention: %+v over KV %+v in %d columns", a, g.KVGroup, d.cols)
 	need(a.Window >= 0 && a.Window <= maxCols && (g.Window == 0 || a.Window > 0 && a.Window <= g.Window),
 		"Attention: window of %d over KV that keeps %d", a.Window, g.Window)
 	o := op{kind: opAttention, rows: d.rows, dst: d, a: x, layer: a.Layer,
-		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, scale: a.Scale, window: a.Window}
+		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, latent: g.Latent, scale: a.Scale, window: a.Window}
 	if a.Sinks != nil {
 		o.sinks = c.vector(*a.Sinks, a.Heads)
 	}

@@ -120,7 +120,10 @@ func (p *portable) item(worker, i int) {
 			rmsNorm(dst[at:at+n], x[at:at+n], add, w, o.scale)
 		}
 	case opRope:
-		rotate(o.a.row(i), o.rope.table[i*o.dim:(i+1)*o.dim], o.dim)
+		width := o.a.cols / o.heads
+		for x := o.a.row(i); len(x) > 0; x = x[width:] {
+			rotate(x[width-o.dim:width], o.rope.table[i*o.dim:(i+1)*o.dim], o.dim)
+		}
 	case opStoreKV:
 		p.storeKV(i)
 	case opAttention:
@@ -148,11 +151,19 @@ func (p *portable) item(worker, i int) {
 	case opRows:
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:
-		o.route.pick(i, o.a.row(i), o.normalize, o.scales)
+		if o.sigmoid != nil {
+			o.route.pickGroups(i, o.a.row(i), o.bias.vector, o.sigmoid, o.normalize)
+		} else {
+			o.route.pick(i, o.a.row(i), o.normalize, o.scales)
+		}
 	case opGroup:
 		o.route.group(s.live(o.rows))
 	case opScatter:
 		o.route.scatter(i, o.dst, o.a.row(i))
+	case opSplit:
+		o.split(i, s.live(o.rows))
+	case opJoin:
+		o.join(i, s.live(o.rows))
 	case opExperts:
 		spans := o.route.spans()
 		e := o.route.span(i % spans)
@@ -266,10 +277,13 @@ const (
 )
 
 // page is one block of one layer: K [kvHeads, dim, blockTokens] and V [kvHeads,
-// blockTokens, dim], as bytes.
+// blockTokens, dim], as bytes; a latent's is both.
 func (kv *kvStore) page(layer int, block int32) (k, v []byte) {
 	size, half := kv.spec.PageBytes, kv.group(layer).half
 	b := kv.memory(layer)[int(block)*size : (int(block)+1)*size]
+	if half == 0 {
+		return b, b
+	}
 	return b[:half], b[half : 2*half]
 }
 
@@ -279,6 +293,16 @@ func (p *portable) storeKV(row int) {
 	off := slot % g.BlockTokens
 	kp, vp := p.c.kv.page(o.layer, int32(slot/g.BlockTokens))
 	k, v := o.a.row(row), o.b.row(row)
+	if o.latent > 0 {
+		for d := range g.HeadDim {
+			f := k[min(d, o.latent-1)]
+			if d >= o.latent {
+				f = v[d-o.latent]
+			}
+			put(kp, off*g.HeadDim+d, f, dtype)
+		}
+		return
+	}
 	for h := range g.KVHeads {
 		for d := range g.HeadDim {
 			ki := (h*g.HeadDim+d)*g.BlockTokens + off
@@ -316,18 +340,24 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		first = max(0, n-o.window)
 	}
 	q := o.a.row(row)[head*dim : (head+1)*dim]
+	wide := g.ValueDim()
+	key := func(t, d int) int { return (h*dim+d)*bt + t%bt }
+	value := func(t, d int) int { return (h*bt+t%bt)*dim + d }
+	if o.latent > 0 {
+		key = value // rows of both
+	}
 
 	scores, most := s.scores[:n], math.Inf(-1)
 	for t := first; t < n; t++ {
 		k, _ := p.c.kv.page(o.layer, table[t/bt])
 		sum := 0.0
 		for d, qd := range q {
-			sum += float64(qd) * get(k, (h*dim+d)*bt+t%bt, dtype)
+			sum += float64(qd) * get(k, key(t, d), dtype)
 		}
 		scores[t] = sum * float64(o.scale)
 		most = max(most, scores[t])
 	}
-	total, out := 0.0, s.out[:dim]
+	total, out := 0.0, s.out[:wide]
 	if o.sinks != nil {
 		sink := float64(o.sinks.vector[head])
 		most = max(most, sink)
@@ -339,10 +369,10 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		e := math.Exp(scores[t] - most)
 		total += e
 		for d := range out {
-			out[d] += e * get(v, (h*bt+t%bt)*dim+d, dtype)
+			out[d] += e * get(v, value(t, d), dtype)
 		}
 	}
-	dst := o.dst.row(row)[head*dim : (head+1)*dim]
+	dst := o.dst.row(row)[head*wide : (head+1)*wide]
 	for d := range dst {
 		dst[d] = float32(out[d] / total)
 	}

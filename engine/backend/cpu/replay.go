@@ -60,6 +60,9 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 	for _, t := range p.ropes {
 		t.fill(c.step.positions[:c.step.tokens])
 	}
+	for _, r := range p.heads {
+		r.all(c.step.live(r.rows))
+	}
 	done := 0
 	for i := range p.stops {
 		s := &p.stops[i]

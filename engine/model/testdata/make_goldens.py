@@ -21,7 +21,7 @@ import numpy
 import safetensors.torch
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma4Config, Gemma4ForConditionalGeneration
 
 PROMPTS = [1, 2, 7, 15, 16, 17, 33, 64, 130]  # tokens; around the block size of 16
 CONTINUE = 24  # greedy tokens
@@ -45,6 +45,13 @@ GEMMA4 = dict(
     model_type="gemma4_text", vocab_size=128, hidden_size=48, intermediate_size=64, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16, global_head_dim=32, sliding_window=21, final_logit_softcapping=30.0,
     rms_norm_eps=1e-6, tie_word_embeddings=True,
+)
+
+DEEPSEEK = dict(
+    model_type="deepseek_v3", vocab_size=144, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+    num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16,
+    v_head_dim=12, tie_word_embeddings=False, rms_norm_eps=1e-6,
+    n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1,
 )
 
 MODELS = {
@@ -156,18 +163,51 @@ MODELS = {
             hidden_size_per_layer_input=8, vocab_size_per_layer_input=128, num_kv_shared_layers=3, use_double_wide_mlp=True,
         ),
     ),
+    # the same family's text beside eyes, which are not served: nested config, longer names
+    "gemma4-multimodal": dict(
+        seed=166, dtype=torch.bfloat16,
+        vision=dict(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+            patch_size=4, position_embedding_size=8,
+        ),
+        config=dict(
+            GEMMA4, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], attention_k_eq_v=True,
+            num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        ),
+    ),
+    # a latent instead of K and V, queries through a waist, experts in groups, a
+    # rotation that is stretched and sharpened; as the hub has it
+    "deepseek": dict(
+        seed=144, dtype=torch.bfloat16, old_spelling=True,
+        config=dict(
+            DEEPSEEK, q_lora_rank=40, n_shared_experts=1, routed_scaling_factor=2.5, norm_topk_prob=True,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.8,
+                original_max_position_embeddings=32,
+            ),
+        ),
+    ),
+    # queries without a waist, two shared experts, weights as they are, halves that turn
+    "deepseek-plain": dict(
+        seed=155, dtype=torch.float32,
+        config=dict(
+            DEEPSEEK, q_lora_rank=None, n_shared_experts=2, routed_scaling_factor=1.5, norm_topk_prob=False, rope_interleave=False,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+        ),
+    ),
 }
 
 
 def fill(model, seed):
     """Random weights: activations of order one, attention that is far from flat."""
     gen = torch.Generator().manual_seed(seed)
-    tied = model.config.tie_word_embeddings
-    scalars = [(n, p) for n, p in model.named_buffers() if n.endswith("layer_scalar")]
+    text = model.config.get_text_config()
+    tied = text.tie_word_embeddings
+    scalars = [(n, p) for n, p in model.named_buffers() if n.endswith("layer_scalar") or n.endswith("correction_bias")]
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *scalars]:
             r = torch.randn(p.shape, generator=gen)
-            if "layernorm" in name and model.config.model_type == "gemma4_text":
+            if "layernorm" in name and text.model_type == "gemma4_text":
                 value = 1 + 0.3 * r
             elif name.endswith("layer_scalar"):
                 value = 0.9 + 0.1 * r
@@ -183,6 +223,8 @@ def fill(model, seed):
                 value = r * (3 / p.shape[1] ** 0.5)
             elif name.endswith("sinks"):
                 value = 1 + r
+            elif name.endswith("correction_bias"):
+                value = 0.1 * r
             elif name.endswith("bias"):
                 value = 0.3 * r
             elif model.config.model_type == "gpt_oss" and "experts" in name:  # [experts, in, out]
@@ -191,6 +233,10 @@ def fill(model, seed):
                 value = r * (1.5 / p.shape[1] ** 0.5)
             elif "experts" in name or "mlp.gate.weight" in name:
                 value = r * (1.5 / p.shape[-1] ** 0.5)
+            elif "q_b_proj" in name or "kv_b_proj" in name:
+                value = r * (1.5 / p.shape[1] ** 0.5)
+            elif name.endswith("a_layernorm.weight"):
+                value = 1 + 0.3 * r
             elif "q_proj" in name or "k_proj" in name:
                 value = r * (1.5 / p.shape[1] ** 0.5)
             else:
@@ -247,11 +293,19 @@ def watch_routers(model):
     found = []
 
     def hook(module, _, output):
-        best = torch.topk(output[0], module.top_k + 1).values
+        scores = output[0]
+        if model.config.model_type == "deepseek_v3":
+            scores = scores.sigmoid() + module.e_score_correction_bias
+            pairs = scores.view(len(scores), module.num_group, -1).topk(2).values.sum(-1)
+            best = torch.topk(pairs, module.topk_group + 1)
+            found.append(float((best.values[:, -2] - best.values[:, -1]).min()))
+            kept = torch.zeros_like(pairs).scatter_(1, best.indices[:, :-1], 1).repeat_interleave(scores.shape[1] // module.num_group, 1)
+            scores = scores.masked_fill(kept == 0, float("-inf"))
+        best = torch.topk(scores, module.top_k + 1).values
         found.append(float((best[:, -2] - best[:, -1]).min()))
 
     for module in model.modules():
-        if type(module).__name__.endswith("TopKRouter"):
+        if type(module).__name__.endswith("TopKRouter") or type(module).__name__.endswith("TopkRouter"):
             module.register_forward_hook(hook)
     return found
 
@@ -261,7 +315,7 @@ def goldens(model, seed):
     rng = numpy.random.default_rng(seed)
     cases, every, routers = [], [], watch_routers(model)
     for n in PROMPTS:
-        prompt = rng.integers(0, model.config.vocab_size, n).tolist()
+        prompt = rng.integers(0, model.config.get_text_config().vocab_size, n).tolist()
         logits = model(torch.tensor([prompt]), use_cache=False).logits[0]
         every.append(logits)
         tokens, gaps = list(prompt), []
@@ -287,7 +341,11 @@ def make(name, spec):
     shutil.rmtree(folder, ignore_errors=True)
     config = dict(COMMON, model_type="llama")
     config.update(spec["config"])
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    if "vision" in spec:
+        config.pop("model_type")
+        model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=config, vision_config=spec["vision"], audio_config=None))
+    else:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     model.float().eval()
     fill(model, spec["seed"])
     model.to(spec["dtype"]).save_pretrained(folder, max_shard_size=spec.get("shard", "5GB"))
@@ -302,7 +360,8 @@ def make(name, spec):
     if spec.get("old_spelling"):
         respell(folder)
     # What is compared is what is in the folder, read back and computed in float32.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    kind = Gemma4ForConditionalGeneration if "vision" in spec else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     result = goldens(model, spec["seed"])
     text = json.dumps(result, separators=(",", ":"))
     with open(folder / "goldens.json.gz", "wb") as f:
