@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/gateway"
+	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
@@ -180,6 +182,7 @@ func sharedKV(m *config.Model, n int) int64 {
 type gatewayCommand struct {
 	*config.Set
 	g        config.Gateway
+	u        config.Upstreams
 	c        config.Cluster
 	p        config.Process
 	natsPort int
@@ -192,6 +195,7 @@ func gatewayFlags(out io.Writer) *gatewayCommand {
 	f.g.Register(f.Set, gateway.DefaultMinRemotePrefillTokens)
 	f.StringVar(&f.name, "served-model-name", "", "name in the API; default: the nodes'")
 	f.StringVar(&f.template, "chat-template", "", "file with a chat template instead of the model's own")
+	f.u.Register(f.Set)
 	f.c.Register(f.Set, 7946)
 	f.PortVar(&f.natsPort, "nats-port", 4222, "port of the embedded NATS server; 0: any")
 	f.p.Register(f.Set)
@@ -225,6 +229,9 @@ func nodeFlags(role string, out io.Writer) *nodeCommand {
 
 // begin starts a process of the cluster.
 func begin(v *command.Invocation, p *config.Process, c *config.Cluster, role string) (*process.Process, error) {
+	if c.TLSDir == "" && role == "gateway" {
+		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`, for a cluster of nodes, or --upstream for other servers", config.ErrValue)
+	}
 	if c.TLSDir == "" {
 		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes trust nobody without it", config.ErrValue)
 	}
@@ -233,6 +240,35 @@ func begin(v *command.Invocation, p *config.Process, c *config.Cluster, role str
 		d.ExitAtSecondSignal()
 	}
 	return d, err
+}
+
+// beginAlone starts a gateway without a cluster.
+func beginAlone(v *command.Invocation, p *config.Process, c *config.Cluster, role string) (*process.Process, error) {
+	d, err := process.Start(process.Options{Role: role, Name: c.Name, LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut})
+	if err == nil {
+		d.ExitAtSecondSignal()
+	}
+	return d, err
+}
+
+// upstreamServers are the servers of another kind.
+func upstreamServers(u *config.Upstreams) (foreign.Options, error) {
+	o := foreign.Options{APIKey: u.APIKey, HealthPath: u.HealthPath}
+	for _, url := range u.URLs {
+		o.Targets = append(o.Targets, foreign.Target{URL: url})
+	}
+	if u.CAFile != "" {
+		pem, err := os.ReadFile(u.CAFile)
+		if err != nil {
+			return o, fmt.Errorf("%w: --upstream-ca-file: %w", config.ErrValue, err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem) {
+			return o, fmt.Errorf("%w: --upstream-ca-file %s has no certificate in PEM", config.ErrValue, u.CAFile)
+		}
+		o.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	return o, nil
 }
 
 func runGateway(v *command.Invocation) error {
@@ -252,14 +288,27 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	d, err := begin(v, &f.p, &f.c, "gateway")
+	foreignServers, err := upstreamServers(&f.u)
+	if err != nil {
+		return err
+	}
+	alone := len(f.u.URLs) > 0 && f.c.TLSDir == "" // no cluster
+	start := begin
+	if alone {
+		start = beginAlone
+	}
+	d, err := start(v, &f.p, &f.c, "gateway")
 	if err != nil {
 		return err
 	}
 	defer d.End()
 	o := gatewayOptions(&f.g, &f.p, d)
+	o.Foreign, o.ForwardAuthorization = foreignServers, f.u.ForwardCredentials
 	o.TLS, o.ServedModelName, o.ChatTemplate = cert, f.name, template
-	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, TLS: d.Certs.Client(), Log: d.Log, Counters: new(rpc.Counters)}
+	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
+	if !alone {
+		o.RPC.TLS = d.Certs.Client()
+	}
 	if o.Tracer, err = tracer(d, v.Environ, &f.p, "gateway"); err != nil {
 		return err
 	}
@@ -273,6 +322,10 @@ func runGateway(v *command.Invocation) error {
 	g, err := gateway.New(o)
 	if err != nil {
 		return err
+	}
+	if alone {
+		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "upstreams", len(f.u.URLs), "version", version)
+		return g.Run(d.Ctx)
 	}
 	host := advertised(&f.c, f.g.Host)
 	self := cluster.Member{ID: d.Name, Role: "gateway", HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}

@@ -91,7 +91,13 @@ func (b *lockedBuffer) String() string {
 // newBed starts the nodes, named by address, and a gateway that sees them all.
 func newBed(t testing.TB, o Options, nodes map[string]upstreamtest.Options) *bed {
 	t.Helper()
-	b := &bed{TB: t, net: rpc.NewNetwork(), nodes: map[string]*upstreamtest.Node{}, done: make(chan error, 1)}
+	return newBedOn(t, rpc.NewNetwork(), o, nodes)
+}
+
+// newBedOn is newBed on a network that is there.
+func newBedOn(t testing.TB, n *rpc.Network, o Options, nodes map[string]upstreamtest.Options) *bed {
+	t.Helper()
+	b := &bed{TB: t, net: n, nodes: map[string]*upstreamtest.Node{}, done: make(chan error, 1)}
 	for addr, no := range nodes {
 		b.node(addr, no)
 	}

@@ -134,12 +134,14 @@ func linger(c net.Conn) {
 type watch struct {
 	gone chan struct{} // closed when the client has gone
 	done chan struct{} // closed when the connection is the server's again
+	tell func()        // called when the client has gone; may be nil
 	c    *clientConn
 }
 
-// watch starts watching; stop must be called before the server reads again.
-func (c *clientConn) watch() *watch {
-	w := &watch{gone: make(chan struct{}), done: make(chan struct{}), c: c}
+// watch starts watching; stop must be called before the server reads again, and
+// tell is not called after it.
+func (c *clientConn) watch(tell func()) *watch {
+	w := &watch{gone: make(chan struct{}), done: make(chan struct{}), tell: tell, c: c}
 	// The server's bound on reading the request must not end the watch. An error
 	// means that the connection is closed, which the watch then finds.
 	_ = c.Conn.SetReadDeadline(time.Time{})
@@ -158,6 +160,9 @@ func (w *watch) run() {
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			close(w.gone)
+			if w.tell != nil {
+				w.tell()
+			}
 		}
 		return
 	}

@@ -548,7 +548,7 @@ func TestWatchOutlastsReadDeadline(t *testing.T) {
 	if err := nc.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	w := nc.(*clientConn).watch()
+	w := nc.(*clientConn).watch(nil)
 	defer w.stop()
 	select {
 	case <-w.done:

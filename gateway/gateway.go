@@ -30,6 +30,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
+	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
@@ -119,6 +120,11 @@ type Options struct {
 	RPC     rpc.Options       // towards decode nodes
 	Members []upstream.Member // until SetMembers says otherwise
 
+	// Foreign are servers of another kind, which answer for the models they
+	// list; without targets there are none.
+	Foreign              foreign.Options
+	ForwardAuthorization bool // clients' credentials go on to them
+
 	// MinRemotePrefillTokens is the number of uncached prompt tokens from which
 	// a prefill node computes them; -1: the default; 0: always.
 	MinRemotePrefillTokens int
@@ -205,6 +211,7 @@ type Gateway struct {
 	l       *listener
 	server  *fasthttp.Server
 	fleet   *upstream.Fleet
+	foreign *foreign.Pool // nil: there are none
 	keys    *keyring
 	meters  meters
 	budget  *rate.Limiter // of retries before the first token
@@ -279,6 +286,14 @@ func New(o Options) (*Gateway, error) {
 	g.meters = newMeters(o.Metrics)
 	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
+	if len(o.Foreign.Targets) > 0 {
+		o.Foreign.Log = o.Log
+		if g.foreign, err = foreign.New(o.Foreign); err != nil {
+			g.fleet.Close()
+			l.Close()
+			return nil, err
+		}
+	}
 	g.document = openai.Document(o.Version, keys.len() > 0, operations())
 	g.server = g.newServer()
 	g.meter()
@@ -315,6 +330,10 @@ func (g *Gateway) ready() error {
 	switch {
 	case g.draining.Load():
 		return errors.New("draining")
+	case g.foreign != nil && g.foreign.Now().Up() > 0:
+		return nil
+	case g.foreign != nil && g.model.Load() == nil:
+		return errors.New("no upstream is up")
 	case g.model.Load() == nil:
 		return errors.New("no model yet: no decode node has given its bundle")
 	case g.usable() == 0:
@@ -351,6 +370,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 	stop()
 	g.fleet.Close()
+	if g.foreign != nil {
+		g.foreign.Close()
+	}
 	wg.Wait()
 	if news := g.news.Load(); news != nil {
 		news.Close()
@@ -378,6 +400,9 @@ func (g *Gateway) drain() {
 	}
 	g.log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.inFlight.Load())
 	close(g.cut)
+	if g.foreign != nil {
+		g.foreign.AbortAll()
+	}
 	last, cancelLast := context.WithTimeout(context.Background(), cutGrace)
 	defer cancelLast()
 	for g.inFlight.Load() > 0 && last.Err() == nil {

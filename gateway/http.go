@@ -130,6 +130,10 @@ func (m *model) card() openai.Model {
 }
 
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
+	if g.foreign != nil {
+		g.foreignModels(ctx)
+		return
+	}
 	var list []openai.Model
 	if m := g.model.Load(); m != nil {
 		list = append(list, m.card())
@@ -139,7 +143,11 @@ func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 }
 
 func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
-	m, fault := g.find(strings.TrimPrefix(string(ctx.Path()), modelsPath))
+	name := strings.TrimPrefix(string(ctx.Path()), modelsPath)
+	if g.foreignModel(ctx, name) {
+		return
+	}
+	m, fault := g.find(name)
 	if fault != nil {
 		g.fail(ctx, fault)
 		return

@@ -94,7 +94,7 @@ func (g *Gateway) keepModel(ctx context.Context) {
 	for {
 		if err := g.refresh(ctx); err == nil {
 			said = ""
-		} else if why := err.Error(); why != said && ctx.Err() == nil {
+		} else if why := err.Error(); why != said && ctx.Err() == nil && g.foreign == nil {
 			g.log.Info("no model to serve yet", "error", err)
 			said = why
 		}

@@ -43,7 +43,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 	}
 	j.describe(span)
 	if c, ok := ctx.Conn().(*clientConn); ok {
-		j.watch = c.watch()
+		j.watch = c.watch(nil)
 	}
 	if !j.req.Stream {
 		if fault := j.runWhole(); fault != nil {

@@ -100,7 +100,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		ctx.SetStatusCode(fasthttp.StatusNoContent)
 		return
 	}
-	if key := strings.HasPrefix(path, "/v1/") || here != nil && here.Key; key && !g.keys.allow(ctx.Request.Header.Peek("Authorization")) {
+	if key := strings.HasPrefix(path, "/v1/") || g.relayed(method, path) || here != nil && here.Key; key && !g.keys.allow(ctx.Request.Header.Peek("Authorization")) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
@@ -113,6 +113,8 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		}
 	}
 	switch {
+	case port == clients && g.relayed(method, path) && (here == nil || !g.ownModel(ctx)):
+		g.relay(ctx, path)
 	case here == nil && len(allowed) == 1:
 		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", clip(path, 100))})
 	case here == nil:

@@ -90,6 +90,23 @@ func (n *Node) Register(s *Set, rpc, kv, http int) {
 	s.BoolVar(&n.KVTLS, "kv-tls", false, "encrypt KV blocks on their way; the same on all nodes")
 }
 
+// Upstreams are servers of another kind behind a gateway.
+type Upstreams struct {
+	URLs               []string
+	APIKey, CAFile     string
+	HealthPath         string
+	ForwardCredentials bool
+}
+
+// Register declares the flags of upstreams.
+func (u *Upstreams) Register(s *Set) {
+	s.StringSliceVar(&u.URLs, "upstream", nil, "http(s)://host:port of an OpenAI-compatible server (vLLM, SGLang, ...) to put the gateway in front of; without --tls-dir there is no cluster of nodes beside them")
+	s.StringVar(&u.APIKey, "upstream-api-key", "", "bearer token for them")
+	s.StringVar(&u.CAFile, "upstream-ca-file", "", "authorities of their certificates, PEM; default: the system's")
+	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path that says whether one is well; below 500 is")
+	s.BoolVar(&u.ForwardCredentials, "upstream-forward-authorization", false, "send clients' Authorization and X-Api-Key on to them")
+}
+
 // Gateway is the client side.
 type Gateway struct {
 	Host, SSLCert, SSLKey string

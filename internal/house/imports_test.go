@@ -19,15 +19,16 @@ import (
 var mayImport = map[string][]string{
 	".": {
 		"bench", "bench/dataset", "bench/load",
-		"gateway", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
+		"gateway", "gateway/foreign", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
 		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/logs", "internal/metrics",
 		"internal/process", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/trace",
 	},
 
 	"gateway": {
-		"gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
+		"gateway/foreign", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb", "internal/trace",
 	},
+	"gateway/foreign":               {"gateway/route"},
 	"gateway/render":                {"engine/tokenizer"},
 	"gateway/route":                 {"engine/kvcache"},
 	"gateway/upstream":              {"gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},

@@ -20,6 +20,7 @@ var parsers = map[string][]string{
 	"engine/model":       {"FuzzConfig", "FuzzBundle"},                            // config.json and the files beside the weights
 	"engine/safetensors": {"FuzzParse", "FuzzIndex"},                              // weights and their index
 	"engine/tokenizer":   {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
+	"gateway/foreign":    {"FuzzAnswer", "FuzzLook"},                              // upstreams' answers; bodies of requests
 	"gateway/render":     {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
 	"internal/cluster":   {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
 	"internal/config":    {"FuzzResolve"},                                         // arguments, environment, YAML

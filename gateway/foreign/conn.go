@@ -1,0 +1,346 @@
+package foreign
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Bounds of one exchange, in bytes.
+const (
+	connBuffer = 4 << 10   // what a connection reads at once: many events
+	maxHead    = 32 << 10  // of an answer
+	maxLine    = 1 << 10   // of a chunk's head or a trailer
+	oneWrite   = 16 << 10  // bodies up to this leave with their head
+	maxUnsent  = 128 << 10 // a body beyond may have to wait for the server to read
+)
+
+// Errors of exchanges.
+var (
+	// ErrServer is behind every failure of a server to answer at all.
+	ErrServer = errors.New("foreign: the server failed")
+	// ErrStale is ErrServer where the connection had been kept from an earlier
+	// request and was closed before a byte of the answer came: the server may
+	// not have seen the request.
+	ErrStale = fmt.Errorf("%w: a kept connection was closed", ErrServer)
+	// ErrBroken says that an answer's body ended before its end.
+	ErrBroken = errors.New("foreign: the answer broke off")
+)
+
+// framing is how the end of an answer's body is found.
+type framing uint8
+
+const (
+	none    framing = iota // there is no body
+	length                 // Content-Length
+	chunked                // Transfer-Encoding: chunked
+	toEnd                  // the connection's end
+)
+
+// conn is one connection to a server. Whoever took it from the server owns it;
+// only abort may be called from elsewhere.
+type conn struct {
+	nc     net.Conn
+	quiet  func() bool // nothing is to be read: neither data nor an end
+	server *Server
+	kept   time.Time // when it became idle; zero: never yet
+	bed    int       // its place among the server's active ones
+
+	buf     []byte // [connBuffer] or, for a long head, [maxHead]; nil while idle
+	r, w    int    // what is read and not taken is buf[r:w]
+	body    framing
+	left    int64 // bytes until the end of the body, or of the chunk
+	inBody  bool  // chunked: the chunk's own line end is still to come
+	ended   bool  // the body is over
+	closing bool  // the server closes the connection after the answer
+}
+
+var connBuffers = sync.Pool{New: func() any { return new([connBuffer]byte) }}
+
+// Reply is an answer's head. Its slices are valid until the body is read.
+type Reply struct {
+	Status      int
+	Lines       []byte // header lines, without the status line
+	ContentType []byte
+	Length      int64 // of the body; -1: not told
+}
+
+// hold gives the connection its buffer, drop takes it.
+func (c *conn) hold() {
+	if c.buf == nil {
+		c.buf = connBuffers.Get().(*[connBuffer]byte)[:]
+	}
+	c.r, c.w = 0, 0
+}
+
+func (c *conn) drop() {
+	if len(c.buf) == connBuffer {
+		connBuffers.Put((*[connBuffer]byte)(c.buf))
+	}
+	c.buf = nil
+}
+
+// send writes a request. Small ones leave in one piece; head has room for them.
+func (c *conn) send(head, body []byte, deadline time.Time) error {
+	if len(body) <= oneWrite {
+		_, err := c.nc.Write(append(head, body...))
+		return err
+	}
+	if len(body) > maxUnsent {
+		if err := c.nc.SetWriteDeadline(deadline); err != nil {
+			return err
+		}
+		defer c.nc.SetWriteDeadline(time.Time{}) // an error means that the connection is closed
+	}
+	if _, ok := c.nc.(*tls.Conn); ok {
+		if _, err := c.nc.Write(head); err != nil {
+			return err
+		}
+		_, err := c.nc.Write(body)
+		return err
+	}
+	parts := net.Buffers{head, body}
+	_, err := parts.WriteTo(c.nc)
+	return err
+}
+
+// fill reads more behind what is there.
+func (c *conn) fill() error {
+	if c.r == c.w {
+		c.r, c.w = 0, 0
+	}
+	if c.w == len(c.buf) {
+		if c.r == 0 {
+			return io.ErrShortBuffer
+		}
+		c.w = copy(c.buf, c.buf[c.r:c.w])
+		c.r = 0
+	}
+	n, err := c.nc.Read(c.buf[c.w:])
+	c.w += n
+	if n > 0 {
+		return nil
+	}
+	return err
+}
+
+// head reads an answer's head; answers that only say to go on are skipped.
+// fresh says that not a byte of it had come when it failed.
+func (c *conn) head() (rep Reply, fresh bool, err error) {
+	for {
+		end := bytes.Index(c.buf[c.r:c.w], []byte("\r\n\r\n"))
+		if end < 0 {
+			fresh = c.r == c.w
+			if err := c.fill(); errors.Is(err, io.ErrShortBuffer) && len(c.buf) < maxHead {
+				big := make([]byte, maxHead)
+				c.w, c.r = copy(big, c.buf[c.r:c.w]), 0
+				c.drop()
+				c.buf = big
+			} else if err != nil {
+				return rep, fresh, err
+			}
+			continue
+		}
+		head := c.buf[c.r : c.r+end+2]
+		c.r += end + 4
+		rep, err = c.parse(head)
+		if err != nil || rep.Status >= 200 {
+			return rep, false, err
+		}
+	}
+}
+
+// parse reads the status line and the headers that framing needs.
+func (c *conn) parse(head []byte) (rep Reply, err error) {
+	line, lines, _ := bytes.Cut(head, []byte("\r\n"))
+	if len(line) < 12 || string(line[:7]) != "HTTP/1." || line[8] != ' ' {
+		return rep, fmt.Errorf("%w: it answered something that is not HTTP/1", ErrServer)
+	}
+	if rep.Status, err = strconv.Atoi(string(line[9:12])); err != nil || rep.Status < 100 {
+		return rep, fmt.Errorf("%w: its status line is %q", ErrServer, line[:min(len(line), 64)])
+	}
+	rep.Lines, rep.Length = lines, -1
+	c.body, c.left, c.inBody, c.ended = toEnd, 0, false, false
+	c.closing = line[7] == '0'
+	for len(lines) > 0 {
+		var name, value []byte
+		name, value, lines = CutLine(lines)
+		switch {
+		case is(name, "content-type"):
+			rep.ContentType = value
+		case is(name, "content-length") && c.body != chunked:
+			n, err := strconv.ParseInt(string(value), 10, 64)
+			if err != nil || n < 0 || c.body == length && n != c.left {
+				return rep, fmt.Errorf("%w: its Content-Length is %q", ErrServer, value[:min(len(value), 64)])
+			}
+			c.body, c.left, rep.Length = length, n, n
+		case is(name, "transfer-encoding"):
+			if !is(value, "chunked") {
+				return rep, fmt.Errorf("%w: its Transfer-Encoding is %q", ErrServer, value[:min(len(value), 64)])
+			}
+			c.body, c.left, rep.Length = chunked, 0, -1
+		case is(name, "connection"):
+			if is(value, "close") {
+				c.closing = true
+			} else if is(value, "keep-alive") {
+				c.closing = false
+			}
+		}
+	}
+	if rep.Status < 200 || rep.Status == 204 || rep.Status == 304 {
+		c.body = none
+	}
+	c.ended = c.body == none || c.body == length && c.left == 0
+	return rep, nil
+}
+
+// CutLine takes the first header line off; a name is empty where there is none.
+func CutLine(lines []byte) (name, value, rest []byte) {
+	line, rest, _ := bytes.Cut(lines, []byte("\r\n"))
+	name, value, _ = bytes.Cut(line, []byte{':'})
+	return name, bytes.TrimSpace(value), rest
+}
+
+// is compares in ASCII without regard to case; want is in lower case.
+func is(name []byte, want string) bool {
+	if len(name) != len(want) {
+		return false
+	}
+	for i, c := range name {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		if c != want[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// next is the next piece of the body, as it lies in the buffer until the next
+// call; io.EOF behind the last. It waits only where wait says so; without, no
+// piece and no error mean that more has to be read.
+func (c *conn) next(wait bool) ([]byte, error) {
+	for !c.ended {
+		if c.r < c.w {
+			if c.body == chunked && c.left == 0 {
+				ok, err := c.chunk()
+				if err != nil {
+					return nil, err
+				}
+				if ok {
+					continue
+				}
+			} else {
+				n := c.w - c.r
+				if c.body != toEnd {
+					n = int(min(int64(n), c.left))
+					c.left -= int64(n)
+					c.ended = c.body == length && c.left == 0
+				}
+				piece := c.buf[c.r : c.r+n]
+				c.r += n
+				return piece, nil
+			}
+		}
+		if !wait {
+			return nil, nil
+		}
+		if err := c.fill(); err != nil {
+			if c.body == toEnd && errors.Is(err, io.EOF) {
+				c.ended, c.closing = true, true
+				break
+			}
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return nil, err
+			}
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF // io.EOF is a whole body's end
+			}
+			return nil, fmt.Errorf("%w: %w", ErrBroken, err)
+		}
+	}
+	return nil, io.EOF
+}
+
+// chunk takes the line before the next chunk, or those after the last; false:
+// they are not all here yet.
+func (c *conn) chunk() (bool, error) {
+	b := c.buf[c.r:c.w]
+	if c.inBody { // the line end behind the chunk before
+		if len(b) < 2 {
+			return false, nil
+		}
+		if b[0] != '\r' || b[1] != '\n' {
+			return false, fmt.Errorf("%w: a chunk is longer than it says", ErrBroken)
+		}
+		b, c.r, c.inBody = b[2:], c.r+2, false
+	}
+	end := bytes.IndexByte(b, '\n')
+	if end < 0 {
+		if len(b) > maxLine {
+			return false, fmt.Errorf("%w: a chunk's head has more than %d bytes", ErrBroken, maxLine)
+		}
+		return false, nil
+	}
+	n, digits := int64(0), 0
+	for ; digits < end; digits++ {
+		d := unhex(b[digits])
+		if d < 0 {
+			break
+		}
+		if n = n<<4 | int64(d); digits > 14 {
+			return false, fmt.Errorf("%w: a chunk's size is too large", ErrBroken)
+		}
+	}
+	if digits == 0 {
+		return false, fmt.Errorf("%w: a chunk has no size", ErrBroken)
+	}
+	if n > 0 {
+		c.r += end + 1
+		c.left, c.inBody = n, true
+		return true, nil
+	}
+	// The last: trailers, which are not passed on, and an empty line.
+	for rest := b[end+1:]; ; {
+		i := bytes.IndexByte(rest, '\n')
+		if i < 0 {
+			if len(rest) > maxLine {
+				return false, fmt.Errorf("%w: its trailers have more than %d bytes", ErrBroken, maxLine)
+			}
+			return false, nil
+		}
+		line := bytes.TrimRight(rest[:i], "\r")
+		rest = rest[i+1:]
+		if len(line) == 0 {
+			c.r = c.w - len(rest)
+			c.ended = true
+			return true, nil
+		}
+	}
+}
+
+func unhex(c byte) int {
+	switch {
+	case '0' <= c && c <= '9':
+		return int(c - '0')
+	case 'a' <= c && c <= 'f':
+		return int(c-'a') + 10
+	case 'A' <= c && c <= 'F':
+		return int(c-'A') + 10
+	}
+	return -1
+}
+
+// reusable says whether another request may follow on the connection.
+func (c *conn) reusable() bool { return c.ended && !c.closing && c.r == c.w }
+
+// abort ends the connection, and with it whatever waits on it.
+func (c *conn) abort() { _ = c.nc.Close() }

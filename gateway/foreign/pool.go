@@ -1,0 +1,310 @@
+// Package foreign is the gateway's side of OpenAI-compatible servers that are not
+// Tandem's: vLLM, SGLang, TGI, llama.cpp and whatever else speaks HTTP/1.1.
+//
+// Each server is probed, asked for its models and kept behind a circuit breaker;
+// a model's servers stand on the routing ring that native nodes stand on. A
+// request's own bytes go to the chosen server over a kept connection, and its
+// answer comes back piece by piece as it lies in the connection's buffer: the
+// JSON of tokens is never parsed. Of a request only the outermost members are
+// looked at (scan.go), of an answer only the framing (conn.go).
+//
+// Invariant: an answer's body ends in io.EOF only where the server ended it, by
+// length, last chunk or, where it said neither, its connection; whatever else
+// ends it is an error. A connection is kept only behind a whole answer.
+//
+// The package does not retry, does not know clients, and parses no event.
+package foreign
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/route"
+)
+
+// Options of a Pool.
+type Options struct {
+	Targets    []Target
+	APIKey     string      // sent to servers as a bearer token; empty: none
+	TLS        *tls.Config // towards https servers; nil: the system's authorities
+	HealthPath string      // empty: /health
+	Dial       func(ctx context.Context, network, addr string) (net.Conn, error)
+	Log        *slog.Logger // nil: discarded
+}
+
+// Pool is the gateway's servers.
+type Pool struct {
+	o    Options
+	ctx  context.Context
+	end  context.CancelFunc
+	wg   sync.WaitGroup // keepers
+	now  atomic.Pointer[Snapshot]
+	mu   sync.Mutex // of the servers
+	all  map[string]*Server
+	news func() // told of a change of models or servers; may be nil
+}
+
+// Snapshot is servers and models at one moment. It is not changed afterwards.
+type Snapshot struct {
+	Servers []*Server // by name
+	Models  []*Model  // by name
+	// Rest is the servers that do not tell their models, as those of a model
+	// without a name; nil: there are none.
+	Rest    *Model
+	Unknown int // servers that have not been asked for their models yet
+	byName  map[string]*Model
+}
+
+// Model is the servers of one model.
+type Model struct {
+	Name    string
+	Card    []byte // JSON as the first of its servers describes it
+	Table   *route.Table
+	Servers []*Server // by the table's index
+}
+
+// New makes a pool and begins to probe its servers.
+func New(o Options) (*Pool, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.HealthPath == "" {
+		o.HealthPath = "/health"
+	}
+	if o.Dial == nil {
+		o.Dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
+	}
+	if strings.ContainsFunc(o.APIKey, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, errors.New("foreign: the key for upstreams has characters that a header cannot carry")
+	}
+	p := &Pool{o: o, all: map[string]*Server{}}
+	p.ctx, p.end = context.WithCancel(context.Background())
+	p.now.Store(&Snapshot{})
+	if err := p.SetTargets(o.Targets); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// SetTargets replaces the servers. Those that stay keep their connections and
+// what is known of them; requests on those that leave run to their end.
+func (p *Pool) SetTargets(targets []Target) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return nil
+	}
+	next := make(map[string]*Server, len(targets))
+	for _, t := range targets {
+		s, err := newServer(p, t)
+		if err != nil {
+			return err
+		}
+		if old := p.all[s.Name]; old != nil && old.Role == s.Role {
+			s = old
+		}
+		if next[s.Name] != nil && next[s.Name].Role != s.Role {
+			return fmt.Errorf("foreign: upstream %s is given as %s and as %s", s.Name, next[s.Name].Role, s.Role)
+		}
+		next[s.Name] = s
+	}
+	for name, s := range p.all {
+		if next[name] != s {
+			s.stop()
+			s.shut()
+		}
+	}
+	for name, s := range next {
+		if p.all[name] != s {
+			var ctx context.Context
+			ctx, s.stop = context.WithCancel(p.ctx)
+			p.wg.Go(func() { s.keep(ctx) })
+		}
+	}
+	p.all = next
+	p.build()
+	return nil
+}
+
+// rebuild makes a new snapshot.
+func (p *Pool) rebuild() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.build()
+}
+
+// build is rebuild with mu held.
+func (p *Pool) build() {
+	n := &Snapshot{byName: map[string]*Model{}}
+	for _, s := range p.all {
+		n.Servers = append(n.Servers, s)
+	}
+	slices.SortFunc(n.Servers, func(a, b *Server) int { return strings.Compare(a.Name, b.Name) })
+	for _, s := range n.Servers {
+		cards := s.models.Load()
+		switch {
+		case cards == nil:
+			n.Unknown++
+		case len(*cards) == 0:
+			if n.Rest == nil {
+				n.Rest = new(Model)
+			}
+			n.Rest.Servers = append(n.Rest.Servers, s)
+		default:
+			for _, c := range *cards {
+				m := n.byName[c.ID]
+				if m == nil {
+					m = &Model{Name: c.ID, Card: c.Raw}
+					n.byName[c.ID] = m
+					n.Models = append(n.Models, m)
+				}
+				m.Servers = append(m.Servers, s)
+			}
+		}
+	}
+	slices.SortFunc(n.Models, func(a, b *Model) int { return strings.Compare(a.Name, b.Name) })
+	tables := n.Models
+	if n.Rest != nil {
+		tables = append(slices.Clone(tables), n.Rest)
+	}
+	for _, m := range tables {
+		nodes := make([]route.Node, len(m.Servers))
+		for i, s := range m.Servers {
+			nodes[i].Name = s.Name
+		}
+		m.Table = route.New(nodes, nil)
+	}
+	p.now.Store(n)
+}
+
+// Now is the present servers and models.
+func (p *Pool) Now() *Snapshot { return p.now.Load() }
+
+// Close ends probes and every connection.
+func (p *Pool) Close() {
+	p.end()
+	p.wg.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.all {
+		s.shut()
+		s.abortAll()
+	}
+}
+
+// AbortAll ends every request that servers have in hand.
+func (p *Pool) AbortAll() {
+	for _, s := range p.Now().Servers {
+		s.abortAll()
+	}
+}
+
+// authorize appends the header with the servers' key, if there is one.
+func (p *Pool) authorize(head []byte) []byte {
+	if p.o.APIKey == "" {
+		return head
+	}
+	head = append(head, "Authorization: Bearer "...)
+	return append(append(head, p.o.APIKey...), "\r\n"...)
+}
+
+// Find is the model of that name; nil: nobody serves it. Without a name it is the
+// only one there is.
+func (n *Snapshot) Find(name string) *Model {
+	if name == "" {
+		if len(n.Models) == 1 && n.Rest == nil {
+			return n.Models[0]
+		}
+		if len(n.Models) == 0 {
+			return n.Rest
+		}
+		return nil
+	}
+	if m := n.byName[name]; m != nil {
+		return m
+	}
+	return n.Rest
+}
+
+// Up is the number of the model's servers that probes found well.
+func (m *Model) Up() (n int) {
+	for _, s := range m.Servers {
+		if s.Up() {
+			n++
+		}
+	}
+	return n
+}
+
+// Up is the number of servers that probes found well.
+func (n *Snapshot) Up() (up int) {
+	for _, s := range n.Servers {
+		if s.Up() {
+			up++
+		}
+	}
+	return up
+}
+
+// levels are what is asked of a server, from what is best down to nothing: a
+// breaker, a probe and a failure leave a request without candidates only where
+// all that is left has failed it.
+var levels = [...]func(s *Server, now int64) bool{
+	func(s *Server, now int64) bool { return s.up.Load() && now >= s.openUntil.Load() },
+	func(s *Server, _ int64) bool { return s.up.Load() },
+	func(*Server, int64) bool { return true },
+}
+
+// Look fills the view of the model's servers for a request that some of them
+// have failed; forced says that breakers are to be passed by.
+func (m *Model) Look(v *route.View, avoid []*Server) (forced bool) {
+	if cap(v.Decode) < len(m.Servers) {
+		v.Decode = make([]route.State, len(m.Servers))
+	}
+	v.Decode, v.Prefill = v.Decode[:len(m.Servers)], v.Prefill[:0]
+	now := time.Now().UnixNano()
+	for level := range levels {
+		any := false
+		for i, s := range m.Servers {
+			usable := levels[level](s, now) && !slices.Contains(avoid, s)
+			v.Decode[i] = route.State{Usable: usable, Load: int(s.InFlight.Load())}
+			any = any || usable
+		}
+		if any {
+			return level > 0
+		}
+	}
+	return false
+}
+
+// Check says what is wrong with the pool's own books while no request runs.
+func (p *Pool) Check() error {
+	for _, s := range p.Now().Servers {
+		s.mu.Lock()
+		idle, active := len(s.idle), len(s.active)
+		for i, c := range s.active {
+			if c.bed != i {
+				s.mu.Unlock()
+				return fmt.Errorf("foreign: %s: a connection is booked at %d and lies at %d", s.Name, c.bed, i)
+			}
+		}
+		s.mu.Unlock()
+		if n := s.InFlight.Load(); n < 0 || int(n) > active {
+			return fmt.Errorf("foreign: %s: %d requests in flight on %d connections", s.Name, n, active)
+		}
+		if idle > maxIdle {
+			return fmt.Errorf("foreign: %s: %d idle connections, at most %d are kept", s.Name, idle, maxIdle)
+		}
+	}
+	return nil
+}

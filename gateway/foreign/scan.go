@@ -1,0 +1,236 @@
+package foreign
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// ErrBody says that a request's body is no JSON object.
+var ErrBody = errors.New("foreign: the body is not a JSON object")
+
+// field is one member of a JSON object, as positions in its bytes.
+type field struct {
+	key       []byte // between its quotes, escapes and all
+	start     int    // of the key's opening quote
+	from, end int    // of the value
+}
+
+// scanner walks the members of a JSON object without looking into their values:
+// strings are skipped at the speed of a search for quotes. What it skips it does
+// not check; the server that parses the body does.
+type scanner struct {
+	b    []byte
+	at   int
+	done bool
+	bad  bool
+}
+
+func scan(b []byte) scanner {
+	s := scanner{b: b}
+	s.space()
+	if s.at >= len(b) || b[s.at] != '{' {
+		s.bad = true
+		return s
+	}
+	s.at++
+	return s
+}
+
+// err says where the walk ended; nil: behind a whole object.
+func (s *scanner) err() error {
+	if s.bad {
+		return fmt.Errorf("%w (at byte %d)", ErrBody, min(s.at, len(s.b)))
+	}
+	return nil
+}
+
+func (s *scanner) space() {
+	for s.at < len(s.b) {
+		switch s.b[s.at] {
+		case ' ', '\t', '\n', '\r':
+			s.at++
+		default:
+			return
+		}
+	}
+}
+
+// next is the next member; false behind the last, and where the JSON is broken.
+func (s *scanner) next() (f field, ok bool) {
+	if s.bad || s.done {
+		return f, false
+	}
+	s.space()
+	if s.at < len(s.b) && s.b[s.at] == ',' {
+		s.at++
+		s.space()
+	}
+	switch {
+	case s.at >= len(s.b):
+		s.bad = true
+		return f, false
+	case s.b[s.at] == '}':
+		s.at++
+		s.space()
+		s.done, s.bad = true, s.at < len(s.b)
+		return f, false
+	case s.b[s.at] != '"':
+		s.bad = true
+		return f, false
+	}
+	f.start = s.at
+	if s.at = skipString(s.b, s.at); s.at < 0 {
+		s.at, s.bad = len(s.b), true
+		return f, false
+	}
+	f.key = s.b[f.start+1 : s.at-1]
+	s.space()
+	if s.at >= len(s.b) || s.b[s.at] != ':' {
+		s.bad = true
+		return f, false
+	}
+	s.at++
+	s.space()
+	f.from = s.at
+	if s.at = skipValue(s.b, s.at); s.at < 0 {
+		s.at, s.bad = len(s.b), true
+		return f, false
+	}
+	f.end = s.at
+	return f, true
+}
+
+// skipString is the position behind the string that opens at i; -1: it does not
+// end.
+func skipString(b []byte, i int) int {
+	for i++; ; i++ {
+		j := bytes.IndexByte(b[i:], '"')
+		if j < 0 {
+			return -1
+		}
+		i += j
+		escaped := false
+		for k := i - 1; b[k] == '\\'; k-- {
+			escaped = !escaped
+		}
+		if !escaped {
+			return i + 1
+		}
+	}
+}
+
+// skipValue is the position behind the value at i; -1: there is none, or it does
+// not end.
+func skipValue(b []byte, i int) int {
+	depth, start := 0, i
+	for i < len(b) {
+		switch b[i] {
+		case '"':
+			if i = skipString(b, i); i < 0 || depth == 0 {
+				return i
+			}
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth == 0 {
+				return after(start, i)
+			}
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		case ',', ' ', '\t', '\n', '\r':
+			if depth == 0 {
+				return after(start, i)
+			}
+		}
+		i++
+	}
+	return -1
+}
+
+// after is where a plain value that began at start ends.
+func after(start, end int) int {
+	if end == start {
+		return -1
+	}
+	return end
+}
+
+// is says whether a member has the name; names may be written with escapes.
+func (f *field) is(name string) bool {
+	if bytes.IndexByte(f.key, '\\') < 0 {
+		return string(f.key) == name
+	}
+	return unquote(append(append([]byte{'"'}, f.key...), '"')) == name
+}
+
+// unquote is the text of a JSON string; empty when it is none.
+func unquote(raw []byte) (s string) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return ""
+	}
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return string(raw[1 : len(raw)-1])
+	}
+	if json.Unmarshal(raw, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// Body is what routing looks at in a request's body. Its slices are part of it.
+type Body struct {
+	Model  string // empty: not named
+	Stream bool
+	Prompt []byte // value of messages, prompt, input or query, as written; nil: none
+	N      int    // choices, at least 1
+
+	modelFrom, modelEnd int // of the name's value; 0: none
+}
+
+// Look reads a body's outermost members. Of members that occur twice the last
+// counts, as it does for the servers' own parsers.
+func Look(b []byte) (Body, error) {
+	out := Body{N: 1}
+	s := scan(b)
+	for f, ok := s.next(); ok; f, ok = s.next() {
+		v := b[f.from:f.end]
+		switch {
+		case f.is("model"):
+			out.Model, out.modelFrom, out.modelEnd = unquote(v), f.from, f.end
+		case f.is("stream"):
+			out.Stream = string(v) == "true"
+		case f.is("messages"), f.is("prompt"), f.is("input"), f.is("query"):
+			out.Prompt = v
+		case f.is("n") && len(v) < 4:
+			n := 0
+			for _, c := range v {
+				if c < '0' || c > '9' {
+					n = 0
+					break
+				}
+				n = 10*n + int(c-'0')
+			}
+			out.N = max(1, n)
+		}
+	}
+	return out, s.err()
+}
+
+// WithModel is the body with another model's name, appended to dst; every other
+// byte stays.
+func (o *Body) WithModel(dst, b []byte, name string) []byte {
+	if o.modelEnd == 0 {
+		return append(dst, b...)
+	}
+	quoted, err := json.Marshal(name)
+	if err != nil {
+		panic(err) // strings can be written
+	}
+	dst = append(dst, b[:o.modelFrom]...)
+	dst = append(dst, quoted...)
+	return append(dst, b[o.modelEnd:]...)
+}

@@ -1,0 +1,540 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// Bounds of relayed requests.
+const (
+	// maxHeld is how much of an answer that is no stream is held until all of it
+	// is there, in bytes: until then another server can be asked.
+	maxHeld = 64 << 10
+	// watchAfter is how long a server may take to answer before its client is
+	// watched: quick answers do without.
+	watchAfter = 10 * time.Millisecond
+	// bytesPerToken is what a prompt's bytes are taken for where nobody counts
+	// tokens: of English text in JSON.
+	bytesPerToken = 4
+)
+
+// relay is one request that a server of another kind answers. The goroutine of
+// its client's connection owns it.
+type relay struct {
+	g        *Gateway
+	ctx      *fasthttp.RequestCtx
+	path     string
+	id       []byte // of the request
+	body     []byte // as it is sent
+	look     foreign.Body
+	model    *foreign.Model
+	by       by
+	key      *key
+	prompt   kvcache.Hash // key on the ring
+	start    time.Time
+	deadline time.Time
+	span     span
+	watch    *watch // nil: the client is not watched
+	patient  bool   // reads wait until the deadline
+
+	call    *foreign.Call // nil: none is under way
+	server  *foreign.Server
+	tried   []*foreign.Server
+	lastErr error
+	head    []byte // of the request, as it is sent
+	lines   []byte // the answer's headers
+	events  bool   // the answer is a stream of events
+	held    []byte // the answer's body so far
+	whole   bool   // held is all of it
+	cause   string // of metrics.StreamAborts, when it did not end well
+	status  int
+	first   time.Time // of the answer's body; streams only
+	last    time.Time
+	nEvents int // that the answer had
+
+	mu   sync.Mutex // of the two below, which the client's watch uses
+	cur  *foreign.Call
+	gone bool
+}
+
+// relays are kept between requests, with their buffers.
+var relays = sync.Pool{New: func() any { return new(relay) }}
+
+// relayed says whether a request's path goes to servers of another kind.
+func (g *Gateway) relayed(method, path string) bool {
+	if g.foreign == nil || method != "POST" {
+		return false
+	}
+	switch path {
+	case "/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/inference/v1/generate":
+		return true
+	case "/v1/load_lora_adapter", "/v1/unload_lora_adapter": // would reach one server of several
+		return false
+	}
+	return strings.HasPrefix(path, "/v1/") && plainPath(path)
+}
+
+// ownModel says whether native nodes serve the model that a request names.
+func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
+	m := g.model.Load()
+	if m == nil {
+		return false
+	}
+	look, err := foreign.Look(ctx.PostBody())
+	return err == nil && (look.Model == m.name || look.Model == "" && len(g.foreign.Now().Models) == 0)
+}
+
+// plainPath says whether a path can be sent on as it was understood here.
+func plainPath(path string) bool {
+	for i := range len(path) {
+		c := path[i]
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("/_-.:", c) >= 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// relay serves a request by a server of another kind.
+func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
+	start := time.Now()
+	if fault := g.enter(); fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	r := relays.Get().(*relay)
+	r.g, r.ctx, r.path, r.start, r.deadline = g, ctx, path, start, start.Add(g.o.RequestTimeout)
+	on := openai.Completions
+	if path == "/v1/chat/completions" {
+		on = openai.Chat
+	}
+	r.span = g.startSpan(ctx, on, start)
+	streaming := false
+	defer func() { // also after a panic
+		if !streaming {
+			r.status = ctx.Response.StatusCode()
+			r.close()
+		}
+	}()
+	fault := r.prepare()
+	if fault == nil {
+		fault = r.run()
+	}
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	r.answerHead()
+	size := int(r.call.Length)
+	if r.whole {
+		ctx.Response.SetBody(r.held)
+		r.end(nil)
+		return
+	}
+	streaming = true // its body's Close ends the request
+	if r.events {
+		ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	}
+	ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.call.Status == 200, buf: r.held}, size)
+}
+
+// completes says whether the path's streams end in [DONE].
+func (r *relay) completes() bool {
+	return r.path == "/v1/chat/completions" || r.path == "/v1/completions"
+}
+
+// is says whether a media type is the one in lower case, whatever its parameters.
+func is(kind []byte, want string) bool {
+	return len(kind) >= len(want) && strings.EqualFold(string(kind[:len(want)]), want) && (len(kind) == len(want) || kind[len(want)] == ';' || kind[len(want)] == ' ')
+}
+
+// prepare looks at the request as far as routing needs it.
+func (r *relay) prepare() (fault *openai.Error) {
+	g, ctx := r.g, r.ctx
+	r.body = ctx.PostBody()
+	if is(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() {
+		if fault := jsonBody(&ctx.Request.Header); fault != nil {
+			return fault
+		}
+		var err error
+		if r.look, err = foreign.Look(r.body); err != nil {
+			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "foreign: "))
+		}
+	}
+	if r.by, fault = g.routing(&ctx.Request.Header); fault != nil {
+		return fault
+	}
+	if fault := r.find(); fault != nil {
+		return fault
+	}
+	r.id = ctx.Response.Header.Peek(requestIDHeader)
+	r.prompt = keyOf(r.model.Name, r.look.Prompt, r.body)
+	k := g.keys.find(ctx.Request.Header.Peek("Authorization"))
+	if fault := g.letIn(k, len(r.look.Prompt)/bytesPerToken); fault != nil {
+		return fault
+	}
+	r.key = k
+	g.meters.n.Observe(float64(max(1, r.look.N)))
+	return nil
+}
+
+// find is the model that the request names.
+func (r *relay) find() *openai.Error {
+	now := r.g.foreign.Now()
+	if r.model = now.Find(r.look.Model); r.model != nil {
+		return nil
+	}
+	switch {
+	case now.Unknown > 0 || len(now.Servers) == 0:
+		return openai.Unavailable(retryAfter, "no upstream serves the model %q: %d of %d have not told their models yet", clip(r.look.Model, 200), now.Unknown, len(now.Servers))
+	case r.look.Model == "":
+		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
+	}
+	return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", clip(r.look.Model, 200))}
+}
+
+// keyChunks are how many leading bytes of a prompt may key the ring: as for
+// tokens (route.Key), the largest that the prompt fills.
+var keyChunks = [...]int{1024, 256, 64}
+
+// keyOf is the ring key of a prompt as it is written in the request's body.
+func keyOf(model string, prompt, body []byte) kvcache.Hash {
+	if len(prompt) == 0 {
+		prompt = body
+	}
+	for _, n := range keyChunks {
+		if len(prompt) >= n {
+			prompt = prompt[:n]
+			break
+		}
+	}
+	var d xxhash.Digest
+	d.ResetWithSeed(xxhash.Sum64String(model))
+	d.Write(prompt)
+	return kvcache.Hash(d.Sum64())
+}
+
+// pick chooses the next server, around those that have failed the request; nil:
+// there is none left.
+func (r *relay) pick() (s *foreign.Server, force bool) {
+	view := views.Get().(*route.View)
+	defer views.Put(view)
+	force = r.model.Look(view, r.tried)
+	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, MinRemote: 1}
+	switch {
+	case q.Policy == route.Session && r.by.session != 0:
+		q.Key = r.by.session
+	case q.Policy == route.PowerOfTwo:
+		q.Draw = rand.Uint64()
+	}
+	d := r.model.Table.Pick(q, *view, nil)
+	r.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	if d.Decode < 0 {
+		return nil, false
+	}
+	return r.model.Servers[d.Decode], force
+}
+
+// run asks servers until one answers. A server that failed is not asked again,
+// but for one whose kept connection was closed when there is no other.
+func (r *relay) run() *openai.Error {
+	for n := 1; ; n++ {
+		s, force := r.pick()
+		if s == nil && errors.Is(r.lastErr, foreign.ErrStale) {
+			s, force = r.tried[len(r.tried)-1], true
+		}
+		if s == nil {
+			return r.nobody()
+		}
+		r.g.meters.attempts.Inc()
+		r.server = s
+		err := r.attempt(s, force)
+		if err == nil {
+			return nil
+		}
+		if fault := r.cutOff(); fault != nil {
+			r.drop(nil)
+			return fault
+		}
+		r.drop(err)
+		r.g.meters.set.Counter(metrics.GatewayAttemptFailures, kindOfForeign(err)).Inc()
+		r.g.log.Warn("attempt failed", "request", string(r.id), "upstream", s.Name, "error", err)
+		r.tried, r.lastErr = append(r.tried, s), err
+		if n >= r.g.o.MaxAttempts || !r.g.budget.Allow() {
+			return r.nobody()
+		}
+	}
+}
+
+// errStatus is a server's answer that another server may do better than.
+var errStatus = errors.New("gateway: the upstream answered with an error")
+
+// retried says whether a status is worth asking another server.
+func retried(status int) bool {
+	return status == 500 || status == 502 || status == 503 || status == 504
+}
+
+// attempt sends the request to one server and waits for its answer: for all of a
+// small one, for the head of others.
+func (r *relay) attempt(s *foreign.Server, force bool) error {
+	patience := r.deadline
+	if r.patient = r.watch != nil; !r.patient {
+		patience = earlier(time.Now().Add(watchAfter), r.deadline)
+	}
+	call, err := s.Open(context.Background(), patience, force)
+	if err != nil {
+		return err
+	}
+	r.call = call
+	if !r.hold(call) {
+		return errGone
+	}
+	r.appendHead(s)
+	if err := call.Send(r.head, r.body, r.deadline); err != nil {
+		return err
+	}
+	if err := call.Head(); err != nil {
+		if !call.Late || !r.wait() {
+			return err
+		}
+		if err := call.Head(); err != nil {
+			return err
+		}
+	}
+	if retried(call.Status) && r.others() {
+		return fmt.Errorf("%w: %d", errStatus, call.Status)
+	}
+	r.lines, r.held, r.whole = append(r.lines[:0], call.Lines...), r.held[:0], false
+	if r.events = is(call.ContentType, "text/event-stream"); r.events || call.Length > maxHeld {
+		return nil
+	}
+	for len(r.held) <= maxHeld {
+		piece, err := r.next()
+		if err == io.EOF {
+			r.whole = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		r.held = append(r.held, piece...)
+	}
+	return nil
+}
+
+// others says whether there is a server that has not been asked.
+func (r *relay) others() bool {
+	return len(r.tried)+1 < len(r.model.Servers) && len(r.tried)+1 < r.g.o.MaxAttempts
+}
+
+// next is the next piece of the answer's body.
+func (r *relay) next() ([]byte, error) {
+	piece, err := r.call.Next(true)
+	if err != nil && r.call.Late && r.wait() {
+		piece, err = r.call.Next(true)
+	}
+	return piece, err
+}
+
+// wait has the client watched while the server takes its time; false: it was
+// waited for long enough.
+func (r *relay) wait() bool {
+	if r.patient || !time.Now().Before(r.deadline) {
+		return false
+	}
+	if r.watch == nil {
+		if c, ok := r.ctx.Conn().(*clientConn); ok {
+			r.watch = c.watch(r.clientGone)
+		}
+	}
+	r.patient = true
+	return r.call.Patience(r.deadline) == nil
+}
+
+// hold makes the call the one that ends with the client; false: it has gone.
+func (r *relay) hold(call *foreign.Call) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cur = call
+	return !r.gone
+}
+
+// clientGone ends what is under way; the watch's goroutine calls it.
+func (r *relay) clientGone() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gone = true
+	if r.cur != nil {
+		r.cur.Abort()
+	}
+}
+
+// cutOff says whether something other than the server ended the request.
+func (r *relay) cutOff() *openai.Error {
+	r.mu.Lock()
+	gone := r.gone
+	r.mu.Unlock()
+	select {
+	case <-r.g.cut:
+		r.cause = "shutdown"
+		return errShutdown
+	default:
+	}
+	switch {
+	case gone:
+		r.cause = "client_gone"
+		return errGone
+	case !time.Now().Before(r.deadline):
+		r.cause = "deadline"
+		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", r.g.o.RequestTimeout)}
+	}
+	return nil
+}
+
+// drop ends the current call; err is what it says of the server, nil: nothing.
+func (r *relay) drop(err error) {
+	r.mu.Lock()
+	r.cur = nil
+	r.mu.Unlock()
+	if r.call == nil {
+		return
+	}
+	if err == nil {
+		r.call.NoVerdict()
+	} else {
+		r.call.Close(err)
+	}
+	r.call = nil
+}
+
+// end ends the call whose answer was taken; err is why it was not to its end.
+func (r *relay) end(err error) {
+	r.mu.Lock()
+	r.cur = nil
+	r.mu.Unlock()
+	if r.call != nil {
+		r.call.Close(err)
+		r.call = nil
+	}
+}
+
+// nobody is what the client is told when no server is left.
+func (r *relay) nobody() *openai.Error {
+	if r.lastErr == nil {
+		return openai.Unavailable(retryAfter, "no upstream is available for model %q", clip(r.look.Model, 200))
+	}
+	return openai.Unavailable(retryAfter, "no upstream answered: %s", clip(r.lastErr.Error(), 300))
+}
+
+// kindOfForeign is the error's value of the label code of GatewayAttemptFailures.
+func kindOfForeign(err error) string {
+	switch {
+	case errors.Is(err, errStatus):
+		return "internal"
+	case errors.Is(err, foreign.ErrServer), errors.Is(err, foreign.ErrBroken):
+		return "connection"
+	}
+	return "other"
+}
+
+// close ends the request.
+func (r *relay) close() {
+	r.drop(nil)
+	if r.watch != nil {
+		r.watch.stop()
+	}
+	if r.cause != "" {
+		r.g.meters.set.Counter(metrics.GatewayStreamsAborted, r.cause).Inc()
+	}
+	r.record()
+	r.key.done(r.nEvents)
+	r.g.inFlight.Add(-1)
+	head, lines, held, tried := r.head[:0], r.lines[:0], r.held[:0], r.tried[:0]
+	clear(tried[:cap(tried)])
+	if cap(held) > maxHeld {
+		held = nil
+	}
+	*r = relay{head: head, lines: lines, held: held, tried: tried}
+	relays.Put(r)
+}
+
+// record counts the request's end.
+func (r *relay) record() {
+	m := &r.g.meters
+	r.span.end(r.status)
+	switch {
+	case r.cause == "client_gone":
+		m.set.Counter(metrics.RequestSuccess, metrics.ReasonAbort).Inc()
+		return
+	case r.cause != "" || r.status >= 400:
+		m.set.Counter(metrics.RequestSuccess, metrics.ReasonError).Inc()
+		return
+	}
+	end := time.Now()
+	m.set.Counter(metrics.RequestSuccess, metrics.ReasonStop).Inc()
+	m.e2e.Observe(end.Sub(r.start).Seconds())
+	if r.nEvents > 0 {
+		m.outputTokens.Observe(float64(r.nEvents))
+		m.decode.Observe(r.last.Sub(r.first).Seconds())
+		if r.nEvents > 1 {
+			m.perToken.Observe(r.last.Sub(r.first).Seconds() / float64(r.nEvents-1))
+		}
+	}
+}
+
+// measure takes note of events that came.
+func (r *relay) measure(events int) {
+	m, at := &r.g.meters, time.Now()
+	if r.first.IsZero() {
+		r.first = at
+		m.ttft.Observe(at.Sub(r.start).Seconds())
+	} else {
+		m.interToken.Observe(at.Sub(r.last).Seconds())
+	}
+	r.last = at
+	r.nEvents += events
+	m.tokens.Add(float64(events))
+}
+
+// doneEvent ends streams of completions.
+var doneEvent = []byte("[DONE]")
+
+// endsDone says whether whole events end in that one.
+func endsDone(b []byte) bool {
+	b = bytes.TrimRight(b, "\r\n")
+	if !bytes.HasSuffix(b, doneEvent) {
+		return false
+	}
+	b = bytes.TrimRight(b[:len(b)-len(doneEvent)], " ")
+	line, ok := bytes.CutSuffix(b, []byte("data:"))
+	return ok && (len(line) == 0 || line[len(line)-1] == '\n')
+}
+
+// wholeEvents is the length of the whole events that b begins with.
+func wholeEvents(b []byte) int {
+	for i := len(b); i > 1; {
+		if i = bytes.LastIndexByte(b[:i], '\n'); i < 1 {
+			return 0
+		}
+		if b[i-1] == '\n' || i > 1 && b[i-1] == '\r' && b[i-2] == '\n' {
+			return i + 1
+		}
+	}
+	return 0
+}

@@ -1,0 +1,149 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// maxEvent is how much of an event is held until the rest of it is there, in
+// bytes; a larger one leaves in parts.
+const maxEvent = 64 << 10
+
+// lastPatience is how long a server may take from [DONE] to its body's end, for
+// its connection to be kept.
+const lastPatience = time.Second
+
+// relayBody is a relayed answer's body: the server reads it on the connection's
+// own goroutine, as it reads a stream's. Of events only whole ones leave, so that
+// where the answer breaks off an event can tell of it.
+type relayBody struct {
+	r      *relay
+	done   bool   // it is whole only behind [DONE]
+	buf    []byte // what came and has not left; its first bytes of whole may leave
+	sent   int
+	whole  int
+	last   bool // [DONE] was seen
+	inside bool // what left ended inside an event
+	end    error
+}
+
+// Read implements io.Reader. Any error but io.EOF makes the server abort the
+// connection.
+func (b *relayBody) Read(p []byte) (n int, err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			b.r.g.log.Error("panic while relaying", "request", string(b.r.id), "panic", x, "stack", string(debug.Stack()))
+			n, err = 0, errCut
+		}
+	}()
+	for b.sent == b.whole && b.end == nil {
+		b.fill()
+	}
+	if b.sent == b.whole {
+		return 0, b.end
+	}
+	n = copy(p, b.buf[b.sent:b.whole])
+	b.sent += n
+	return n, nil
+}
+
+// fill waits until there is more to send, or the end.
+func (b *relayBody) fill() {
+	b.buf = append(b.buf[:0], b.buf[b.whole:]...)
+	b.sent, b.whole = 0, 0
+	if len(b.buf) > 0 && !b.r.events { // what was held before the answer turned out to be large
+		b.whole = len(b.buf)
+		return
+	}
+	piece, err := b.r.next()
+	for err == nil && piece != nil {
+		b.buf = append(b.buf, piece...)
+		if len(b.buf) >= maxEvent {
+			break
+		}
+		piece, err = b.r.call.Next(false)
+	}
+	switch {
+	case b.r.events && len(b.buf) >= maxEvent && err == nil:
+		b.whole, b.inside = wholeEvents(b.buf), false
+		if b.whole == 0 {
+			b.whole, b.inside = len(b.buf), true
+		}
+	case !b.r.events, err == io.EOF:
+		b.whole = len(b.buf)
+	default:
+		if b.whole = wholeEvents(b.buf); b.whole > 0 {
+			b.inside = false
+		}
+	}
+	if b.r.events && b.whole > 0 {
+		b.r.measure(max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n"))))
+		if b.last = endsDone(b.buf[:b.whole]); b.last {
+			// Only the body's end is missing, which the client need not wait for.
+			b.r.patient = true
+			_ = b.r.call.Patience(time.Now().Add(lastPatience)) // an error shows at the next read
+		}
+	}
+	if err != nil {
+		b.over(err)
+	}
+}
+
+// over is the answer's end.
+func (b *relayBody) over(err error) {
+	r := b.r
+	if err == io.EOF && (!b.done || b.last) {
+		b.end = io.EOF
+		return
+	}
+	if b.last { // all that a client waits for is there
+		b.end = io.EOF
+		r.drop(nil)
+		return
+	}
+	b.end = errCut
+	fault := r.cutOff()
+	if fault == nil {
+		r.cause = "upstream"
+		fault = openai.Unavailable(0, "the upstream's answer broke off")
+		fault.Status, fault.Type = 502, "Bad Gateway"
+		r.g.log.Warn("answer broke off", "request", string(r.id), "upstream", r.server.Name, "error", err)
+		r.end(errors.Join(foreign.ErrServer, err))
+	}
+	if b.r.events && r.cause != "client_gone" && !b.inside {
+		b.buf = fault.AppendEvent(b.buf[:b.whole])
+		b.whole = len(b.buf)
+	}
+}
+
+// CloseWithError implements fasthttp.ReadCloserWithError; err is why the body
+// could not be written to its end, or nil.
+func (b *relayBody) CloseWithError(err error) error {
+	r := b.r
+	if r == nil {
+		return nil
+	}
+	b.r = nil
+	if err != nil && b.end == nil { // the writing failed, not the request
+		r.cause = "client_gone"
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			r.cause = "slow_client"
+		}
+	}
+	if r.cause == "" {
+		r.end(nil)
+	}
+	g, path := r.g, r.path
+	r.held = b.buf
+	r.status = 200
+	r.close()
+	g.count(path, 200)
+	return nil
+}

@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/foreign"
+)
+
+// appendHead writes the request's head for a server. What the client said goes
+// along, but for what is between two neighbours, and its credentials: they are
+// the gateway's.
+func (r *relay) appendHead(s *foreign.Server) {
+	h := &r.ctx.Request.Header
+	b := s.AppendHead(r.head[:0], "POST", r.ctx.Path(), cleanQuery(r.ctx.URI().QueryString()))
+	nominated := h.Peek("Connection")
+	if string(nominated) == "keep-alive" || string(nominated) == "close" {
+		nominated = nil
+	}
+	for name, value := range h.All() {
+		switch string(name) {
+		case "Host", "Content-Length", "Connection", "Keep-Alive", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect",
+			"Proxy-Connection", "Proxy-Authorization", "Proxy-Authenticate", requestIDHeader, policyHeader:
+			continue
+		case "Authorization", "X-Api-Key":
+			if !r.g.o.ForwardAuthorization {
+				continue
+			}
+		}
+		if len(nominated) > 0 && named(nominated, name) || !fieldName(name) || bytes.ContainsAny(value, "\r\n\x00") {
+			continue
+		}
+		b = append(append(b, name...), ": "...)
+		b = append(append(b, value...), "\r\n"...)
+	}
+	b = append(append(b, requestIDHeader...), ": "...)
+	b = append(append(b, r.id...), "\r\nContent-Length: "...)
+	b = strconv.AppendInt(b, int64(len(r.body)), 10)
+	r.head = append(b, "\r\n\r\n"...)
+}
+
+// cleanQuery is a query without what cannot stand in a request line.
+func cleanQuery(q []byte) []byte {
+	for _, c := range q {
+		if c <= ' ' || c >= 0x7f {
+			return nil
+		}
+	}
+	return q
+}
+
+// named says whether a Connection header names another one.
+func named(connection, name []byte) bool {
+	for _, part := range strings.Split(string(connection), ",") {
+		if strings.EqualFold(strings.TrimSpace(part), string(name)) {
+			return true
+		}
+	}
+	return false
+}
+
+// fieldName says whether a header's name is one that no reader takes for
+// another.
+func fieldName(name []byte) bool {
+	for _, c := range name {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.') {
+			return false
+		}
+	}
+	return len(name) > 0
+}
+
+// answerHead takes over the answer's status and headers.
+func (r *relay) answerHead() {
+	h := &r.ctx.Response.Header
+	r.ctx.SetStatusCode(r.call.Status)
+	kind := false
+	for lines := r.lines; len(lines) > 0; {
+		var name, value []byte
+		if name, value, lines = foreign.CutLine(lines); skipped(name) || !fieldName(name) {
+			continue
+		}
+		if is(name, "content-type") {
+			h.SetContentTypeBytes(value)
+			kind = true
+			continue
+		}
+		h.AddBytesKV(name, value)
+	}
+	h.SetNoDefaultContentType(!kind)
+}
+
+// skipped are headers of an answer that are between the server and us.
+func skipped(name []byte) bool {
+	switch len(name) {
+	case 2:
+		return is(name, "te")
+	case 4:
+		return is(name, "date")
+	case 6:
+		return is(name, "server")
+	case 7:
+		return is(name, "trailer") || is(name, "upgrade")
+	case 10:
+		return is(name, "connection") || is(name, "keep-alive")
+	case 12:
+		return strings.EqualFold(string(name), requestIDHeader)
+	case 14:
+		return is(name, "content-length")
+	case 17:
+		return is(name, "transfer-encoding")
+	case 18:
+		return is(name, "proxy-authenticate")
+	}
+	return false
+}
+
+// foreignModels answers with all models: those of servers of another kind as they
+// describe them.
+func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
+	b := []byte(`{"object":"list","data":[`)
+	if m := g.model.Load(); m != nil {
+		b = append(m.card().Append(b), ',')
+	}
+	for _, m := range g.foreign.Now().Models {
+		b = append(append(b, m.Card...), ',')
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
+}
+
+// foreignModel answers with one model of servers of another kind; false: there is
+// none of that name.
+func (g *Gateway) foreignModel(ctx *fasthttp.RequestCtx, name string) bool {
+	if g.foreign == nil {
+		return false
+	}
+	m := g.foreign.Now().Find(name)
+	if m == nil || m.Name != name {
+		return false
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(m.Card)
+	return true
+}
