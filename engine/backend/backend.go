@@ -109,6 +109,9 @@ type Span struct {
 	Tokens int32 // how many token rows, consecutive positions
 	Start  int32 // position of its first token row
 
+	// Adapter is the place of the adapter that its rows go through; 0: none.
+	Adapter int32
+
 	// Tables are the block tables for positions [0, Start+Tokens), one per KV
 	// group. At places that lie before the window of every row of the span a
 	// number may be negative: there is no block any more.

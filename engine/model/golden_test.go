@@ -44,6 +44,15 @@ type golden struct {
 
 func readGoldens(t testing.TB, name string) goldens {
 	t.Helper()
+	g := readGoldensOf(t, name)
+	if len(g.Cases) < 9 {
+		t.Fatalf("%s: %d goldens", name, len(g.Cases))
+	}
+	return g
+}
+
+func readGoldensOf(t testing.TB, name string) goldens {
+	t.Helper()
 	f, err := os.Open(filepath.Join("testdata", name, "goldens.json.gz"))
 	if err != nil {
 		t.Fatal(err)
@@ -56,9 +65,6 @@ func readGoldens(t testing.TB, name string) goldens {
 	var g goldens
 	if err := json.NewDecoder(z).Decode(&g); err != nil {
 		t.Fatal(err)
-	}
-	if len(g.Cases) < 9 {
-		t.Fatalf("%s: %d goldens", name, len(g.Cases))
 	}
 	return g
 }
@@ -83,6 +89,12 @@ var testLimits = backend.Limits{Tokens: 160, Outputs: 8, Seqs: 4, Blocks: 16}
 func load(t testing.TB, src *Source, kernels string, wrap func(backend.Backend) backend.Backend) *Model {
 	t.Helper()
 	return loadOn(t, src, cpu.Options{Threads: 1, Limits: testLimits, Kernels: kernels, Mapped: true}, wrap)
+}
+
+// loadBare loads a checkpoint on a CPU backend, with nothing between.
+func loadBare(t testing.TB, src *Source, o cpu.Options) *Model {
+	t.Helper()
+	return loadOn(t, src, o, nil)
 }
 
 func loadOn(t testing.TB, src *Source, o cpu.Options, wrap func(backend.Backend) backend.Backend) *Model {

@@ -53,7 +53,8 @@ type Model struct {
 	backend backend.Backend
 	limits  backend.Limits
 	net     network
-	record  func() // Forward, bound once so that a step does not allocate
+	record  func()              // Forward, bound once so that a step does not allocate
+	adapt   map[string]*binding // matrices that adapters may have parts for; nil without adapters
 }
 
 // Load checks the checkpoint's tensors against its config, moves them to the

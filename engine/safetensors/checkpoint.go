@@ -60,6 +60,19 @@ func OpenDir(dir string) (*Checkpoint, error) {
 	})
 }
 
+// OpenFile opens the weights of a single file, whatever it is called, and maps it.
+func OpenFile(path string) (*Checkpoint, error) {
+	c := &Checkpoint{tensors: map[string]Tensor{}}
+	err := c.addFile(source{bytes: func(name string) ([]byte, bool, error) {
+		data, err := mapFile(name)
+		return data, true, err
+	}}, path, nil)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
 // OpenFS reads the weights in a file system, such as those embedded in a binary.
 func OpenFS(fsys fs.FS) (*Checkpoint, error) {
 	return open(source{

@@ -17,7 +17,7 @@ var parsers = map[string][]string{
 	"bench":              {"FuzzReadSample"},                                      // servers' metrics
 	"bench/dataset":      {"FuzzFiles"},                                           // datasets and traces
 	"bench/load":         {"FuzzEvents"},                                          // a server's stream of events
-	"engine/model":       {"FuzzConfig", "FuzzBundle"},                            // config.json and the files beside the weights
+	"engine/model":       {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},       // config.json and the files beside the weights; adapters
 	"engine/safetensors": {"FuzzParse", "FuzzIndex"},                              // weights and their index
 	"engine/tokenizer":   {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
 	"gateway/foreign":    {"FuzzAnswer", "FuzzLook"},                              // upstreams' answers; bodies of requests

@@ -83,6 +83,7 @@ type CPU struct {
 	ropes   []*ropeTable
 	routes  []*routing
 	kv      kvStore
+	adapt   adapters
 
 	plans     map[backend.Key]*plan
 	recording *plan
@@ -105,6 +106,7 @@ type weight struct {
 	out, in int
 	vector  []float32 // [out], when in is 0; mapped
 	matrix  []byte    // row-major for portable kernels, packed for C
+	renewed bool      // the matrix is loaded more than once: it may not be borrowed
 }
 
 // kvStore is the paged KV. A page is K [kvHeads, headDim, blockTokens] then
@@ -315,7 +317,7 @@ func (c *CPU) Close() error {
 	c.kernels.close()
 	c.kernels = nil
 	c.buffers, c.weights, c.ropes, c.routes, c.plans = nil, nil, nil, nil, nil
-	c.kv = kvStore{}
+	c.kv, c.adapt = kvStore{}, adapters{}
 	c.step = stepData{}
 	return c.mem.free()
 }

@@ -21,7 +21,7 @@ func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	need(in.cols == heads*first.in && out.cols == heads*first.out && a.cols%heads == 0 && a.cols >= in.cols &&
 		d.cols-out.cols == a.cols-in.cols, "HeadLinear: %d heads of [%d, %d] from %d to %d columns, scratch of %d and %d",
 		heads, first.out, first.in, a.cols, d.cols, in.cols, out.cols)
-	r := c.routing(a.rows, heads, heads, true)
+	r := c.routing(a.rows, heads, heads, byHead)
 	product := op{kind: opExperts, rows: a.rows, dst: out, a: in, slots: heads, route: r}
 	for _, id := range s.Weights {
 		w := c.weight(id)

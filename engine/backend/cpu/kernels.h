@@ -25,6 +25,7 @@ enum {
 	OP_COLUMNS,
 	OP_SPLIT, // of HeadLinear, see moe.h
 	OP_JOIN,
+	OP_ADAPT, // dst += a in rows that chose an adapter
 	OP_PACK, // not in plans: row-major matrix a to packed w
 };
 

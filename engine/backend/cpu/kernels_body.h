@@ -212,6 +212,10 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 	case OP_JOIN:
 		join(op, sp, i);
 		break;
+	case OP_ADAPT:
+		if (op->chosen[i] >= 0)
+			add(op, i);
+		break;
 	case OP_PACK:
 		pack(op, i);
 		break;

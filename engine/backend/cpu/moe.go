@@ -13,13 +13,22 @@ import (
 type routing struct {
 	rows          backend.Rows
 	topK, experts int
-	fixed         bool      // every row chooses all: see HeadLinear
+	by            choice
 	ids           []int32   // [rows, topK] best expert first
 	weights       []float32 // [rows, topK]
 	slots         []int32   // [rows, topK]
 	list          []int32   // [1 + 3*spans] how many, then expert, first slot, slots of each
 	count         []int32   // [experts+1] of group alone
 }
+
+// choice is what rows choose by.
+type choice uint8
+
+const (
+	byScores  choice = iota
+	byHead           // every row every head: see HeadLinear
+	byAdapter        // the step says it; slots are rows
+)
 
 // span is some neighbouring slots of one expert.
 type span struct{ expert, first, count int32 }
@@ -35,14 +44,14 @@ func (r *routing) span(i int) span {
 }
 
 // routing finds or makes the arrays for such choices. Layers take turns.
-func (c *CPU) routing(rows backend.Rows, topK, experts int, fixed bool) *routing {
+func (c *CPU) routing(rows backend.Rows, topK, experts int, by choice) *routing {
 	for _, r := range c.routes {
-		if r.rows == rows && r.topK == topK && r.experts == experts && r.fixed == fixed {
+		if r.rows == rows && r.topK == topK && r.experts == experts && r.by == by {
 			return r
 		}
 	}
 	n := c.limit(rows) * topK
-	r := &routing{rows: rows, topK: topK, experts: experts, fixed: fixed}
+	r := &routing{rows: rows, topK: topK, experts: experts, by: by}
 	var err error
 	ints := func(n int) (s []int32) {
 		if err == nil {
@@ -51,7 +60,11 @@ func (c *CPU) routing(rows backend.Rows, topK, experts int, fixed bool) *routing
 		return s
 	}
 	r.ids, r.slots, r.count = ints(n), ints(n), ints(experts+1)
-	r.list = ints(1 + 3*(min(n, experts)+n/spanSlots))
+	spans := min(n, experts) + n/spanSlots
+	if by == byAdapter {
+		spans = n // rows are not sorted
+	}
+	r.list = ints(1 + 3*spans)
 	if err == nil {
 		r.weights, err = c.mem.floats(n)
 	}
@@ -75,7 +88,7 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 		need(b.rows == a.rows, "MoE: buffers of row sets %d and %d", a.rows, b.rows)
 	}
 	need(d != a && hidden != a && hidden != d && inner != up, "MoE: in place")
-	r, wide := c.routing(a.rows, m.TopK, n, false), inner.cols/m.TopK
+	r, wide := c.routing(a.rows, m.TopK, n, byScores), inner.cols/m.TopK
 	product := func(to, from *buffer, ids, biases []backend.Weight, out, in int) {
 		o := op{kind: opExperts, rows: a.rows, dst: to, a: from, slots: m.TopK, route: r}
 		need(biases == nil || len(biases) == n, "MoE: %d biases of %d experts", len(biases), n)

@@ -87,11 +87,14 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 	if w.dtype == backend.MXFP4 {
 		size = tiles * w.in / 32 * C.MXFP4_GROUP
 	}
-	m, err := c.mem.bytes(size, true)
-	if err != nil {
-		return err
+	m := w.matrix
+	if m == nil {
+		var err error
+		if m, err = c.mem.bytes(size, true); err != nil {
+			return err
+		}
+		w.matrix = m
 	}
-	w.matrix = m
 	// The source may be Go memory, which C must not find inside other memory.
 	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), w: unsafe.Pointer(&m[0])}
 	C.tandem_pack(n.pool, op, unsafe.Pointer(unsafe.SliceData(data)), n.step)

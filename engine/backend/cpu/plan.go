@@ -29,6 +29,7 @@ const (
 	opColumns
 	opSplit // the first columns of each head, head by head
 	opJoin  // its inverse, with the columns that were left
+	opAdapt // dst += a in rows that have an adapter
 )
 
 // op is one recorded operation. Buffers are whole; the live rows come from the
@@ -184,6 +185,7 @@ func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 		o.bias = c.vector(bias, m.out)
 	}
 	c.record(o)
+	c.adaptLinear(d, a, m)
 }
 
 // RMSNorm records dst = norm(x)·w.

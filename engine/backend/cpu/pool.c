@@ -192,6 +192,8 @@ tandem_split tandem_cut(const tandem_op *op, const tandem_step *st, int threads)
 		s.chunks = op->list[0];
 		s.tiles = tiles * s.chunks < threads * 2 * LINEAR_TILES ? 1 : LINEAR_TILES;
 		s.items = (tiles + s.tiles - 1) / s.tiles * s.chunks;
+	} else if (op->kind == OP_ADAPT) {
+		s.items = op->list[0] ? s.rows : 0;
 	} else if (op->kind == OP_GROUP) {
 		s.items = s.rows > 0;
 	} else if (op->kind == OP_ATTENTION) {

@@ -33,16 +33,18 @@ func (p *portable) close() { p.pool.close() }
 
 // load keeps the matrix row-major, and in place where it stays mapped.
 func (p *portable) load(c *CPU, w *weight, data []byte) error {
-	if c.opts.Mapped {
+	if c.opts.Mapped && !w.renewed {
 		w.matrix = data
 		return nil
 	}
-	m, err := c.mem.bytes(len(data), true)
-	if err != nil {
-		return err
+	if w.matrix == nil {
+		m, err := c.mem.bytes(len(data), true)
+		if err != nil {
+			return err
+		}
+		w.matrix = m
 	}
-	copy(m, data)
-	w.matrix = m
+	copy(w.matrix, data)
 	return nil
 }
 
@@ -91,6 +93,10 @@ func (p *portable) run(c *CPU, pl *plan, lo, hi int) {
 			items *= p.op.heads
 		case opGroup:
 			items = min(items, 1)
+		case opAdapt:
+			if p.op.route.spans() == 0 {
+				items = 0
+			}
 		case opExperts:
 			items = p.op.route.spans() * ((p.op.experts[0].out + linearRows - 1) / linearRows)
 		}
@@ -164,6 +170,12 @@ func (p *portable) item(worker, i int) {
 		o.split(i, s.live(o.rows))
 	case opJoin:
 		o.join(i, s.live(o.rows))
+	case opAdapt:
+		if o.route.ids[i] >= 0 {
+			for j, v := range o.b.row(i) {
+				o.dst.row(i)[j] += v
+			}
+		}
 	case opExperts:
 		spans := o.route.spans()
 		e := o.route.span(i % spans)

@@ -134,6 +134,9 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 			return fmt.Errorf("%w: output %d reads row %d of %d", backend.ErrShape, i, r, n)
 		}
 	}
+	if err := c.adapt.check(step); err != nil {
+		return err
+	}
 	if p.usesKV {
 		if err := c.takeSpans(step); err != nil {
 			return err
@@ -146,6 +149,7 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 	for i := range step.Outputs {
 		s.outputRows[i] = step.Outputs[i].Row
 	}
+	c.adapt.take(step)
 	return nil
 }
 

@@ -1,0 +1,27 @@
+package backend
+
+// Adapters is what a backend has that adds low-rank products to some of its
+// matrices: y = x·Wᵀ + (x·Aᵀ)·Bᵀ, where A and B are those of the adapter that a
+// row's span names. A row's result depends on its own adapter alone.
+type Adapters interface {
+	// AllocAdapters makes room for so many adapters, of at most so many rows in
+	// each A, on these matrices. Once, before the first Replay.
+	AllocAdapters(places, rank int, targets []Weight) error
+	// LoadAdapter puts an adapter into a place, from 1 on, instead of what was
+	// there. Matrices that it does not name stay as they are in the model.
+	LoadAdapter(place int, parts []AdapterPart) error
+}
+
+// AdapterPart is an adapter's part in one matrix [out, in].
+type AdapterPart struct {
+	Target Weight
+	Rank   int
+	A      []float32 // [Rank, in]
+	B      []float32 // [out, Rank], the adapter's factor included
+}
+
+// AdapterBytes is the memory of one place for a matrix [out, in].
+func AdapterBytes(rank, out, in int) int64 {
+	tiles := func(n int) int64 { return int64((n + 15) / 16 * 16) }
+	return 4 * (tiles(rank)*int64(in) + tiles(out)*int64(rank))
+}

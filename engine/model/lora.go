@@ -1,0 +1,284 @@
+package model
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/safetensors"
+)
+
+// ErrAdapter is behind refusals of adapters (LoRA).
+var ErrAdapter = errors.New("model: bad adapter")
+
+// Adapter is a low-rank adapter as PEFT saves it: adapter_config.json and
+// adapter_model.safetensors. For a matrix W of the model it has A and B, and the
+// product with W becomes x·Wᵀ + factor·(x·Aᵀ)·Bᵀ.
+type Adapter struct {
+	Digest uint64 // of all that it computes: equal digests, equal adapters
+	Rank   int    // the largest of its A
+	Base   string // what it says that it was trained on
+	parts  map[string]*adapterPart
+}
+
+// adapterPart is what it has for one matrix, by the matrix's name.
+type adapterPart struct {
+	rank int
+	a, b []float32 // [rank, in], and [out, rank] with the factor
+	in   int
+	out  int
+}
+
+// adapterConfig is adapter_config.json, as far as it decides what is computed.
+type adapterConfig struct {
+	Type         string         `json:"peft_type"`
+	Base         string         `json:"base_model_name_or_path"`
+	Rank         int            `json:"r"`
+	Alpha        *float64       `json:"lora_alpha"`
+	RSLoRA       bool           `json:"use_rslora"`
+	DoRA         bool           `json:"use_dora"`
+	FanInFanOut  bool           `json:"fan_in_fan_out"`
+	Bias         string         `json:"bias"`
+	LoRABias     bool           `json:"lora_bias"`
+	Save         []string       `json:"modules_to_save"`
+	RankPattern  map[string]int `json:"rank_pattern"`
+	AlphaPattern map[string]any `json:"alpha_pattern"`
+}
+
+// otherwise are keys that change what is computed, in ways that are not served.
+var otherwise = []string{
+	"alora_invocation_tokens", "layer_replication", "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora",
+	"arrow_config", "kasa_config", "monteclora_config", "velora_config",
+}
+
+// maxRank bounds ranks: vLLM's largest is 512.
+const maxRank = 512
+
+// OpenAdapter reads an adapter's folder.
+func OpenAdapter(dir string) (*Adapter, error) {
+	text, err := readBounded(filepath.Join(dir, "adapter_config.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s has no adapter_config.json; give the folder that PEFT saved", ErrAdapter, dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrAdapter, err)
+	}
+	factor, c, err := parseAdapter(text)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrAdapter, dir, err)
+	}
+	weights, err := safetensors.OpenFile(filepath.Join(dir, "adapter_model.safetensors"))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrAdapter, err)
+	}
+	a := &Adapter{Base: c.Base, parts: map[string]*adapterPart{}}
+	if err := errors.Join(a.read(weights, factor), weights.Close()); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrAdapter, dir, err)
+	}
+	return a, nil
+}
+
+// readBounded is a file's content.
+func readBounded(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxAdapterConfig+1))
+	if err == nil && len(text) > maxAdapterConfig {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxAdapterConfig)
+	}
+	return text, err
+}
+
+// maxAdapterConfig bounds adapter_config.json, in bytes.
+const maxAdapterConfig = 1 << 20
+
+// parseAdapter reads a config, and the factor on what an adapter adds.
+func parseAdapter(text []byte) (factor float64, c adapterConfig, err error) {
+	if err := json.Unmarshal(text, &c); err != nil {
+		return 0, c, fmt.Errorf("adapter_config.json: %w", err)
+	}
+	refuse := func(key string, value any, want string) error {
+		return fmt.Errorf("adapter_config.json: %s is %v; supported: %s", key, value, want)
+	}
+	alpha := or(c.Alpha, 8)
+	switch {
+	case c.Type != "LORA":
+		return 0, c, refuse("peft_type", c.Type, "LORA")
+	case c.Rank < 1 || c.Rank > maxRank:
+		return 0, c, refuse("r", c.Rank, fmt.Sprintf("1 to %d", maxRank))
+	case math.IsNaN(alpha) || math.IsInf(alpha, 0):
+		return 0, c, refuse("lora_alpha", alpha, "a number")
+	case c.DoRA:
+		return 0, c, refuse("use_dora", true, "false")
+	case c.FanInFanOut:
+		return 0, c, refuse("fan_in_fan_out", true, "false")
+	case c.Bias != "" && c.Bias != "none" || c.LoRABias:
+		return 0, c, refuse("bias", c.Bias, "none")
+	case len(c.Save) > 0:
+		return 0, c, refuse("modules_to_save", c.Save, "none")
+	case len(c.RankPattern) > 0 || len(c.AlphaPattern) > 0:
+		return 0, c, refuse("rank_pattern and alpha_pattern", "given", "one r and lora_alpha for all")
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(text, &all); err != nil {
+		return 0, c, fmt.Errorf("adapter_config.json: %w", err)
+	}
+	for _, key := range otherwise {
+		if v := string(all[key]); v != "" && v != "null" && v != "false" && v != "[]" && v != "{}" {
+			return 0, c, refuse(key, v, "none")
+		}
+	}
+	if c.RSLoRA {
+		return alpha / math.Sqrt(float64(c.Rank)), c, nil
+	}
+	return alpha / float64(c.Rank), c, nil
+}
+
+// adapterTensor takes a name apart: the matrix that it adapts, and which part it is.
+var adapterTensor = regexp.MustCompile(`^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$`)
+
+// read takes the tensors.
+func (a *Adapter) read(c *safetensors.Checkpoint, factor float64) error {
+	h := xxhash.New()
+	_, _ = fmt.Fprintf(h, "%b\n", factor) // a hash takes every write
+	for _, name := range c.Names() {
+		t, _ := c.Tensor(name)
+		m := adapterTensor.FindStringSubmatch(name)
+		if m == nil || len(t.Shape) != 2 {
+			return fmt.Errorf("tensor %s %v is no lora_A or lora_B of a matrix", name, t.Shape)
+		}
+		values, err := floats(&t)
+		if err != nil {
+			return err
+		}
+		_, _ = fmt.Fprintf(h, "%q %v %x\n", name, t.Shape, xxhash.Sum64(t.Data))
+		p := a.parts[m[1]+".weight"]
+		if p == nil {
+			p = &adapterPart{}
+			a.parts[m[1]+".weight"] = p
+		}
+		if m[2] == "A" {
+			p.a, p.rank, p.in = values, t.Shape[0], t.Shape[1]
+			continue
+		}
+		for i := range values {
+			values[i] = float32(float64(values[i]) * factor)
+		}
+		p.b, p.out = values, t.Shape[0]
+	}
+	if len(a.parts) == 0 {
+		return errors.New("adapter_model.safetensors has no tensors")
+	}
+	for name, p := range a.parts {
+		if p.a == nil || p.b == nil || len(p.b) != p.out*p.rank || p.rank < 1 || p.rank > maxRank {
+			return fmt.Errorf("%s: lora_A is [%d, %d], lora_B has %d rows and %d numbers: want both, of one rank from 1 to %d", name, p.rank, p.in, p.out, len(p.b), maxRank)
+		}
+		a.Rank = max(a.Rank, p.rank)
+	}
+	a.Digest = h.Sum64()
+	return nil
+}
+
+// floats are a tensor's values.
+func floats(t *safetensors.Tensor) ([]float32, error) {
+	switch t.DType {
+	case "F32":
+		out := make([]float32, len(t.Data)/4)
+		for i := range out {
+			out[i] = math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:]))
+		}
+		return out, nil
+	case "BF16":
+		out := make([]float32, len(t.Data)/2)
+		for i := range out {
+			out[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(t.Data[2*i:])) << 16)
+		}
+		return out, nil
+	case "F16":
+		out := make([]float32, len(t.Data)/2)
+		for i := range out {
+			out[i] = half(binary.LittleEndian.Uint16(t.Data[2*i:]))
+		}
+		return out, nil
+	}
+	return nil, fmt.Errorf("tensor %s: dtype %s; supported: F32, BF16, F16", t.Name, t.DType)
+}
+
+// half is an IEEE half as a float32.
+func half(h uint16) float32 {
+	sign, exp, frac := float32(1), int(h>>10&31), float64(h&1023)
+	if h>>15 == 1 {
+		sign = -1
+	}
+	switch exp {
+	case 0:
+		return sign * float32(math.Ldexp(frac, -24))
+	case 31:
+		return sign * float32(math.Inf(1)) * float32(1-min(frac, 1)) // an infinity, or no number
+	}
+	return sign * float32(math.Ldexp(1024+frac, exp-25))
+}
+
+// adaptable are the matrices of a model that adapters may have parts for: the
+// projections of attention and of dense MLPs, not experts and not the two ends.
+func adaptable(b *binding) bool {
+	return len(b.shape) == 2 && strings.HasPrefix(b.name, "model.layers.") && strings.HasSuffix(b.name, "_proj.weight") && !strings.Contains(b.name, ".experts.")
+}
+
+// Adapters makes room for so many adapters of at most so large a rank, and says
+// how many bytes that takes. It may be called once, before the first step.
+func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
+	if places < 1 || rank < 1 || rank > maxRank {
+		return 0, fmt.Errorf("%w: %d adapters of rank %d, want at least 1, of rank 1 to %d", ErrAdapter, places, rank, maxRank)
+	}
+	to, ok := m.backend.(backend.Adapters)
+	if !ok {
+		return 0, fmt.Errorf("%w: %s has no adapters", ErrUnsupported, m.backend.Variant())
+	}
+	m.adapt = map[string]*binding{}
+	var targets []backend.Weight
+	for _, b := range m.net.weights() {
+		if adaptable(&b) {
+			m.adapt[b.name] = &b
+			targets = append(targets, *b.target)
+			bytes += int64(places) * backend.AdapterBytes(rank, b.shape[0], b.shape[1])
+		}
+	}
+	return bytes, to.AllocAdapters(places, rank, targets)
+}
+
+// LoadAdapter puts an adapter into a place, from 1 on, instead of what was there.
+// Like Step it is for the backend's goroutine. An adapter that does not fit is
+// refused, and the place left as it was.
+func (m *Model) LoadAdapter(place int, a *Adapter) error {
+	var parts []backend.AdapterPart
+	for name, p := range a.parts {
+		name, ok := m.config.weightName(name)
+		b := m.adapt[name]
+		if !ok || b == nil {
+			return fmt.Errorf("%w: it adapts %s; adapters of %s may adapt attention and dense MLP projections", ErrAdapter, strings.TrimSuffix(name, ".weight"), m.config.Architecture)
+		}
+		if p.out != b.shape[0] || p.in != b.shape[1] {
+			return fmt.Errorf("%w: %s is [%d, %d] in the model, [%d, %d] in the adapter", ErrAdapter, name, b.shape[0], b.shape[1], p.out, p.in)
+		}
+		parts = append(parts, backend.AdapterPart{Target: *b.target, Rank: p.rank, A: p.a, B: p.b})
+	}
+	if err := m.backend.(backend.Adapters).LoadAdapter(place, parts); err != nil {
+		return fmt.Errorf("%w: %w", ErrAdapter, err)
+	}
+	return nil
+}
