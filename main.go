@@ -368,7 +368,8 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 		port = -1
 	}
 	return gateway.Options{
-		Host: g.Host, Port: port, APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile, MaxQueuedTokens: g.MaxQueuedTokens, Version: version, Log: d.Log,
+		Host: g.Host, Port: port, APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile, MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
+		QueueTimeout: time.Duration(g.QueueTimeout), NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)), Version: version, Log: d.Log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
 		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), MaxAttempts: g.MaxAttempts, Policy: g.Policy,
 		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody), MaxLogprobs: g.MaxLogprobs,

@@ -18,11 +18,11 @@ func CheckBundle(b *nodepb.Bundle) error {
 
 // Check verifies the gateway's accounts: no count is below zero, and while no
 // request is being answered no node has an attempt on its books and no
-// connection a stream. Any goroutine may call it at any time.
+// connection a stream, nor has admission anything counted as there. Any goroutine may call it at any time.
 func (g *Gateway) Check() error {
 	attempts := g.meters.attempts.Get()
 	inFlight := g.inFlight.Load()
-	err := g.fleet.Check(inFlight == 0)
+	err := errors.Join(g.fleet.Check(inFlight == 0), g.admission.check(inFlight == 0))
 	if inFlight < 0 {
 		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
+	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -75,8 +76,19 @@ const (
 	// DefaultMaxInFlight bounds requests being answered: at some 40 KB each they
 	// then hold a few hundred megabytes at most.
 	DefaultMaxInFlight = 8192
-	// DefaultMaxQueuedTokens bounds prompt tokens that wait to be computed: minutes
-	// of work of a large fleet, after which clients do better elsewhere.
+	// DefaultMaxQueuedRequests may wait in the gateway while the fleet has no room:
+	// some times what a large fleet runs, after which clients do better elsewhere.
+	DefaultMaxQueuedRequests = 4096
+	// DefaultQueueTimeout is longer than a person waits, and than a burst lasts.
+	DefaultQueueTimeout = time.Minute
+	// DefaultNodeBacklog requests wait on a decode node beside those that it runs,
+	// so that it does not idle until the gateway has heard of a place.
+	DefaultNodeBacklog = 16
+	// DefaultNodeBacklogTime of prompts, at their measured speed, are before the
+	// nodes: enough to keep them busy, little enough that the gateway still chooses who is next.
+	DefaultNodeBacklogTime = 2 * time.Second
+	// DefaultMaxQueuedTokens bounds prompt tokens that wait in the gateway: minutes
+	// of work of a large fleet, and 64 MB.
 	DefaultMaxQueuedTokens = 16 << 20
 	// DefaultMaxConns bounds client connections, most of them idle.
 	DefaultMaxConns = 65536
@@ -147,7 +159,11 @@ type Options struct {
 	MaxBodyBytes      int
 	MaxLogprobs       int // best tokens told about with each token; at most openai.MaxLogprobs
 	MaxInFlight       int
-	MaxQueuedTokens   int // prompt tokens sent to nodes and not computed; negative: no bound
+	MaxQueuedRequests int           // that wait here while the fleet has no room
+	MaxQueuedTokens   int           // prompt tokens of those
+	QueueTimeout      time.Duration // how long one waits
+	NodeBacklog       int           // requests that wait on each decode node
+	NodeBacklogTime   time.Duration // of computing prompts that are before the nodes
 	MaxConns          int
 	MaxAttempts       int
 	RetriesPerSecond  float64
@@ -186,7 +202,11 @@ func (o *Options) setDefaults() {
 	or(&o.MaxLogprobs, DefaultMaxLogprobs)
 	or(&o.MaxInFlight, DefaultMaxInFlight)
 	or(&o.MaxConns, DefaultMaxConns)
+	or(&o.MaxQueuedRequests, DefaultMaxQueuedRequests)
 	or(&o.MaxQueuedTokens, DefaultMaxQueuedTokens)
+	or(&o.QueueTimeout, DefaultQueueTimeout)
+	or(&o.NodeBacklog, DefaultNodeBacklog)
+	or(&o.NodeBacklogTime, DefaultNodeBacklogTime)
 	or(&o.MaxAttempts, DefaultMaxAttempts)
 	or(&o.RetriesPerSecond, DefaultRetriesPerSecond)
 	or(&o.ResumeTimeout, DefaultResumeTimeout)
@@ -216,6 +236,8 @@ type Gateway struct {
 	meters  meters
 	budget  *rate.Limiter // of retries before the first token
 	resumes *rate.Limiter // paces those after it
+
+	admission *admission
 
 	document []byte // /openapi.json
 
@@ -279,6 +301,7 @@ func New(o Options) (*Gateway, error) {
 		cut:            make(chan struct{}),
 		blocks:         upstream.NewBlocks(),
 		policy:         policy,
+		admission:      newAdmission(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens}),
 	}
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
@@ -349,6 +372,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { g.keepModel(work) })
+	wg.Go(func() { g.keepRoom(work) })
 	if g.o.APIKeyFile != "" {
 		wg.Go(func() { g.keepKeys(work) })
 	}

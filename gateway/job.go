@@ -42,6 +42,11 @@ type job struct {
 	gone     bool   // the client has gone: nobody reads an answer
 	closed   bool
 	cause    string // of metrics.StreamAborts, when it did not end well
+	nPrompt  int    // tokens of all prompts
+	reserved int64  // of these, counted by admission for attempts to come
+	entered  bool   // it was let through
+	queued   bool   // it has waited for its turn
+	owed     int    // tokens served and not charged to the key's flow
 	span     span
 	status   int // of the answer, 0: 200
 }
@@ -67,6 +72,7 @@ type choice struct {
 	accepted bool
 	paused   bool // cancelled because the client is slow; goes on when it has read
 	roleSent bool
+	let      bool // admission counts it as on a node
 
 	stream   *upstream.Stream // of the current attempt
 	home     *upstream.Node   // that holds its prompt's KV; nil: not known
@@ -98,6 +104,7 @@ var (
 // follow when it has a token: by then its node holds the prompt's KV, which
 // they share instead of computing it once each.
 func (j *job) startAll() *openai.Error {
+	defer j.begun()
 	j.timer, j.timerAt = time.NewTimer(time.Until(j.deadline)), j.deadline
 	for i := range j.choices {
 		if j.choices[i].number > 0 {
@@ -149,6 +156,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			}
 			c.computes = c.plan
 			c.computes.Queued.Add(c.queued)
+			j.g.admission.tokens.Add(c.queued)
 			return nil
 		}
 		if fault := j.failed(c, node, err); fault != nil {
@@ -230,17 +238,17 @@ func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *no
 }
 
 // leave takes the choice off its node's books.
-func (c *choice) leave() {
+func (j *job) leave(c *choice) {
 	c.span.End(time.Now())
 	if c.node != nil {
 		c.node.InFlight.Add(-1)
 		c.node = nil
 	}
-	c.prefilled()
+	j.prefilled(c)
 }
 
 // prefilled takes the choice off the books of whoever was to compute its prompt.
-func (c *choice) prefilled() {
+func (j *job) prefilled(c *choice) {
 	if c.prefill != nil {
 		c.prefill.InFlight.Add(-1)
 		c.prefill = nil
@@ -248,6 +256,7 @@ func (c *choice) prefilled() {
 	if c.computes != nil {
 		c.computes.Queued.Add(-c.queued)
 		c.computes = nil
+		j.g.admission.computed(c.queued)
 	}
 }
 
@@ -313,7 +322,7 @@ func (j *job) bounds() *openai.Error {
 func (j *job) late() *openai.Error {
 	j.cause = "deadline"
 	return &openai.Error{Status: 504, Type: openai.TypeTimeout,
-		Message: fmt.Sprintf("the request took longer than %v", j.g.o.RequestTimeout)}
+		Message: fmt.Sprintf("the request took longer than %v", j.deadline.Sub(j.start))}
 }
 
 // wake makes the timer fire at t at the latest.
@@ -351,7 +360,7 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 	case upstream.Failed:
 		return j.retry(c, e.Err)
 	case upstream.Overflow:
-		c.leave()
+		j.leave(c)
 		c.stream, c.paused = nil, true
 		j.g.meters.paused.Inc()
 	}
@@ -364,9 +373,10 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 	piece, hit := "", false
 	if e.Token >= 0 {
 		if len(c.output) == c.from {
-			c.prefilled()
+			j.prefilled(c)
 		}
 		j.measure(c, at)
+		j.served()
 		if len(c.output) == 0 && c.number == 0 {
 			if fault := j.follow(c); fault != nil {
 				return fault
@@ -411,8 +421,9 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 		stop, _ := c.text.Stopped()
 		c.finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
 	}
-	c.leave()
+	j.leave(c)
 	c.stream, c.done = nil, true
+	c.over(j.g.admission)
 	j.live--
 	j.emit(c, piece)
 	return nil
@@ -524,9 +535,12 @@ func (j *job) close() {
 			c.stream.Cancel("request ended")
 			c.stream = nil
 		}
-		c.leave()
-		j.record(c)
+		j.leave(c)
+		if j.entered {
+			j.record(c)
+		}
 	}
+	j.depart()
 	j.finished()
 	j.endSpan()
 	j.logRequest()

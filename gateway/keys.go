@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
@@ -26,6 +27,8 @@ const (
 	keyFilePoll  = time.Second // how often the file is looked at
 	maxKeyFile   = 4 << 20     // bytes: some 30,000 keys
 	keyBurstSecs = 10          // seconds' worth of tokens that a key may take at once
+	minWeight    = 0.001
+	maxWeight    = 1000.0
 )
 
 // ErrKeyFile says what is wrong with a file of keys.
@@ -44,9 +47,18 @@ type key struct {
 type limits struct {
 	concurrency     int     // requests at once
 	tokensPerSecond float64 // of prompts and answers
+	weight          float64 // of its share, where requests wait
+	priority        int32   // the best that its requests may have
 }
 
-type use struct{ running atomic.Int64 }
+type use struct {
+	running atomic.Int64
+	flow    *admit.Flow // its share of the fleet
+}
+
+func newKey(hash [sha256.Size]byte) *key {
+	return &key{hash: hash, limits: limits{weight: 1}, use: &use{flow: admit.NewFlow(1)}}
+}
 
 // keyring is the keys that are valid now; empty: open to all.
 type keyring struct {
@@ -77,7 +89,9 @@ func withPlain(keys []*key, plain []string) []*key {
 	for _, p := range plain {
 		hash := sha256.Sum256([]byte(p))
 		if !slices.ContainsFunc(keys, func(k *key) bool { return k.hash == hash }) {
-			keys = append(keys, &key{hash: hash, use: new(use)})
+			k := newKey(hash)
+			k.limits.priority = math.MinInt32
+			keys = append(keys, k)
 		}
 	}
 	return keys
@@ -98,8 +112,8 @@ func readKeyFile(file string) (string, error) {
 	return string(text), nil
 }
 
-// parseKeys reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N]"; KEY
-// may be sha256:HEX, the hash of one. Empty lines and those that begin with # are
+// parseKeys reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N]
+// [weight=N] [priority=N]"; KEY may be sha256:HEX, the hash of one. Empty lines and those that begin with # are
 // nothing. Errors never show a key.
 func parseKeys(text string) ([]*key, error) {
 	var keys []*key
@@ -111,7 +125,7 @@ func parseKeys(text string) ([]*key, error) {
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
 		}
-		k := &key{hash: sha256.Sum256([]byte(fields[0])), use: new(use)}
+		k := newKey(sha256.Sum256([]byte(fields[0])))
 		if digits, ok := strings.CutPrefix(fields[0], "sha256:"); ok {
 			h, err := hex.DecodeString(digits)
 			if err != nil || len(h) != sha256.Size {
@@ -128,6 +142,7 @@ func parseKeys(text string) ([]*key, error) {
 				return nil, fmt.Errorf("line %d: %w", n, err)
 			}
 		}
+		k.use.flow = admit.NewFlow(k.limits.weight)
 		keys = append(keys, k)
 	}
 	if len(keys) == 0 {
@@ -149,10 +164,18 @@ func (k *key) set(field string) error {
 		if k.limits.tokensPerSecond = x; x > 0 {
 			k.tokens = rate.NewLimiter(rate.Limit(x), int(max(1, keyBurstSecs*x)))
 		}
+	case name == "weight" && err == nil && x >= minWeight && x <= maxWeight:
+		k.limits.weight = x
+	case name == "weight":
+		return fmt.Errorf("weight is %q: want a number of %g to %g", value, minWeight, maxWeight)
+	case name == "priority" && err == nil && x == math.Trunc(x) && math.Abs(x) < 1<<31:
+		k.limits.priority = int32(x)
+	case name == "priority":
+		return fmt.Errorf("priority is %q: want a whole number, lower is better", value)
 	case name == "concurrency" || name == "tokens-per-second":
 		return fmt.Errorf("%s is %q: want a number of 0 (no limit) or more", name, value)
 	default:
-		return fmt.Errorf("%q is none of name=N, concurrency=N, tokens-per-second=N", name)
+		return fmt.Errorf("%q is none of name=N, concurrency=N, tokens-per-second=N, weight=N, priority=N", name)
 	}
 	return nil
 }
@@ -179,13 +202,14 @@ func (r *keyring) find(header []byte) (found *key) {
 func (r *keyring) allow(header []byte) bool { return r.len() == 0 || r.find(header) != nil }
 
 // renew takes new keys; those that were there keep what they have used.
-func (r *keyring) renew(keys []*key) {
+func (r *keyring) renew(keys []*key, a *admission) {
 	for _, k := range keys {
 		for _, old := range *r.now.Load() {
 			if old.hash != k.hash {
 				continue
 			}
 			k.use = old.use
+			a.setWeight(k.use.flow, k.limits.weight)
 			if old.limits.tokensPerSecond == k.limits.tokensPerSecond {
 				k.tokens = old.tokens
 			}
@@ -224,27 +248,21 @@ func (g *Gateway) keepKeys(ctx context.Context) {
 		}
 		g.keys.file = text
 		keys = withPlain(keys, g.o.APIKeys)
-		g.keys.renew(keys)
+		g.keys.renew(keys, g.admission)
 		bad.Set(0)
 		g.log.Info("API keys read anew", "file", g.o.APIKeyFile, "keys", len(keys))
 	}
 }
 
-// letIn lets a request with so many prompt tokens in, or says why it has to wait:
-// 429 where its own key's limits do, 503 where the gateway's does.
+// letIn lets a request with so many prompt tokens in, or says which limit of its
+// key it is beyond: 429.
 func (g *Gateway) letIn(k *key, nTokens int) *openai.Error {
-	if limit := g.o.MaxQueuedTokens; limit > 0 {
-		if queued := g.queuedTokens(); queued > 0 && queued+nTokens > limit {
-			g.meters.set.Counter(metrics.GatewayRefused, "queue").Inc()
-			return openai.Unavailable(retryAfter, "%d prompt tokens wait to be computed and this request has %d more: the bound is %d", queued, nTokens, limit)
-		}
-	}
 	if k == nil {
 		return nil
 	}
 	if n, limit := k.use.running.Add(1), k.limits.concurrency; limit > 0 && n > int64(limit) {
 		k.use.running.Add(-1)
-		g.meters.set.Counter(metrics.GatewayRefused, "concurrency").Inc()
+		g.refused("concurrency")
 		return tooMany(retryAfter, "this API key has %d requests running, as many as it may", limit)
 	}
 	if k.tokens == nil {
@@ -253,7 +271,7 @@ func (g *Gateway) letIn(k *key, nTokens int) *openai.Error {
 	now := time.Now()
 	if left := k.tokens.TokensAt(now); left <= 0 {
 		k.use.running.Add(-1)
-		g.meters.set.Counter(metrics.GatewayRefused, "tokens").Inc()
+		g.refused("tokens")
 		wait := int(math.Ceil((1 - left) / k.limits.tokensPerSecond))
 		return tooMany(min(max(1, wait), 3600), "this API key has used its %g tokens per second", k.limits.tokensPerSecond)
 	}
@@ -281,17 +299,4 @@ func (k *key) done(nOutput int) {
 		k.use.running.Add(-1)
 		k.charge(time.Now(), nOutput)
 	}
-}
-
-// queuedTokens is how many prompt tokens this gateway has sent that are not
-// computed yet, as far as it knows.
-func (g *Gateway) queuedTokens() (n int) {
-	fleet := g.fleet.Now()
-	for _, node := range fleet.Prefill {
-		n += int(node.Queued.Load())
-	}
-	for _, node := range fleet.Decode {
-		n += int(node.Queued.Load())
-	}
-	return n
 }

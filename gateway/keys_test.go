@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/metrics"
 )
@@ -138,27 +139,6 @@ func TestKeyFileIsReadAgain(t *testing.T) {
 	}
 }
 
-// More prompt tokens than the bound are not queued: 503, not 429.
-func TestQueuedTokensAreBounded(t *testing.T) {
-	gate := make(chan struct{})
-	b := newBed(t, Options{MaxQueuedTokens: 100}, one(upstreamtest.Options{Gate: gate}))
-	long := fmt.Sprintf(`{"prompt":%q,"max_tokens":2}`, strings.Repeat("y", 90))
-	c := b.dial()
-	defer c.Close()
-	c.send("POST", "/v1/completions", long)
-	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
-	if r := b.post("/v1/completions", long); r.StatusCode != 503 || r.Header.Get("Retry-After") != "1" || !strings.Contains(r.body, "89 prompt tokens wait") {
-		t.Errorf("%d %s", r.StatusCode, r.body)
-	}
-	close(gate)
-	if r := c.receive(); r.StatusCode != 200 {
-		t.Errorf("%d %s", r.StatusCode, r.body)
-	}
-	if r := b.post("/v1/completions", long); r.StatusCode != 200 {
-		t.Errorf("%d %s", r.StatusCode, r.body)
-	}
-}
-
 // A key that the file has and that is given besides has the file's limits, before
 // and after the file has changed; so does a change before anyone looks.
 func TestKeyFileLimitsHold(t *testing.T) {
@@ -169,7 +149,7 @@ func TestKeyFileLimitsHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		g := &Gateway{o: Options{APIKeys: plain, APIKeyFile: file}, keys: keys, log: slog.New(slog.DiscardHandler),
-			meters: newMeters(metrics.New(metrics.Gateway, ""))}
+			meters: newMeters(metrics.New(metrics.Gateway, "")), admission: newAdmission(admit.Limits{})}
 		hold := func(limit int) {
 			t.Helper()
 			k, other := keys.find([]byte("Bearer both")), keys.find([]byte("Bearer other"))

@@ -13,6 +13,7 @@ type meters struct {
 	prompt, cached                           *metrics.Value // tokens
 	predicted, actual                        *metrics.Value // tokens in decode nodes' caches
 	full                                     *metrics.Value // requests refused for want of a place
+	queueTime                                *metrics.Histogram
 
 	ttft, interToken, perToken, e2e, decode              *metrics.Histogram
 	promptTokens, outputTokens, mostTokens, n, maxTokens *metrics.Histogram
@@ -26,6 +27,7 @@ func newMeters(s *metrics.Set) meters {
 		predicted:    s.Counter(metrics.GatewayPredictedCached),
 		actual:       s.Counter(metrics.GatewayActualCached),
 		full:         s.Counter(metrics.AdmissionRejections, "max_num_queued_reqs"),
+		queueTime:    s.Histogram(metrics.GatewayQueueTime),
 		decode:       s.Histogram(metrics.RequestDecodeTime),
 		mostTokens:   s.Histogram(metrics.RequestMaxNumGenerationTokens),
 		tokens:       s.Counter(metrics.GenerationTokens),
@@ -56,6 +58,10 @@ func (g *Gateway) meter() {
 	}
 	gauge(metrics.QueueLength, func() float64 { return float64(g.inFlight.Load()) }, metrics.QueueRequests)
 	s.Gauge(metrics.QueueLimit, metrics.QueueRequests).Set(float64(g.o.MaxInFlight))
+	gauge(metrics.QueueLength, func() float64 { return float64(g.admission.waiting.Load()) }, metrics.QueueWaiting)
+	s.Gauge(metrics.QueueLimit, metrics.QueueWaiting).Set(float64(g.o.MaxQueuedRequests))
+	gauge(metrics.QueueLength, func() float64 { _, tokens := g.admission.queued(); return float64(tokens) }, metrics.QueueWaitingTokens)
+	s.Gauge(metrics.QueueLimit, metrics.QueueWaitingTokens).Set(float64(g.o.MaxQueuedTokens))
 	gauge(metrics.QueueLength, func() float64 { return float64(g.server.GetOpenConnectionsCount()) }, metrics.QueueConnections)
 	s.Gauge(metrics.QueueLimit, metrics.QueueConnections).Set(float64(g.o.MaxConns))
 

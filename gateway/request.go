@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -44,6 +45,10 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 	j.describe(span)
 	if c, ok := ctx.Conn().(*clientConn); ok {
 		j.watch = c.watch(nil)
+	}
+	if fault := j.admit(); fault != nil {
+		g.fail(ctx, fault)
+		return
 	}
 	if !j.req.Stream {
 		if fault := j.runWhole(); fault != nil {
@@ -91,6 +96,10 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if fault != nil {
 		return nil, fault
 	}
+	timeout, fault := g.timeout(&ctx.Request.Header)
+	if fault != nil {
+		return nil, fault
+	}
 	m, fault := g.find(req.Model)
 	if fault != nil {
 		return nil, fault
@@ -110,10 +119,13 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	for i := range prompts {
 		nTokens += len(prompts[i].tokens)
 	}
+	if k != nil {
+		req.Priority = max(req.Priority, k.limits.priority)
+	}
 	if fault := g.letIn(k, nTokens); fault != nil {
 		return nil, fault
 	}
-	j := &job{g: g, key: k, req: req, model: m, by: how, start: start, deadline: start.Add(g.o.RequestTimeout), seed: rand.Uint64(), prompts: prompts}
+	j := &job{g: g, key: k, req: req, model: m, by: how, start: start, deadline: start.Add(timeout), seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
 	if req.Seed != nil {
 		j.seed = uint64(*req.Seed)
 	}
@@ -143,6 +155,29 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	}
 	return j, nil
 }
+
+// timeoutHeader says how long a client gives its whole request, in seconds or as
+// in 1m30s.
+const timeoutHeader = "X-Tandem-Timeout"
+
+// timeout is how long a request may take.
+func (g *Gateway) timeout(h *fasthttp.RequestHeader) (time.Duration, *openai.Error) {
+	given := h.Peek(timeoutHeader)
+	if len(given) == 0 {
+		return g.o.RequestTimeout, nil
+	}
+	d, err := time.ParseDuration(string(given))
+	if s, bare := strconv.ParseFloat(string(given), 64); bare == nil {
+		d, err = time.Duration(min(s, maxTimeout.Seconds())*float64(time.Second)), nil
+	}
+	if err != nil || d <= 0 {
+		return 0, openai.BadRequest("", "the header %s is %q: want seconds above 0, or a time such as 500ms", timeoutHeader, clip(string(given), 50))
+	}
+	return min(d, g.o.RequestTimeout), nil
+}
+
+// maxTimeout keeps a header's number within what a duration holds.
+const maxTimeout = 365 * 24 * time.Hour
 
 // prompt is one prompt of a request, shared by its n choices.
 type prompt struct {

@@ -32,7 +32,7 @@ func (c *choice) taken() { c.accepted, c.lost, c.pause = true, time.Time{}, 0 }
 func (j *job) retry(c *choice, err error) *openai.Error {
 	node := c.node
 	c.failSpan(err)
-	c.leave()
+	j.leave(c)
 	c.stream = nil
 	if fault := j.failed(c, node, err); fault != nil {
 		return fault

@@ -45,8 +45,9 @@ func (j *job) echoed(c *choice) *openai.Error {
 	if c.stream != nil {
 		c.stream.Cancel("nothing but the prompt was asked for")
 	}
-	c.leave()
+	j.leave(c)
 	c.stream, c.done, c.finish.Reason = nil, true, metrics.ReasonLength
+	c.over(j.g.admission)
 	j.live--
 	j.emit(c, "")
 	return nil

@@ -210,7 +210,7 @@ func TestDocument(t *testing.T) {
 	for path, methods := range doc.Paths {
 		for method, op := range methods {
 			n++
-			probe := strings.Replace(path, "{model}", "tiny", 1)
+			probe := strings.NewReplacer("{model}", "tiny", "{node}", "d1").Replace(path)
 			if r := b.do(strings.ToUpper(method), probe, ""); r.StatusCode == 404 || r.StatusCode == 405 || op.Responses["200"] == nil {
 				t.Errorf("%s %s: %d", method, path, r.StatusCode)
 			}

@@ -38,6 +38,7 @@ type heartbeat struct {
 	queued                 int
 	rate                   float64
 	maxRunning             int // 0: not told
+	own                    int // streams of this connection then
 	draining               bool
 }
 
@@ -251,7 +252,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		l.beats++
 		l.heart.Store(&heartbeat{
 			running: int(m.Running), waiting: int(m.Waiting), held: int(m.Held),
-			queued: int(m.QueuedTokens), rate: m.PrefillTokensPerS, maxRunning: int(m.MaxRunning), draining: m.Draining,
+			queued: int(m.QueuedTokens), rate: m.PrefillTokensPerS, maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
 		})
 	case *nodepb.Bundle:
 		if ch := l.bundles[stream]; ch != nil {

@@ -113,7 +113,11 @@ type Gateway struct {
 	Port, NATSPort        int
 	APIKeys               []string
 	APIKeyFile            string
+	MaxQueuedRequests     int
 	MaxQueuedTokens       int
+	QueueTimeout          Seconds
+	NodeBacklog           int
+	NodeBacklogTime       Seconds
 	Insecure              bool
 	AdminListen           string
 	LogRequests           bool
@@ -140,8 +144,14 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
 	s.CountVar(&g.MaxLogLen, "max-log-len", 0, 0, "characters of the prompt in that line; 0: none")
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens that clients must present, any of them")
-	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key a line, KEY or sha256:HEX, then name=N concurrency=N tokens-per-second=N as wanted; read again when it changes")
-	s.CountVar(&g.MaxQueuedTokens, "max-queued-tokens", 16<<20, 1, "prompt tokens that may wait to be computed; beyond, requests get 503")
+	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key a line, KEY or sha256:HEX, then name=N concurrency=N tokens-per-second=N weight=N priority=N as wanted; read again when it changes")
+	s.CountVar(&g.MaxQueuedRequests, "max-queued-requests", 4096, 1, "requests that may wait in the gateway while the fleet has no room; beyond, they get 429")
+	s.CountVar(&g.MaxQueuedTokens, "max-queued-tokens", 16<<20, 1, "tokens that the prompts of those may have; beyond, requests get 429")
+	g.QueueTimeout = Seconds(time.Minute)
+	s.Var(&g.QueueTimeout, "queue-timeout", "how long a request waits there, at most what it gives itself in the header X-Tandem-Timeout; one that would wait longer is refused at once")
+	s.CountVar(&g.NodeBacklog, "node-backlog-requests", 16, 1, "requests that wait on a decode node beside those that it runs; the others wait in the gateway")
+	g.NodeBacklogTime = Seconds(2 * time.Second)
+	s.Var(&g.NodeBacklogTime, "node-backlog-time", "prompts that wait on nodes, in time to compute them; the others wait in the gateway")
 	s.CountVar(&g.MinRemotePrefill, "min-remote-prefill-tokens", minRemotePrefill, 0, "prompts with fewer tokens to compute are prefilled on the decode node")
 	g.RequestTimeout = Seconds(30 * time.Minute)
 	s.Var(&g.RequestTimeout, "request-timeout", "longest life of a request")

@@ -267,7 +267,7 @@ var VLLM = []VLLMGroup{
 		{"max-num-seqs", "", value, Supported, "", ""},
 		{"max-num-active-seqs", "", value, Refused, "", "--max-num-seqs bounds the requests that run at once"},
 		{"max-num-queued-reqs", "", value, Supported, "", ""},
-		{"max-num-queued-tokens", "", value, Refused, "", "--max-num-queued-reqs bounds the queue"},
+		{"max-num-queued-tokens", "", value, Refused, "", "--max-queued-tokens bounds what waits in the gateway"},
 		{"long-prefill-token-threshold", "", value, Refused, "0", "--max-num-batched-tokens bounds how much of a prompt enters a step"},
 		{"long-prefill-token-threshold-adaptive", "", onOff, Refused, "", "--max-num-batched-tokens bounds how much of a prompt enters a step"},
 		{"scheduling-policy", "", value, NoEffect, "fcfs priority", "requests run in the order of their \"priority\", lower first, and of their arrival where that is the same"},

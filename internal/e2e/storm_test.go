@@ -188,6 +188,7 @@ type node struct {
 	eng     *engine.Engine
 	leases  *leases
 	writer  *kvtransfer.Writer
+	maxSeqs int
 	stop    []func() // in reverse
 }
 
@@ -198,6 +199,7 @@ func (n *node) start(rng *rand.Rand) {
 	o.Pool.Blocks = 13 + rng.IntN(7)
 	o.MaxModelLen = 13 * n.device.Scheduler.Pool.BlockTokens
 	o.MaxSeqs = 2 + rng.IntN(6)
+	n.maxSeqs = o.MaxSeqs
 	o.MaxBatchedTokens = 8 + rng.IntN(90)
 	log := slog.New(faults{slog.DiscardHandler, c, n.addr})
 	var err error
@@ -248,7 +250,7 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	n.stop = append(n.stop, func() { c.must(r.Close()) })
 	seed := rng.Uint64()
 	n.decode = decode.New(decode.Options{
-		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.Scheduler.Pool.BlockTokens, Bundle: c.bundle,
+		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.Scheduler.Pool.BlockTokens, Bundle: c.bundle, MaxRunning: n.maxSeqs,
 		Identity: decode.Identity{Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
 		Dial: func(toPrefill rpc.Handler) decode.Dialer {
 			l := &lossy{Handler: toPrefill, c: c, rng: rand.New(rand.NewPCG(seed, 2)), drop: []rpc.Type{rpc.FrameGrantRequest, rpc.FrameEnd, rpc.FramePrefillDone}}

@@ -40,8 +40,8 @@ func inBubble(t *testing.T, ds []*engine.Loaded, qs []*inquiry, count *counts, c
 	})
 }
 
-// Clients that go away at any moment, whether their request waits, is prefilled,
-// travels or is answered, leave nothing behind on any node, a second later.
+// Clients that go away at any moment, whether their request waits in the gateway or
+// on a node, is prefilled, travels or is answered, leave nothing behind on any node, a second later.
 func TestVirtualCancel(t *testing.T) {
 	ds, _ := virtualDevices(t)
 	qs, count := inquiries(64), &counts{n: map[string]int{}}
@@ -58,7 +58,8 @@ func TestVirtualCancel(t *testing.T) {
 		v.behave = func(*rand.Rand) manner { return leaves }
 	}, func(v *virtual) {
 		var clients sync.WaitGroup
-		v.at(&clients, n, time.Duration(n)*time.Millisecond)
+		time.Sleep(time.Second) // the gateway knows what room there is
+		v.at(&clients, n, time.Duration(n)*time.Millisecond/4)
 		clients.Wait()
 		time.Sleep(time.Second)
 		v.check("a second after the last client has gone")
@@ -67,6 +68,9 @@ func TestVirtualCancel(t *testing.T) {
 		}
 		if gone := int(v.meters.Counter(metrics.GatewayStreamsAborted, "client_gone").Get()); gone < n/4 {
 			v.errorf("only %d of %d clients went away while they were answered", gone, n)
+		}
+		if waited := v.meters.Histogram(metrics.GatewayQueueTime).Count(); waited < uint64(n/20) {
+			v.errorf("only %d requests of %d clients waited in the gateway", waited, n)
 		}
 		v.end(&clients)
 	})

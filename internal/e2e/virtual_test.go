@@ -102,7 +102,7 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 	v.must(err)
 	o := gateway.Options{
 		Listener: l, Metrics: v.meters, DrainDelay: -1, SlowClientTimeout: slowClientTimeout,
-		MinRemotePrefillTokens: rng.IntN(40), StreamTokens: 4 + rng.IntN(40),
+		MinRemotePrefillTokens: rng.IntN(40), StreamTokens: 4 + rng.IntN(40), NodeBacklog: 1 + rng.IntN(3),
 		RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}, Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 			return v.edges[addr].keep(v.net.Dial(ctx, addr))
 		}},

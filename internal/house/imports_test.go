@@ -25,9 +25,10 @@ var mayImport = map[string][]string{
 	},
 
 	"gateway": {
-		"gateway/foreign", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
+		"gateway/admit", "gateway/foreign", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb", "internal/trace",
 	},
+	"gateway/admit":                 {},
 	"gateway/foreign":               {"gateway/route"},
 	"gateway/render":                {"engine/tokenizer"},
 	"gateway/route":                 {"engine/kvcache"},
@@ -89,7 +90,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease"}
+var pure = []string{"gateway/admit", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

@@ -93,6 +93,7 @@ const (
 	GatewayResumes
 	GatewayRefused
 	GatewayKeyFileBad
+	GatewayQueueTime
 	GatewayStaleTokens
 	GatewayStreamsPaused
 	GatewayStreamsAborted
@@ -217,21 +218,23 @@ var (
 
 // Queues, and whose they are. Each has a bound.
 const (
-	QueueRequests    = "requests"        // being answered by a gateway
-	QueueConnections = "connections"     // of clients
-	QueueEngine      = "engine_waiting"  // requests and jobs that wait for the engine or for KV
-	QueueRunning     = "engine_running"  // in the engine's steps
-	QueueArriving    = "arriving_blocks" // KV blocks that other nodes may write
-	QueueAttempts    = "attempts"        // owned by a decode node
-	QueuePrefill     = "prefill_jobs"    // that wait for their turn to ask for a grant
-	QueuePushes      = "pushes"          // KV transfers under way
+	QueueRequests      = "requests"        // being answered by a gateway
+	QueueConnections   = "connections"     // of clients
+	QueueWaiting       = "waiting"         // requests that wait in a gateway for the fleet
+	QueueWaitingTokens = "waiting_tokens"  // of their prompts
+	QueueEngine        = "engine_waiting"  // requests and jobs that wait for the engine or for KV
+	QueueRunning       = "engine_running"  // in the engine's steps
+	QueueArriving      = "arriving_blocks" // KV blocks that other nodes may write
+	QueueAttempts      = "attempts"        // owned by a decode node
+	QueuePrefill       = "prefill_jobs"    // that wait for their turn to ask for a grant
+	QueuePushes        = "pushes"          // KV transfers under way
 )
 
 var queues = []Label{{
 	Name:   "queue",
-	Values: []string{QueueRequests, QueueConnections, QueueEngine, QueueRunning, QueueArriving, QueueAttempts, QueuePrefill, QueuePushes},
+	Values: []string{QueueRequests, QueueConnections, QueueWaiting, QueueWaitingTokens, QueueEngine, QueueRunning, QueueArriving, QueueAttempts, QueuePrefill, QueuePushes},
 	Of: map[string]Role{
-		QueueRequests: Gateway, QueueConnections: Gateway, QueueEngine: nodes, QueueRunning: nodes, QueueArriving: Decode,
+		QueueRequests: Gateway, QueueConnections: Gateway, QueueWaiting: Gateway, QueueWaitingTokens: Gateway, QueueEngine: nodes, QueueRunning: nodes, QueueArriving: Decode,
 		QueueAttempts: Decode, QueuePrefill: Prefill, QueuePushes: Prefill,
 	},
 }}

@@ -46,6 +46,9 @@ type Options struct {
 	// Score may change what is told of a prompt, or have it left out; nil: unchanged.
 	Score  func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs
 	Cached uint32 // of Accepted
+	// MaxRunning has the node tell gateways that it runs so many requests at once,
+	// and how many it has; 0: it has no heartbeat.
+	MaxRunning uint32
 }
 
 // Node is a running node.
@@ -60,6 +63,7 @@ type Node struct {
 	requests  []*nodepb.Generate
 	cancelled int
 	drains    []*nodepb.Drain
+	steps     uint64
 	conns     map[*rpc.Conn]bool
 	changed   chan struct{} // closed and made anew on each change
 }
@@ -177,6 +181,17 @@ func (n *Node) Wait(d time.Duration, cond func() bool) error {
 	}
 }
 
+// beat tells gateways how many requests the node has; the caller holds mu.
+func (n *Node) beat() {
+	if n.o.MaxRunning == 0 {
+		return
+	}
+	n.steps++
+	for c := range n.conns {
+		_ = c.Send(rpc.FrameStats, 0, &nodepb.Stats{Steps: n.steps, MaxRunning: n.o.MaxRunning, Running: uint32(len(n.running))})
+	}
+}
+
 // note tells waiters; the caller holds mu.
 func (n *Node) note() {
 	close(n.changed)
@@ -196,6 +211,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	switch m := m.(type) {
 	case *nodepb.Hello:
 		n.conns[c] = true
+		n.beat()
 	case *nodepb.BundleRequest:
 		_ = c.Send(rpc.FrameBundle, stream, n.o.Bundle)
 	case *nodepb.Generate:
@@ -209,6 +225,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 			cancel()
 			delete(n.running, key{c, stream})
 			n.cancelled++
+			n.beat()
 		}
 	}
 }
@@ -227,12 +244,14 @@ func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 	_ = c.Send(rpc.FrameAccepted, stream, &nodepb.Accepted{Attempt: r.Attempt, CachedTokens: n.o.Cached})
 	ctx, cancel := context.WithCancel(context.Background())
 	n.running[key{c, stream}] = cancel
+	n.beat()
 	n.wg.Go(func() {
 		n.generate(ctx, c, stream, r)
 		cancel()
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.running, key{c, stream})
+		n.beat()
 		n.note()
 	})
 }

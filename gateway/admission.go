@@ -1,0 +1,364 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+const (
+	// roomInterval is how often the fleet's room is looked at anew; what ends here
+	// makes room at once.
+	roomInterval = 100 * time.Millisecond
+	// chargeTokens is after how many tokens of an answer its flow is charged.
+	chargeTokens = 32
+)
+
+// admission lets requests through to the fleet while it has room for them, and
+// has the others wait here, where their order can still be chosen. While nobody
+// waits that takes a few atomic operations and no lock.
+type admission struct {
+	room      atomic.Int64 // requests that may be on nodes
+	tokenRoom atomic.Int64 // prompt tokens that may be there uncomputed
+	running   atomic.Int64 // requests let through and not done, each choice counted
+	tokens    atomic.Int64 // their prompt tokens that are not computed, as far as is known
+	waiting   atomic.Int64 // len of q
+
+	mu     sync.Mutex // of q and flows' shares in it
+	q      *admit.Queue
+	anyone *admit.Flow // of requests without a key
+}
+
+// waiter is a request that waits.
+type waiter struct {
+	item    admit.Item
+	choices int64
+	tokens  int64
+	evicted bool          // set before ready is closed
+	ready   chan struct{} // closed when it waits no more
+}
+
+func newAdmission(l admit.Limits) *admission {
+	a := &admission{q: admit.New(l), anyone: admit.NewFlow(1)}
+	a.setRoom(math.MaxInt64, math.MaxInt64)
+	return a
+}
+
+// setRoom takes the fleet's room and fills it.
+func (a *admission) setRoom(requests, tokens int64) {
+	a.room.Store(requests)
+	a.tokenRoom.Store(tokens)
+	a.fill()
+}
+
+// fits says that there is room. A request may take more than is left of it, so
+// that none is too large to ever get through.
+func (a *admission) fits() bool {
+	return a.running.Load() < a.room.Load() && a.tokens.Load() < a.tokenRoom.Load()
+}
+
+// pass lets a request through if nobody waits and there is room.
+func (a *admission) pass(choices, tokens int64) bool {
+	if a.waiting.Load() > 0 || !a.fits() {
+		return false
+	}
+	if a.running.Add(choices)-choices >= a.room.Load() { // others were faster
+		a.leave(choices)
+		return false
+	}
+	a.tokens.Add(tokens)
+	return true
+}
+
+// leave tells that choices are done.
+func (a *admission) leave(choices int64) {
+	a.running.Add(-choices)
+	if a.waiting.Load() > 0 {
+		a.fill()
+	}
+}
+
+// computed tells that prompt tokens are on nobody's list any more.
+func (a *admission) computed(tokens int64) {
+	a.tokens.Add(-tokens)
+	if a.waiting.Load() > 0 {
+		a.fill()
+	}
+}
+
+// fill lets those through whose turn it is, while there is room.
+func (a *admission) fill() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fillLocked(time.Now())
+}
+
+func (a *admission) fillLocked(now time.Time) {
+	for a.q.Len() > 0 && a.fits() {
+		w := a.q.Take(now).Owner.(*waiter)
+		a.running.Add(w.choices)
+		a.tokens.Add(w.tokens)
+		close(w.ready)
+	}
+	a.waiting.Store(int64(a.q.Len()))
+}
+
+// push has a request wait, for patience at most.
+func (a *admission) push(w *waiter, patience time.Duration) *admit.Refusal {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	evicted, no := a.q.Push(now, &w.item, patience)
+	for _, i := range evicted {
+		v := i.Owner.(*waiter)
+		v.evicted = true
+		close(v.ready)
+	}
+	// Whoever leaves from here on sees that somebody waits; who left before has
+	// made room, which is looked for now.
+	a.waiting.Store(int64(a.q.Len()))
+	a.fillLocked(now)
+	return no
+}
+
+// withdraw takes a waiter out; false: it waits no more.
+func (a *admission) withdraw(w *waiter) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !w.item.Waiting() {
+		return false
+	}
+	a.q.Remove(time.Now(), &w.item)
+	a.waiting.Store(int64(a.q.Len()))
+	return true
+}
+
+// charge counts tokens that a flow is served, while somebody waits.
+func (a *admission) charge(f *admit.Flow, priority int32, tokens int) {
+	if f == nil || tokens == 0 || a.waiting.Load() == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.q.Charge(f, priority, tokens)
+}
+
+func (a *admission) setWeight(f *admit.Flow, weight float64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.q.SetWeight(f, weight)
+}
+
+// queued is what waits.
+func (a *admission) queued() (requests, tokens int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.q.Len(), a.q.Tokens()
+}
+
+// check verifies the accounts; idle: no request is being answered.
+func (a *admission) check(idle bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.q.Check(); err != nil {
+		return err
+	}
+	if r, t, w := a.running.Load(), a.tokens.Load(), a.q.Len(); r < 0 || t < 0 || idle && (r != 0 || t != 0 || w != 0) {
+		return fmt.Errorf("gateway: %d choices and %d prompt tokens are counted as on nodes, %d requests wait, idle %t", r, t, w, idle)
+	}
+	return nil
+}
+
+// keepRoom follows the fleet's room until ctx ends.
+func (g *Gateway) keepRoom(ctx context.Context) {
+	tick := time.NewTicker(roomInterval)
+	defer tick.Stop()
+	for {
+		g.lookForRoom()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (g *Gateway) lookForRoom() {
+	if m := g.model.Load(); m != nil {
+		r := g.fleet.Now().Room(m.fingerprint, g.o.NodeBacklog, g.o.NodeBacklogTime)
+		g.admission.setRoom(r.Requests, r.Tokens)
+	}
+}
+
+// admit waits until the fleet has room for the request. The error says why it is
+// to be turned away.
+func (j *job) admit() *openai.Error {
+	a := j.g.admission
+	choices, tokens := int64(len(j.choices)), int64(j.nPrompt)
+	if a.pass(choices, tokens) {
+		j.let(tokens)
+		return nil
+	}
+	flow := j.flow()
+	w := &waiter{choices: choices, tokens: tokens, ready: make(chan struct{})}
+	w.item = admit.Item{Flow: flow, Priority: j.req.Priority, Tokens: j.nPrompt, Owner: w}
+	began := time.Now()
+	patience := min(j.g.o.QueueTimeout, j.deadline.Sub(began))
+	if no := a.push(w, patience); no != nil {
+		return j.noPlace(no, patience)
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	fault := j.turn(w, timer.C, patience)
+	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
+		a.computed(tokens)
+		a.leave(choices)
+	}
+	if fault == nil {
+		j.queued = true
+		j.let(tokens)
+	}
+	j.g.meters.queueTime.Observe(time.Since(began).Seconds())
+	return fault
+}
+
+// turn waits for the request's turn, or for the end of its patience.
+func (j *job) turn(w *waiter, over <-chan time.Time, patience time.Duration) *openai.Error {
+	var gone <-chan struct{}
+	if j.watch != nil {
+		gone = j.watch.gone
+	}
+	select {
+	case <-w.ready:
+		if w.evicted {
+			j.g.refused("evicted")
+			return tooMany(j.g.retryAfter(j), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it")
+		}
+		return nil
+	case <-gone:
+		j.gone, j.cause = true, "client_gone"
+		return errGone
+	case <-j.g.cut:
+		j.cause = "shutdown"
+		return errShutdown
+	case <-over:
+		if !time.Now().Before(j.deadline) {
+			return j.late()
+		}
+		j.g.refused("timeout")
+		return tooMany(j.g.retryAfter(j), "the fleet had no room for this request within %v", patience.Round(time.Millisecond))
+	}
+}
+
+// let notes that the request has been let through; its prompts count as not
+// computed until its attempts say more.
+func (j *job) let(tokens int64) {
+	j.reserved, j.entered = tokens, true
+	for i := range j.choices {
+		j.choices[i].let = true
+	}
+}
+
+// flow is whom the request's tokens are charged to.
+func (j *job) flow() *admit.Flow {
+	if j.key != nil {
+		return j.key.use.flow
+	}
+	return j.g.admission.anyone
+}
+
+// served counts a token of an answer.
+func (j *job) served() {
+	if j.key == nil {
+		return
+	}
+	if j.owed++; j.owed >= chargeTokens {
+		j.g.admission.charge(j.key.use.flow, j.req.Priority, j.owed)
+		j.owed = 0
+	}
+}
+
+// begun gives back what was counted before the attempts had counted it.
+func (j *job) begun() {
+	if j.reserved > 0 {
+		j.g.admission.computed(j.reserved)
+		j.reserved = 0
+	}
+}
+
+// depart ends what the request has with admission.
+func (j *job) depart() {
+	j.begun()
+	a, left := j.g.admission, int64(0)
+	tokens := false
+	for i := range j.choices {
+		c := &j.choices[i]
+		if tokens = tokens || c.started() || c.done; c.let {
+			c.let = false
+			left++
+		}
+	}
+	if j.key != nil {
+		if a.charge(j.key.use.flow, j.req.Priority, j.owed); j.queued && !tokens { // charged when its turn came, and not served
+			a.charge(j.key.use.flow, j.req.Priority, -j.nPrompt)
+		}
+		j.owed = 0
+	}
+	if left > 0 {
+		a.leave(left)
+	}
+}
+
+// over tells that a choice is done with its node, for good.
+func (c *choice) over(a *admission) {
+	if c.let {
+		c.let = false
+		a.leave(1)
+	}
+}
+
+// noPlace is what a request is told that may not wait.
+func (j *job) noPlace(no *admit.Refusal, patience time.Duration) *openai.Error {
+	switch no.Reason {
+	case admit.Late:
+		j.g.refused("late")
+		return tooMany(seconds(no.Wait-patience), "the fleet is busy: this request would wait about %v for its turn, and may wait %v",
+			no.Wait.Round(100*time.Millisecond), patience.Round(time.Millisecond))
+	case admit.TooMany:
+		j.g.refused("queue")
+		_, tokens := j.g.admission.queued()
+		return tooMany(seconds(no.Wait), "%d prompt tokens wait for the fleet and this request has %d more: the bound is %d", tokens, j.nPrompt, j.g.o.MaxQueuedTokens)
+	}
+	j.g.refused("queue")
+	requests, _ := j.g.admission.queued()
+	return tooMany(seconds(no.Wait), "%d requests wait for the fleet, as many as may", requests)
+}
+
+// retryAfter is in how many seconds a request like this one would have its turn
+// at once, as far as can be told.
+func (g *Gateway) retryAfter(j *job) int {
+	a := g.admission
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	wait, _ := a.q.Predict(time.Now(), j.flow(), j.req.Priority)
+	return seconds(wait)
+}
+
+// maxRetryAfter is the longest time that a client is told to stay away.
+const maxRetryAfter = time.Hour
+
+// seconds is a time to wait as Retry-After has it.
+func seconds(d time.Duration) int {
+	d = min(max(d, retryAfter*time.Second), maxRetryAfter)
+	return int(math.Ceil(d.Seconds()))
+}
+
+// refused counts a refusal.
+func (g *Gateway) refused(limit string) { g.meters.set.Counter(metrics.GatewayRefused, limit).Inc() }
