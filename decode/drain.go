@@ -110,29 +110,29 @@ func (n *Node) Running() int {
 // Heartbeats sends Stats to every gateway until ctx ends, and the Ends it is
 // owed.
 func (n *Node) Heartbeats(ctx context.Context) {
-	tick := time.NewTicker(n.o.StatsInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			n.heartbeat()
-		}
-	}
+	rpc.Beat(ctx, n.o.StatsInterval, n.stats, n.tell)
 }
 
 // heartbeat tells every gateway how the node fares.
-func (n *Node) heartbeat() {
+func (n *Node) heartbeat() { n.tell(n.stats()) }
+
+// stats is what gateways route by.
+func (n *Node) stats() *nodepb.Stats {
 	st := n.o.Engine.Stats()
 	u := st.Scheduler.Blocks
 	n.mu.Lock()
-	m := &nodepb.Stats{
+	defer n.mu.Unlock()
+	return &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting),
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
 		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
-		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
+		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending),
 	}
+}
+
+// tell sends every gateway a heartbeat, and the Ends it is owed.
+func (n *Node) tell(m *nodepb.Stats) {
+	n.mu.Lock()
 	conns := make([]*rpc.Conn, 0, len(n.gateways))
 	for c, gw := range n.gateways {
 		n.payEnds(gw)

@@ -255,6 +255,34 @@ func TestRetries(t *testing.T) {
 	}
 }
 
+// A node that has said no is asked again when another has taken the request
+// meanwhile and given it away: it is back, as in a rolling restart.
+func TestRefusalsAreForgotten(t *testing.T) {
+	for _, code := range []nodepb.Code{nodepb.Code_CODE_DRAINING, nodepb.Code_CODE_OVERLOADED} {
+		o := upstreamtest.Options{
+			Refuse: func(r *nodepb.Generate) (nodepb.Code, string) {
+				if r.Attempt == 1 {
+					return code, "not now"
+				}
+				return 0, ""
+			},
+			Leave: func(r *nodepb.Generate) nodepb.Code {
+				if r.Attempt == 2 {
+					return code
+				}
+				return 0
+			},
+		}
+		b := newBed(t, Options{AcceptTimeout: soon}, map[string]upstreamtest.Options{"d1": o, "d2": o})
+		if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":3}`); r.StatusCode != 200 {
+			t.Errorf("%s: %d %q", code, r.StatusCode, r.body)
+		}
+		if a, b := len(b.nodes["d1"].Requests()), len(b.nodes["d2"].Requests()); a+b != 3 || a*b != 2 {
+			t.Errorf("%s: asked %d and %d times", code, a, b)
+		}
+	}
+}
+
 // Every request finds the living nodes while others are killed and return.
 func TestKillsBeforeFirstToken(t *testing.T) {
 	b := newBed(t, Options{MaxAttempts: 4}, map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}})

@@ -63,8 +63,11 @@ func (j *job) failed(c *choice, node *upstream.Node, err error) *openai.Error {
 	if c.lost.IsZero() {
 		c.lost = time.Now()
 	}
+	if c.accepted { // since then whoever said no may have room again, or be back
+		c.refused = c.refused[:0]
+	}
 	c.tried, c.lastErr = append(c.tried, node), err
-	if refuses(err) && !moved {
+	if refuses(err) && !moved && !(c.accepted && handsOver(err)) {
 		c.refused = append(c.refused, node)
 	}
 	if !moved && !(c.started() && untouched(err)) {
@@ -120,6 +123,13 @@ func (j *job) lose(c *choice) *openai.Error {
 
 func (j *job) noNode() *openai.Error {
 	return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.name)
+}
+
+// handsOver says that a node which had taken an attempt gave it away, being drained
+// or out of room: it is no judgement on the request, and may be over soon.
+func handsOver(err error) bool {
+	var code *upstream.CodeError
+	return errors.As(err, &code) && (code.Code == nodepb.Code_CODE_DRAINING || code.Code == nodepb.Code_CODE_OVERLOADED)
 }
 
 // untouched says that the node has not worked on the attempt: it could not be

@@ -2,7 +2,6 @@ package prefill
 
 import (
 	"context"
-	"time"
 
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -22,31 +21,31 @@ func (n *Node) know(c *rpc.Conn) {
 // Heartbeats tells gateways how long the queue is and how fast it goes, until ctx
 // ends.
 func (n *Node) Heartbeats(ctx context.Context) {
-	tick := time.NewTicker(n.o.StatsInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			n.heartbeat()
-		}
-	}
+	rpc.Beat(ctx, n.o.StatsInterval, n.stats, n.tell)
 }
 
-func (n *Node) heartbeat() {
+func (n *Node) heartbeat() { n.tell(n.stats()) }
+
+// stats is what gateways route by.
+func (n *Node) stats() *nodepb.Stats {
 	st := n.o.Engine.Stats()
 	u := st.Scheduler.Blocks
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	queued := st.Scheduler.Pending
 	for _, j := range n.queue { // admitted ones are the engine's
 		queued += len(j.tokens)
 	}
-	m := &nodepb.Stats{
+	return &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + len(n.queue)),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(queued),
 	}
+}
+
+// tell sends every gateway a heartbeat.
+func (n *Node) tell(m *nodepb.Stats) {
+	n.mu.Lock()
 	conns := make([]*rpc.Conn, 0, len(n.gateways))
 	for c := range n.gateways {
 		conns = append(conns, c)

@@ -62,7 +62,8 @@ type Options struct {
 	// JobTimeout ends a job whatever it waits for, its turn included. Default
 	// 30 min.
 	JobTimeout time.Duration
-	// StatsInterval is the heartbeat to gateways. Default 500 ms.
+	// StatsInterval is the heartbeat to gateways, five times as often while the
+	// load changes. Default 500 ms.
 	StatsInterval time.Duration
 }
 

@@ -6,7 +6,9 @@
 // rate, without what its cache held when it began; then the prompt's blocks are
 // in its cache, the least recently used leave, and the router hears of both. The
 // router knows what a gateway knows: blocks that nodes have told of, and the
-// tokens that it has sent and that have not been computed.
+// tokens that it has sent and that have not been computed. Of what others have
+// sent, where there are several gateways, it knows what the nodes' last heartbeats
+// said; requests come to them by turns.
 //
 // Invariant: the same trace, options and seed give the same result; every
 // request is served once, and the tokens computed and found add up to those
@@ -89,6 +91,11 @@ type Options struct {
 	Rate        float64 // prompt tokens per second and node
 	Stretch     float64 // factor on the times between arrivals
 	Seed        uint64
+	Gateways    int           // 0: one
+	Heartbeat   time.Duration // between two of a node; 0: none
+	// NewsDelay is how long it takes until a gateway hears of a node's blocks;
+	// each further gateway hears of them later by as much.
+	NewsDelay time.Duration
 }
 
 // Result is what came out.
@@ -97,20 +104,40 @@ type Result struct {
 	Computed int64   // prompt tokens that were not
 	Mean     time.Duration
 	P50, P99 time.Duration
+	Alike    float64 // share of requests for which all gateways would have chosen the same node
 }
 
 // fleet is the simulation's state.
 type fleet struct {
-	o     Options
-	table *route.Table
+	o        Options
+	table    *route.Table
+	gateways []*gateway
+	nodes    []node
+	ends     ends
+	beat     int // the node whose heartbeat is next
+	beatAt   time.Duration
+	draw     *rand.Rand
+	turn     uint64
+	dst      []int
+	alike    int
+}
+
+// gateway is what one of them knows.
+type gateway struct {
 	view  route.View
 	index *route.Index
 	match []int32
-	nodes []node
-	ends  ends
-	draw  *rand.Rand
-	turn  uint64
-	dst   []int
+	own   []route.State // Load and Queued: what it has sent
+	told  []route.State // the same, of the nodes' last heartbeats
+	news  []news        // under way, in order of arrival
+}
+
+// news is a change of a node's cache that a gateway hears of.
+type news struct {
+	at    time.Duration
+	node  int
+	block kvcache.Hash
+	gone  bool
 }
 
 // node is one prefill node.
@@ -123,6 +150,7 @@ type node struct {
 type job struct {
 	*Request
 	node    int
+	by      *gateway
 	claimed int // tokens the router expects to be computed
 	end     time.Duration
 }
@@ -162,8 +190,15 @@ func Run(trace []Request, o Options) (Result, error) {
 	}
 	for i := range trace {
 		q := &trace[i]
-		for len(f.ends) > 0 && f.ends[0].end <= f.arrival(q) {
-			finish()
+		for {
+			end := len(f.ends) > 0 && f.ends[0].end <= f.arrival(q)
+			if beat := o.Heartbeat > 0 && f.beatAt <= f.arrival(q); beat && !(end && f.ends[0].end < f.beatAt) {
+				f.heartbeat()
+			} else if end {
+				finish()
+			} else {
+				break
+			}
 		}
 		asked += int64(q.Tokens)
 		f.send(q)
@@ -177,46 +212,99 @@ func Run(trace []Request, o Options) (Result, error) {
 	}
 	r.P50, r.P99 = waits[len(waits)/2], waits[len(waits)*99/100]
 	r.Hit = 1 - float64(r.Computed)/float64(asked)
+	r.Alike = float64(f.alike) / float64(len(trace))
 	return r, nil
 }
 
 func newFleet(o Options) *fleet {
-	f := &fleet{o: o, index: route.NewIndex(), match: make([]int32, o.Nodes), draw: rand.New(rand.NewPCG(o.Seed, 1))}
-	f.index.Grow(o.Nodes)
+	f := &fleet{o: o, draw: rand.New(rand.NewPCG(o.Seed, 1))}
 	var names []route.Node
 	for i := range o.Nodes {
 		names = append(names, route.Node{Name: fmt.Sprintf("10.0.0.%d:7101", i)})
 		f.nodes = append(f.nodes, node{lru: list.New(), at: map[kvcache.Hash]*list.Element{}})
 	}
 	f.table = route.New([]route.Node{{Name: "decode"}}, names)
-	f.view = route.View{Decode: []route.State{{Usable: true}}, Prefill: make([]route.State, o.Nodes)}
-	for i := range f.view.Prefill {
-		f.view.Prefill[i] = route.State{Usable: true, Rate: o.Rate}
+	for range max(1, o.Gateways) {
+		g := &gateway{index: route.NewIndex(), match: make([]int32, o.Nodes), own: make([]route.State, o.Nodes), told: make([]route.State, o.Nodes)}
+		g.index.Grow(o.Nodes)
+		g.view = route.View{Decode: []route.State{{Usable: true}}, Prefill: make([]route.State, o.Nodes)}
+		f.gateways = append(f.gateways, g)
 	}
 	return f
+}
+
+// heartbeat has the node whose turn it is tell every gateway how much it has to do.
+func (f *fleet) heartbeat() {
+	var s route.State
+	for _, g := range f.gateways {
+		s.Load, s.Queued = s.Load+g.own[f.beat].Load, s.Queued+g.own[f.beat].Queued
+	}
+	for _, g := range f.gateways {
+		g.told[f.beat] = s
+	}
+	f.beat = (f.beat + 1) % len(f.nodes)
+	f.beatAt += f.o.Heartbeat / time.Duration(len(f.nodes))
+}
+
+// hear takes what news has arrived by now.
+func (g *gateway) hear(now time.Duration) {
+	arrived := 0
+	for ; arrived < len(g.news) && g.news[arrived].at <= now; arrived++ {
+		if n := &g.news[arrived]; n.gone {
+			g.index.Remove(n.node, n.block)
+		} else {
+			g.index.Add(n.node, n.block)
+		}
+	}
+	g.news = g.news[arrived:]
+}
+
+// tell sends news of a node's cache to every gateway.
+func (f *fleet) tell(now time.Duration, node int, block kvcache.Hash, gone bool) {
+	for i, g := range f.gateways {
+		g.news = append(g.news, news{now + time.Duration(i+1)*f.o.NewsDelay, node, block, gone})
+	}
 }
 
 func (f *fleet) arrival(q *Request) time.Duration {
 	return time.Duration(float64(q.At) * f.o.Stretch)
 }
 
+// pick is where a gateway sends a request, or would.
+func (f *fleet) pick(g *gateway, q *Request, draw uint64) (node, claimed int) {
+	g.hear(f.arrival(q))
+	clear(g.match)
+	g.index.Match(q.Blocks, g.match)
+	for i, n := range g.match {
+		g.view.Prefill[i] = route.State{
+			Usable: true, Rate: f.o.Rate, Held: min(int(n)*f.o.BlockTokens, q.Tokens-1),
+			Load: max(g.own[i].Load, g.told[i].Load), Queued: max(g.own[i].Queued, g.told[i].Queued),
+		}
+	}
+	d := f.table.Pick(route.Request{Policy: f.o.Policy, Key: q.Blocks[0], Uncached: q.Tokens, MinRemote: 1, Turn: f.turn, Draw: draw}, g.view, f.dst[:0])
+	f.dst = d.Prefill
+	return d.Prefill[0], q.Tokens - g.view.Prefill[d.Prefill[0]].Held
+}
+
 // send routes a request that arrives.
 func (f *fleet) send(q *Request) {
-	clear(f.match)
-	f.index.Match(q.Blocks, f.match)
-	for i, n := range f.match {
-		f.view.Prefill[i].Held = min(int(n)*f.o.BlockTokens, q.Tokens-1)
-	}
 	f.turn++
-	d := f.table.Pick(route.Request{
-		Policy: f.o.Policy, Key: q.Blocks[0], Uncached: q.Tokens, MinRemote: 1, Turn: f.turn, Draw: f.draw.Uint64(),
-	}, f.view, f.dst[:0])
-	f.dst = d.Prefill
-	at := d.Prefill[0]
-	j := &job{Request: q, node: at, claimed: q.Tokens - f.view.Prefill[at].Held}
-	f.view.Prefill[at].Load++
-	f.view.Prefill[at].Queued += j.claimed
-	n := &f.nodes[at]
+	draw, g := f.draw.Uint64(), f.gateways[f.turn%uint64(len(f.gateways))]
+	j := &job{Request: q, by: g}
+	j.node, j.claimed = f.pick(g, q, draw)
+	alike := true
+	for _, other := range f.gateways {
+		if other != g {
+			at, _ := f.pick(other, q, draw)
+			alike = alike && at == j.node
+		}
+	}
+	if alike {
+		f.alike++
+	}
+	g.own[j.node].Load++
+	g.own[j.node].Queued += j.claimed
+	n := &f.nodes[j.node]
 	if n.queue = append(n.queue, j); len(n.queue) == 1 {
 		f.begin(j, f.arrival(q))
 	}
@@ -241,7 +329,7 @@ func (f *fleet) begin(j *job, now time.Duration) {
 func (f *fleet) done(j *job) int64 {
 	computed := f.missing(j) // its node has done nothing else meanwhile
 	f.keep(j)
-	s := &f.view.Prefill[j.node]
+	s := &j.by.own[j.node]
 	s.Load--
 	s.Queued -= j.claimed
 	n := &f.nodes[j.node]
@@ -262,12 +350,12 @@ func (f *fleet) keep(j *job) {
 			continue
 		}
 		n.at[h] = n.lru.PushFront(h)
-		f.index.Add(j.node, h)
+		f.tell(j.end, j.node, h, false)
 	}
 	for n.lru.Len() > f.o.CacheBlocks {
 		h := n.lru.Remove(n.lru.Back()).(kvcache.Hash)
 		delete(n.at, h)
-		f.index.Remove(j.node, h)
+		f.tell(j.end, j.node, h, true)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/gateway/route"
 )
@@ -58,6 +59,33 @@ func TestPrefixOnMooncake(t *testing.T) {
 			if ours.Mean > rr.Mean/2 {
 				t.Errorf("%d blocks, load %g: mean first token %v, round robin %v", cache, load, ours.Mean, rr.Mean)
 			}
+		}
+	}
+}
+
+// Two gateways before one fleet, each of which knows of the other's requests what
+// nodes tell twice a second, send a request to the same node.
+func TestGatewaysChooseAlike(t *testing.T) {
+	trace := mooncake(t)
+	for _, load := range []float64{0.5, 0.7, 0.9} {
+		o := Options{Nodes: 16, BlockTokens: 512, CacheBlocks: 2000, Rate: 10000}
+		var err error
+		if o.Stretch, err = Stretch(trace, o, load); err != nil {
+			t.Fatal(err)
+		}
+		one, err := Run(trace, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Gateways, o.Heartbeat, o.NewsDelay = 2, 100*time.Millisecond, 20*time.Millisecond
+		two, err := Run(trace, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("note: load %.0f %%: two gateways choose alike for %.1f %% of requests; hit %.1f %% (one gateway %.1f %%), first token mean %v (%v)",
+			100*load, 100*two.Alike, 100*two.Hit, 100*one.Hit, two.Mean.Round(1e6), one.Mean.Round(1e6))
+		if two.Alike < 0.95 {
+			t.Errorf("load %g: two gateways choose alike for %.3f of the requests", load, two.Alike)
 		}
 	}
 }

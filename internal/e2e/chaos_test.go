@@ -46,6 +46,7 @@ type storm struct {
 	seed       uint64
 	count      *counts
 	stepFaults float64
+	outbox     int         // bytes that a node's connection holds; 0: the default
 	faulty     atomic.Bool // frames may be lost now, and leases
 
 	net    *rpc.Network

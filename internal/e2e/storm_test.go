@@ -231,7 +231,7 @@ func (n *node) start(rng *rand.Rand) {
 	c.must(err)
 	sctx, hangUp := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- rpc.Serve(sctx, lis, rpc.Options{Hello: h}, role) }()
+	go func() { served <- rpc.Serve(sctx, lis, rpc.Options{Hello: h, OutboxBytes: c.outbox}, role) }()
 	n.stop = append(n.stop, func() {
 		hangUp()
 		c.must(<-served)

@@ -151,3 +151,38 @@ func TestVirtualNoNodeLeft(t *testing.T) {
 		})
 	}
 }
+
+// Gateways that take nothing for a while, though for less time than it takes to
+// give them up, find streams dropped whose tokens no outbox had room for: they go
+// on, and no client sees more than a pause.
+func TestVirtualFullOutbox(t *testing.T) {
+	ds, _ := virtualDevices(t)
+	qs, count := inquiries(64), &counts{n: map[string]int{}}
+	calmAnswers(t, ds, qs)
+	dropped := uint64(0)
+	inBubble(t, ds, qs, count, func(v *virtual, o *gateway.Options) {
+		v.gentle, v.outbox, v.net.Buffer = true, 1<<10, 256
+		v.behave = func(*rand.Rand) manner { return patient }
+	}, func(v *virtual) {
+		var clients sync.WaitGroup
+		for range 16 {
+			v.at(&clients, 12, 15*time.Millisecond)
+			time.Sleep(time.Duration(5+v.rng.IntN(15)) * time.Millisecond)
+			n := v.nodes[v.rng.IntN(2)]
+			v.net.Silence(n.addr, true)
+			time.Sleep(time.Duration(500+v.rng.IntN(3000)) * time.Millisecond)
+			v.net.Silence(n.addr, false)
+			v.recovered("with the outboxes empty")
+			clients.Wait() // a request is refused when both nodes have told it that they are full
+			v.check("with the outboxes empty")
+		}
+		for _, n := range v.nodes[:2] {
+			dropped += n.decode.Counters().DroppedStreams
+		}
+		v.end(&clients)
+	})
+	t.Logf("%d streams dropped: %v", dropped, count.n)
+	if dropped < 3 {
+		t.Errorf("%d streams were dropped for want of room: the outboxes were not full", dropped)
+	}
+}

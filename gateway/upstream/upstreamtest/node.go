@@ -37,6 +37,8 @@ type Options struct {
 	Refuse func(r *nodepb.Generate) (nodepb.Code, string)
 	// Mute leaves attempts without any answer.
 	Mute func(r *nodepb.Generate) bool
+	// Leave ends an attempt that was accepted before its first token; nil, or code 0: never.
+	Leave func(r *nodepb.Generate) nodepb.Code
 	// CutAfter breaks the connection after so many tokens of a stream; 0: never.
 	CutAfter int
 	// CutCode has CutAfter end the stream with this code instead.
@@ -268,6 +270,12 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 	}
 	if r.PromptLogprobs != nil && !n.score(c, stream, r) {
 		return
+	}
+	if n.o.Leave != nil {
+		if code := n.o.Leave(r); code != 0 {
+			_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: code, Message: "left", Attempt: r.Attempt})
+			return
+		}
 	}
 	for made := len(r.Output); ; made++ {
 		if n.o.Gate != nil {

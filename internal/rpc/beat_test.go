@@ -1,0 +1,40 @@
+package rpc
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// A node whose load stays tells of itself once in each interval; one whose load
+// changes does five times as often, with what it is then.
+func TestBeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 500 * time.Millisecond
+		ctx, cancel := context.WithCancel(context.Background())
+		busy, queued := false, uint32(0)
+		var told []uint32
+		go Beat(ctx, interval, func() *nodepb.Stats {
+			if busy {
+				queued++
+			}
+			return &nodepb.Stats{QueuedTokens: queued, Steps: uint64(len(told))}
+		}, func(m *nodepb.Stats) { told = append(told, m.QueuedTokens) })
+		time.Sleep(10*interval + interval/100)
+		synctest.Wait()
+		if len(told) != 10 {
+			t.Errorf("an idle node told of itself %d times in 10 intervals", len(told))
+		}
+		told, busy = nil, true
+		time.Sleep(10 * interval)
+		synctest.Wait()
+		if len(told) != 50 || told[0] != 1 || told[49] != 50 {
+			t.Errorf("a busy node told of itself %d times in 10 intervals: %v", len(told), told)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
