@@ -254,8 +254,17 @@ func beginAlone(v *command.Invocation, p *config.Process, c *config.Cluster, rol
 // upstreamServers are the servers of another kind.
 func upstreamServers(u *config.Upstreams) (foreign.Options, error) {
 	o := foreign.Options{APIKey: u.APIKey, HealthPath: u.HealthPath}
-	for _, url := range u.URLs {
-		o.Targets = append(o.Targets, foreign.Target{URL: url})
+	for role, urls := range [][]string{foreign.Whole: u.URLs, foreign.Prefill: u.Prefill, foreign.Decode: u.Decode} {
+		for _, url := range urls {
+			o.Targets = append(o.Targets, foreign.Target{URL: url, Role: foreign.Role(role), Bootstrap: u.BootstrapPort})
+		}
+	}
+	if (len(u.Prefill) > 0) != (len(u.Decode) > 0) {
+		return o, fmt.Errorf("%w: --upstream-prefill and --upstream-decode go together", config.ErrValue)
+	}
+	var err error
+	if o.Protocol, err = foreign.ParseProtocol(u.Protocol); err != nil {
+		return o, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.Protocol)
 	}
 	if u.CAFile != "" {
 		pem, err := os.ReadFile(u.CAFile)
@@ -292,7 +301,7 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	alone := len(f.u.URLs) > 0 && f.c.TLSDir == "" // no cluster
+	alone := f.u.Any() && f.c.TLSDir == "" // no cluster
 	start := begin
 	if alone {
 		start = beginAlone
@@ -324,7 +333,7 @@ func runGateway(v *command.Invocation) error {
 		return err
 	}
 	if alone {
-		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "upstreams", len(f.u.URLs), "version", version)
+		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "upstreams", len(foreignServers.Targets), "version", version)
 		return g.Run(d.Ctx)
 	}
 	host := advertised(&f.c, f.g.Host)

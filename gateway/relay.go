@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -53,24 +54,31 @@ type relay struct {
 	watch    *watch // nil: the client is not watched
 	patient  bool   // reads wait until the deadline
 
-	call    *foreign.Call // nil: none is under way
-	server  *foreign.Server
-	tried   []*foreign.Server
+	call    *foreign.Call     // nil: none is under way
+	server  *foreign.Server   // that is asked, or was last
+	prefill *leg              // SGLang's other leg; nil: none
+	patched []byte            // the body of a leg
+	tried   []*foreign.Server // that failed
+	ranks   []int             // of prefill servers; a buffer
 	lastErr error
-	head    []byte // of the request, as it is sent
-	lines   []byte // the answer's headers
-	events  bool   // the answer is a stream of events
-	held    []byte // the answer's body so far
-	whole   bool   // held is all of it
-	cause   string // of metrics.StreamAborts, when it did not end well
-	status  int
+	head    []byte    // of the request, as it is sent
+	length  int       // of the answer's body; -1: not told
+	lines   []byte    // the answer's headers
+	events  bool      // the answer is a stream of events
+	held    []byte    // the answer's body so far
+	whole   bool      // held is all of it
+	stale   bool      // a closed connection was forgiven
+	cause   string    // of metrics.StreamAborts, when it did not end well
+	status  int       // of the answer
 	first   time.Time // of the answer's body; streams only
 	last    time.Time
 	nEvents int // that the answer had
 
-	mu   sync.Mutex // of the two below, which the client's watch uses
-	cur  *foreign.Call
-	gone bool
+	mu    sync.Mutex // of what follows, and of whether prefill is there
+	cur   *foreign.Call
+	gone  bool
+	unfed bool // the prefill leg has failed the present attempt
+	fed   bool // the decode leg needs the other no more
 }
 
 // relays are kept between requests, with their buffers.
@@ -141,7 +149,6 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 		return
 	}
 	r.answerHead()
-	size := int(r.call.Length)
 	if r.whole {
 		ctx.Response.SetBody(r.held)
 		r.end(nil)
@@ -151,7 +158,7 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 	if r.events {
 		ctx.Response.Header.Set("X-Accel-Buffering", "no")
 	}
-	ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.call.Status == 200, buf: r.held}, size)
+	ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.status == 200, buf: r.held}, r.length)
 }
 
 // completes says whether the path's streams end in [DONE].
@@ -230,53 +237,68 @@ func keyOf(model string, prompt, body []byte) kvcache.Hash {
 	return kvcache.Hash(d.Sum64())
 }
 
-// pick chooses the next server, around those that have failed the request; nil:
-// there is none left.
-func (r *relay) pick() (s *foreign.Server, force bool) {
+// pick chooses the next server, around those that have failed the request, and
+// the one that computes its prompt; nil: there is none left.
+func (r *relay) pick() (s, prefill *foreign.Server, force bool) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	force = r.model.Look(view, r.tried)
-	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, MinRemote: 1}
+	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, Uncached: 1 + len(r.look.Prompt)/bytesPerToken, MinRemote: 1}
 	switch {
 	case q.Policy == route.Session && r.by.session != 0:
 		q.Key = r.by.session
 	case q.Policy == route.PowerOfTwo:
 		q.Draw = rand.Uint64()
 	}
-	d := r.model.Table.Pick(q, *view, nil)
+	d := r.model.Table.Pick(q, *view, r.ranks[:0])
+	r.ranks = d.Prefill
 	r.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
-		return nil, false
+		return nil, nil, false
 	}
-	return r.model.Servers[d.Decode], force
+	s = r.model.Servers[d.Decode]
+	if len(d.Prefill) > 0 && s.Role == foreign.Decode && !(r.g.foreign.Protocol() == foreign.VLLM && r.alone()) {
+		prefill = r.model.Prefill[d.Prefill[0]]
+	}
+	return s, prefill, force
 }
 
 // run asks servers until one answers. A server that failed is not asked again,
-// but for one whose kept connection was closed when there is no other.
+// but, once, for one whose kept connection was closed when there is no other.
 func (r *relay) run() *openai.Error {
-	for n := 1; ; n++ {
-		s, force := r.pick()
-		if s == nil && errors.Is(r.lastErr, foreign.ErrStale) {
-			s, force = r.tried[len(r.tried)-1], true
-		}
+	for failures, stale := 0, 0; ; {
+		s, prefill, force := r.pick()
 		if s == nil {
 			return r.nobody()
 		}
 		r.g.meters.attempts.Inc()
-		r.server = s
-		err := r.attempt(s, force)
+		err := r.attempt(s, prefill, force)
 		if err == nil {
 			return nil
 		}
-		if fault := r.cutOff(); fault != nil {
+		fault := r.cutOff()
+		if fault != nil {
 			r.drop(nil)
+		} else {
+			r.drop(err)
+		}
+		r.unpair()
+		if fault != nil {
 			return fault
 		}
-		r.drop(err)
 		r.g.meters.set.Counter(metrics.GatewayAttemptFailures, kindOfForeign(err)).Inc()
-		r.g.log.Warn("attempt failed", "request", string(r.id), "upstream", s.Name, "error", err)
-		r.tried, r.lastErr = append(r.tried, s), err
-		if n >= r.g.o.MaxAttempts || !r.g.budget.Allow() {
+		r.g.log.Warn("attempt failed", "request", string(r.id), "upstream", r.server.Name, "error", err)
+		switch r.lastErr = err; {
+		case !errors.Is(err, foreign.ErrStale):
+			failures++
+			r.tried = append(r.tried, r.server)
+		case stale == 0 && r.untried() == 0:
+			stale++
+		default:
+			stale++
+			r.tried = append(r.tried, r.server)
+		}
+		if max(failures, stale) >= r.g.o.MaxAttempts || !r.g.budget.Allow() {
 			return r.nobody()
 		}
 	}
@@ -290,13 +312,13 @@ func retried(status int) bool {
 	return status == 500 || status == 502 || status == 503 || status == 504
 }
 
-// attempt sends the request to one server and waits for its answer: for all of a
-// small one, for the head of others.
-func (r *relay) attempt(s *foreign.Server, force bool) error {
+// open begins a call that ends with the client.
+func (r *relay) open(s *foreign.Server, force bool) error {
 	patience := r.deadline
 	if r.patient = r.watch != nil; !r.patient {
 		patience = earlier(time.Now().Add(watchAfter), r.deadline)
 	}
+	r.server = s
 	call, err := s.Open(context.Background(), patience, force)
 	if err != nil {
 		return err
@@ -305,10 +327,25 @@ func (r *relay) attempt(s *foreign.Server, force bool) error {
 	if !r.hold(call) {
 		return errGone
 	}
-	r.appendHead(s)
-	if err := call.Send(r.head, r.body, r.deadline); err != nil {
+	return nil
+}
+
+// ask sends a body to one server and waits for its answer: for all of a small
+// one, for the first of events, for the head of others. most is how much of an
+// answer is small.
+func (r *relay) ask(s *foreign.Server, force bool, body []byte, most int) error {
+	if err := r.open(s, force); err != nil {
 		return err
 	}
+	if err := r.call.Send(r.appendHead(s, len(body)), body, r.deadline); err != nil {
+		return err
+	}
+	return r.await(most)
+}
+
+// await waits for the answer to what was sent.
+func (r *relay) await(most int) error {
+	call := r.call
 	if err := call.Head(); err != nil {
 		if !call.Late || !r.wait() {
 			return err
@@ -317,15 +354,19 @@ func (r *relay) attempt(s *foreign.Server, force bool) error {
 			return err
 		}
 	}
-	if retried(call.Status) && r.others() {
+	if retried(call.Status) && (r.server.Role == foreign.Prefill || r.others()) {
 		return fmt.Errorf("%w: %d", errStatus, call.Status)
 	}
+	r.status, r.length = call.Status, int(call.Length)
 	r.lines, r.held, r.whole = append(r.lines[:0], call.Lines...), r.held[:0], false
-	if r.events = is(call.ContentType, "text/event-stream"); r.events || call.Length > maxHeld {
+	if r.events = is(call.ContentType, "text/event-stream"); !r.events && call.Length > int64(most) {
 		return nil
 	}
-	for len(r.held) <= maxHeld {
+	for len(r.held) <= most {
 		piece, err := r.next()
+		if err == io.EOF && r.events && r.completes() && call.Status == 200 && !endsDone(r.held) {
+			return fmt.Errorf("%w: a stream without an event", foreign.ErrBroken)
+		}
 		if err == io.EOF {
 			r.whole = true
 			return nil
@@ -333,14 +374,28 @@ func (r *relay) attempt(s *foreign.Server, force bool) error {
 		if err != nil {
 			return err
 		}
-		r.held = append(r.held, piece...)
+		if r.held = append(r.held, piece...); r.events && wholeEvents(r.held) > 0 {
+			return nil
+		}
 	}
 	return nil
 }
 
-// others says whether there is a server that has not been asked.
-func (r *relay) others() bool {
-	return len(r.tried)+1 < len(r.model.Servers) && len(r.tried)+1 < r.g.o.MaxAttempts
+// others says whether there is a server of that kind to be asked instead.
+func (r *relay) others() bool { return r.untried() > 0 && len(r.tried)+1 < r.g.o.MaxAttempts }
+
+// untried is the number of servers of r.server's kind that have not been asked.
+func (r *relay) untried() (n int) {
+	all := r.model.Servers
+	if r.server.Role == foreign.Prefill {
+		all = r.model.Prefill
+	}
+	for _, s := range all {
+		if s != r.server && !slices.Contains(r.tried, s) {
+			n++
+		}
+	}
+	return n
 }
 
 // next is the next piece of the answer's body.
@@ -372,7 +427,7 @@ func (r *relay) hold(call *foreign.Call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cur = call
-	return !r.gone
+	return !r.gone && !r.unfed
 }
 
 // clientGone ends what is under way; the watch's goroutine calls it.
@@ -382,6 +437,9 @@ func (r *relay) clientGone() {
 	r.gone = true
 	if r.cur != nil {
 		r.cur.Abort()
+	}
+	if r.prefill != nil {
+		r.prefill.abort()
 	}
 }
 
@@ -456,6 +514,7 @@ func kindOfForeign(err error) string {
 // close ends the request.
 func (r *relay) close() {
 	r.drop(nil)
+	r.unpair()
 	if r.watch != nil {
 		r.watch.stop()
 	}
@@ -465,12 +524,15 @@ func (r *relay) close() {
 	r.record()
 	r.key.done(r.nEvents)
 	r.g.inFlight.Add(-1)
-	head, lines, held, tried := r.head[:0], r.lines[:0], r.held[:0], r.tried[:0]
+	head, lines, held, patched, tried, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.tried[:0], r.ranks[:0]
 	clear(tried[:cap(tried)])
-	if cap(held) > maxHeld {
+	if cap(held) > 2*maxHeld {
 		held = nil
 	}
-	*r = relay{head: head, lines: lines, held: held, tried: tried}
+	if cap(patched) > 2*maxHeld {
+		patched = nil
+	}
+	*r = relay{head: head, lines: lines, held: held, patched: patched, tried: tried, ranks: ranks}
 	relays.Put(r)
 }
 

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -83,6 +84,7 @@ func (s *stranger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.seen = append(s.seen, received{r.URL.RequestURI(), r.Header.Clone(), string(body)})
 		s.mu.Unlock()
+		r.Body = io.NopCloser(bytes.NewReader(body))
 		(*s.answer.Load())(w, r)
 	}
 }
@@ -149,8 +151,10 @@ func newRelayed(t testing.TB, o Options, names ...string) *relayed {
 	t.Helper()
 	n := rpc.NewNetwork()
 	r := &relayed{far: strangers(t, n, names...)}
-	for _, name := range names {
-		o.Foreign.Targets = append(o.Foreign.Targets, foreign.Target{URL: r.far[name].url()})
+	if o.Foreign.Targets == nil {
+		for _, name := range names {
+			o.Foreign.Targets = append(o.Foreign.Targets, foreign.Target{URL: r.far[name].url()})
+		}
 	}
 	o.Foreign.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
 	var err error

@@ -30,6 +30,7 @@ type relayBody struct {
 	sent   int
 	whole  int
 	last   bool // [DONE] was seen
+	begun  bool // something was asked for
 	inside bool // what left ended inside an event
 	end    error
 }
@@ -58,11 +59,12 @@ func (b *relayBody) Read(p []byte) (n int, err error) {
 func (b *relayBody) fill() {
 	b.buf = append(b.buf[:0], b.buf[b.whole:]...)
 	b.sent, b.whole = 0, 0
-	if len(b.buf) > 0 && !b.r.events { // what was held before the answer turned out to be large
-		b.whole = len(b.buf)
-		return
+	var piece []byte
+	var err error
+	if b.begun || len(b.buf) == 0 { // what was held before the head was sent comes first
+		piece, err = b.r.next()
 	}
-	piece, err := b.r.next()
+	b.begun = true
 	for err == nil && piece != nil {
 		b.buf = append(b.buf, piece...)
 		if len(b.buf) >= maxEvent {
@@ -142,8 +144,8 @@ func (b *relayBody) CloseWithError(err error) error {
 	}
 	g, path := r.g, r.path
 	r.held = b.buf
-	r.status = 200
+	status := r.status
 	r.close()
-	g.count(path, 200)
+	g.count(path, status)
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 
 // appendHead writes the request's head for a server. What the client said goes
 // along, but for what is between two neighbours, and its credentials: they are
-// the gateway's.
-func (r *relay) appendHead(s *foreign.Server) {
+// the gateway's. The slice is r.head.
+func (r *relay) appendHead(s *foreign.Server, size int) []byte {
 	h := &r.ctx.Request.Header
 	b := s.AppendHead(r.head[:0], "POST", r.ctx.Path(), cleanQuery(r.ctx.URI().QueryString()))
 	nominated := h.Peek("Connection")
@@ -38,8 +38,9 @@ func (r *relay) appendHead(s *foreign.Server) {
 	}
 	b = append(append(b, requestIDHeader...), ": "...)
 	b = append(append(b, r.id...), "\r\nContent-Length: "...)
-	b = strconv.AppendInt(b, int64(len(r.body)), 10)
+	b = strconv.AppendInt(b, int64(size), 10)
 	r.head = append(b, "\r\n\r\n"...)
+	return r.head
 }
 
 // cleanQuery is a query without what cannot stand in a request line.
@@ -76,7 +77,7 @@ func fieldName(name []byte) bool {
 // answerHead takes over the answer's status and headers.
 func (r *relay) answerHead() {
 	h := &r.ctx.Response.Header
-	r.ctx.SetStatusCode(r.call.Status)
+	r.ctx.SetStatusCode(r.status)
 	kind := false
 	for lines := r.lines; len(lines) > 0; {
 		var name, value []byte

@@ -34,6 +34,7 @@ import (
 // Options of a Pool.
 type Options struct {
 	Targets    []Target
+	Protocol   Protocol    // between prefill and decode servers
 	APIKey     string      // sent to servers as a bearer token; empty: none
 	TLS        *tls.Config // towards https servers; nil: the system's authorities
 	HealthPath string      // empty: /health
@@ -43,14 +44,13 @@ type Options struct {
 
 // Pool is the gateway's servers.
 type Pool struct {
-	o    Options
-	ctx  context.Context
-	end  context.CancelFunc
-	wg   sync.WaitGroup // keepers
-	now  atomic.Pointer[Snapshot]
-	mu   sync.Mutex // of the servers
-	all  map[string]*Server
-	news func() // told of a change of models or servers; may be nil
+	o   Options
+	ctx context.Context
+	end context.CancelFunc
+	wg  sync.WaitGroup // keepers
+	now atomic.Pointer[Snapshot]
+	mu  sync.Mutex // of the servers
+	all map[string]*Server
 }
 
 // Snapshot is servers and models at one moment. It is not changed afterwards.
@@ -69,7 +69,8 @@ type Model struct {
 	Name    string
 	Card    []byte // JSON as the first of its servers describes it
 	Table   *route.Table
-	Servers []*Server // by the table's index
+	Servers []*Server // by the table's index; decode servers among them
+	Prefill []*Server // likewise
 }
 
 // New makes a pool and begins to probe its servers.
@@ -153,6 +154,7 @@ func (p *Pool) build() {
 	for _, s := range n.Servers {
 		cards := s.models.Load()
 		switch {
+		case s.Role == Prefill:
 		case cards == nil:
 			n.Unknown++
 		case len(*cards) == 0:
@@ -182,10 +184,31 @@ func (p *Pool) build() {
 		for i, s := range m.Servers {
 			nodes[i].Name = s.Name
 		}
-		m.Table = route.New(nodes, nil)
+		for _, s := range n.Servers {
+			if s.Role == Prefill && s.lists(m.Name) {
+				m.Prefill = append(m.Prefill, s)
+			}
+		}
+		ahead := make([]route.Node, len(m.Prefill))
+		for i, s := range m.Prefill {
+			ahead[i].Name = s.Name
+		}
+		m.Table = route.New(nodes, ahead)
 	}
 	p.now.Store(n)
 }
+
+// lists says whether the server says that it serves the model, or says nothing.
+func (s *Server) lists(model string) bool {
+	cards := s.models.Load()
+	if cards == nil || len(*cards) == 0 {
+		return cards != nil
+	}
+	return slices.ContainsFunc(*cards, func(c Card) bool { return c.ID == model })
+}
+
+// Protocol is what joins prefill and decode servers.
+func (p *Pool) Protocol() Protocol { return p.o.Protocol }
 
 // Now is the present servers and models.
 func (p *Pool) Now() *Snapshot { return p.now.Load() }
@@ -266,18 +289,26 @@ var levels = [...]func(s *Server, now int64) bool{
 }
 
 // Look fills the view of the model's servers for a request that some of them
-// have failed; forced says that breakers are to be passed by.
+// have failed; forced says that decode servers' breakers are to be passed by.
 func (m *Model) Look(v *route.View, avoid []*Server) (forced bool) {
-	if cap(v.Decode) < len(m.Servers) {
-		v.Decode = make([]route.State, len(m.Servers))
+	forced = fill(&v.Decode, m.Servers, avoid)
+	fill(&v.Prefill, m.Prefill, avoid)
+	return forced
+}
+
+// fill writes the servers' states; those of the first level that any reaches are
+// usable.
+func fill(states *[]route.State, servers, avoid []*Server) (forced bool) {
+	if cap(*states) < len(servers) {
+		*states = make([]route.State, len(servers))
 	}
-	v.Decode, v.Prefill = v.Decode[:len(m.Servers)], v.Prefill[:0]
+	*states = (*states)[:len(servers)]
 	now := time.Now().UnixNano()
 	for level := range levels {
 		any := false
-		for i, s := range m.Servers {
+		for i, s := range servers {
 			usable := levels[level](s, now) && !slices.Contains(avoid, s)
-			v.Decode[i] = route.State{Usable: usable, Load: int(s.InFlight.Load())}
+			(*states)[i] = route.State{Usable: usable, Load: int(s.InFlight.Load())}
 			any = any || usable
 		}
 		if any {

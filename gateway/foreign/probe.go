@@ -56,6 +56,7 @@ func (s *Server) keep(ctx context.Context) {
 			}
 			if !was || time.Since(listed) >= modelsEvery {
 				s.list(ctx)
+				s.meet(ctx)
 				listed = time.Now()
 			}
 			if s.up.Store(true); !was {
@@ -113,6 +114,22 @@ func (s *Server) list(ctx context.Context) {
 	if old == nil || !sameCards(*old, cards) {
 		s.p.rebuild()
 	}
+}
+
+// meet asks an SGLang prefill server for the port that decode servers meet it at.
+func (s *Server) meet(ctx context.Context) {
+	if s.Role != Prefill || s.p.o.Protocol != SGLang || s.bootstrap.Load() != 0 {
+		return
+	}
+	for _, path := range []string{"/get_server_info", "/server_info"} {
+		if status, body, err := s.get(ctx, s.base+path, maxModels); err == nil && status == 200 {
+			if port := bootstrapPort(body); port > 0 {
+				s.bootstrap.Store(int32(port))
+				return
+			}
+		}
+	}
+	s.p.o.Log.Warn("upstream does not tell its bootstrap port", "upstream", s.Name, "taken", defaultBootstrap)
 }
 
 func sameCards(a, b []Card) bool {

@@ -187,6 +187,10 @@ type Body struct {
 	Stream bool
 	Prompt []byte // value of messages, prompt, input or query, as written; nil: none
 	N      int    // choices, at least 1
+	Batch  int    // prompts, at least 1
+	// Whole says that one server has to compute the prompt and the answer: it is
+	// asked for what a prompt's KV alone does not tell, or for several answers to it.
+	Whole bool
 
 	modelFrom, modelEnd int // of the name's value; 0: none
 }
@@ -194,7 +198,7 @@ type Body struct {
 // Look reads a body's outermost members. Of members that occur twice the last
 // counts, as it does for the servers' own parsers.
 func Look(b []byte) (Body, error) {
-	out := Body{N: 1}
+	out := Body{N: 1, Batch: 1}
 	s := scan(b)
 	for f, ok := s.next(); ok; f, ok = s.next() {
 		v := b[f.from:f.end]
@@ -203,8 +207,14 @@ func Look(b []byte) (Body, error) {
 			out.Model, out.modelFrom, out.modelEnd = unquote(v), f.from, f.end
 		case f.is("stream"):
 			out.Stream = string(v) == "true"
-		case f.is("messages"), f.is("prompt"), f.is("input"), f.is("query"):
+		case f.is("prompt"):
+			out.Prompt, out.Batch = v, batch(v)
+		case f.is("messages"), f.is("input"), f.is("query"):
 			out.Prompt = v
+		case f.is("prompt_logprobs"):
+			out.Whole = string(v) != "null"
+		case f.is("echo"), f.is("use_beam_search"):
+			out.Whole = out.Whole || string(v) == "true"
 		case f.is("n") && len(v) < 4:
 			n := 0
 			for _, c := range v {

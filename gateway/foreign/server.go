@@ -50,6 +50,9 @@ func (r Role) String() string { return roles[r] }
 type Target struct {
 	URL  string // http or https, host and port; a path before /v1 is kept
 	Role Role
+	// Bootstrap is the port of an SGLang prefill server's bootstrap server; 0: it
+	// is asked for it.
+	Bootstrap int
 }
 
 // Server is one OpenAI-compatible server.
@@ -69,8 +72,8 @@ type Server struct {
 	breaker   atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
 	up        atomic.Bool            // its last probes were good
 	openUntil atomic.Int64           // nanoseconds since 1970: the breaker lets nothing pass before
+	bootstrap atomic.Int32           // port; 0: not known
 	cutOff    atomic.Bool            // the last verdict was about a connection, not an answer
-	leaving   atomic.Bool            // it gets no new requests
 	models    atomic.Pointer[[]Card] // nil: not known yet; empty: it does not tell
 	why       atomic.Pointer[string] // it is not up; nil: not known yet
 
@@ -92,6 +95,7 @@ func newServer(p *Pool, t Target) (*Server, error) {
 		return nil, fmt.Errorf("foreign: upstream %s: want no user, query or fragment", u.Redacted())
 	}
 	s := &Server{Role: t.Role, p: p, host: u.Host, kick: make(chan struct{}, 1)}
+	s.bootstrap.Store(int32(t.Bootstrap))
 	port := u.Port()
 	if u.Scheme == "https" {
 		s.secure = &tls.Config{MinVersion: tls.VersionTLS12}
@@ -146,6 +150,21 @@ func (s *Server) Why() string {
 
 // Breaker is the state of the server's breaker: closed, half-open or open.
 func (s *Server) Breaker() string { return s.breaker.Load().State().String() }
+
+// Bootstrap is the address of an SGLang prefill server's bootstrap server.
+func (s *Server) Bootstrap() (host string, port int) {
+	host, _, err := net.SplitHostPort(s.dial)
+	if err != nil {
+		panic(err) // made by JoinHostPort
+	}
+	if port = int(s.bootstrap.Load()); port == 0 {
+		port = defaultBootstrap
+	}
+	return host, port
+}
+
+// defaultBootstrap is SGLang's own default.
+const defaultBootstrap = 8998
 
 // AppendHead appends the beginning of a request's head: the request line and the
 // headers that only the server's own address and key decide. path and query are

@@ -93,6 +93,9 @@ func (n *Node) Register(s *Set, rpc, kv, http int) {
 // Upstreams are servers of another kind behind a gateway.
 type Upstreams struct {
 	URLs               []string
+	Prefill, Decode    []string
+	Protocol           string
+	BootstrapPort      int
 	APIKey, CAFile     string
 	HealthPath         string
 	ForwardCredentials bool
@@ -101,6 +104,10 @@ type Upstreams struct {
 // Register declares the flags of upstreams.
 func (u *Upstreams) Register(s *Set) {
 	s.StringSliceVar(&u.URLs, "upstream", nil, "http(s)://host:port of an OpenAI-compatible server (vLLM, SGLang, ...) to put the gateway in front of; without --tls-dir there is no cluster of nodes beside them")
+	s.StringSliceVar(&u.Prefill, "upstream-prefill", nil, "the same, of servers that compute prompts for those of --upstream-decode")
+	s.StringSliceVar(&u.Decode, "upstream-decode", nil, "the same, of servers that answer from prompts computed by those of --upstream-prefill")
+	s.StringVar(&u.Protocol, "upstream-protocol", "vllm", "how the two are joined: vllm (kv_transfer_params) or sglang (bootstrap rooms)")
+	s.PortVar(&u.BootstrapPort, "upstream-bootstrap-port", 0, "bootstrap port of SGLang's prefill servers; 0: they are asked")
 	s.StringVar(&u.APIKey, "upstream-api-key", "", "bearer token for them")
 	s.StringVar(&u.CAFile, "upstream-ca-file", "", "authorities of their certificates, PEM; default: the system's")
 	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path that says whether one is well; below 500 is")
@@ -131,6 +138,9 @@ type Gateway struct {
 	MaxBody               Bytes
 	MaxLogprobs           int
 }
+
+// Any says whether there are upstreams.
+func (u *Upstreams) Any() bool { return len(u.URLs)+len(u.Prefill)+len(u.Decode) > 0 }
 
 // Register declares the client side's flags.
 func (g *Gateway) Register(s *Set, minRemotePrefill int) {
