@@ -535,7 +535,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	}
 	d.Work(n.eng.Run)
 	n.meter()
-	d.Log.Info("model loaded", "model", l.Bundle.ModelName, "weights", memory.Bytes(l.WeightBytes),
+	d.Log.Info("model loaded", "model", l.Bundle.ModelName, "weights", memory.Bytes(l.WeightBytes), "quantization", l.Quantization.String(),
 		"seconds", fmt.Sprintf("%.2f", l.LoadTime.Seconds()), "class", l.Class)
 	d.Log.Info("KV cache", "tokens", l.Plan.Tokens, "blocks", l.KV.Blocks, "block_bytes", l.KV.BlockBytes(), "memory", memory.Bytes(l.Plan.Bytes),
 		"max_model_len", l.Scheduler.MaxModelLen, "concurrency", fmt.Sprintf("%.2fx", l.Plan.Concurrency))

@@ -37,8 +37,12 @@ type LoadOptions struct {
 	Model   string // a Hugging Face folder, or Builtin
 	Device  string // "auto" or "cpu"
 	Kernels string // "auto" or a kernel variant of the device
-	Threads int    // 0: GOMAXPROCS
-	Logger  *slog.Logger
+
+	// Quantization is what weights are turned into as they are loaded: "none" (as
+	// the empty string), "int8" or "int4".
+	Quantization string
+	Threads      int // 0: GOMAXPROCS
+	Logger       *slog.Logger
 
 	// KVMemory is the bytes of KV blocks. Default 1 GiB: on a CPU they are
 	// backed by memory only as they are first used. Where MemoryLimit is known the
@@ -87,7 +91,9 @@ type Loaded struct {
 	Fingerprint uint64
 	Class       string // numerics class
 	LoadTime    time.Duration
-	WeightBytes int64
+
+	Quantization model.Quantization
+	WeightBytes  int64 // as the device holds them
 }
 
 // OpenModel opens a checkpoint folder or the built-in model.
@@ -172,7 +178,10 @@ func (l *Loaded) load(o LoadOptions) error {
 		return fmt.Errorf("%w: --device %q: this build computes on the cpu; leave it at auto", ErrOption, o.Device)
 	}
 	var err error
-	if l.WeightBytes, err = l.Source.WeightBytes(); err != nil {
+	if l.Quantization, err = quantization(o.Quantization); err != nil {
+		return err
+	}
+	if l.WeightBytes, err = l.Source.WeightBytes(l.Quantization); err != nil {
 		return refuse(o.Model, err)
 	}
 	if o.KVMemory == 0 {
@@ -196,7 +205,7 @@ func (l *Loaded) load(o LoadOptions) error {
 		return fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)
 	}
 	l.Backend = device
-	if l.Model, err = model.Load(l.Source, l.Backend, limits, model.Options{Progress: o.Progress}); err != nil {
+	if l.Model, err = model.Load(l.Source, l.Backend, limits, model.Options{Quantization: l.Quantization, Progress: o.Progress}); err != nil {
 		return refuse(o.Model, err)
 	}
 	if err := l.Backend.AllocKV(l.KV); err != nil {
@@ -215,6 +224,9 @@ func (l *Loaded) load(o LoadOptions) error {
 	// Equal classes give equal bits: weights, quantization, kernels, parallel
 	// degree and KV type. Only what this build can vary is spelled out.
 	l.Class = fmt.Sprintf("%016x/%s/kv-%s/tp1", l.Fingerprint, l.Backend.Variant(), l.KV.DType)
+	if l.Quantization != model.AsStored {
+		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp1", l.Fingerprint, l.Quantization, l.Backend.Variant(), l.KV.DType)
+	}
 	return nil
 }
 
@@ -281,6 +293,21 @@ const extraOutputs = 64
 // maxBlocks bounds the block table's own memory when a tiny model meets a large
 // budget: a million blocks are 16 million tokens.
 const maxBlocks = 1 << 20
+
+// quantization reads --quantization. What it cannot do is refused by name: formats
+// that only a checkpoint can bring are not made here.
+func quantization(name string) (model.Quantization, error) {
+	switch name {
+	case "", "none":
+		return model.AsStored, nil
+	case "int8":
+		return model.INT8, nil
+	case "int4":
+		return model.INT4, nil
+	}
+	return 0, fmt.Errorf("%w: --quantization %q: weights can be made int8 or int4 as they are loaded, or none to keep them as they are stored; "+
+		"other formats (AWQ, GPTQ, GGUF, bitsandbytes, …) are not read or made: give a checkpoint in bfloat16 or float32", ErrOption, name)
+}
 
 // kvDType resolves the type that KV is stored in.
 func kvDType(flag, weights string) (backend.DType, error) {

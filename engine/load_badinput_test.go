@@ -36,12 +36,26 @@ func TestLoadRefuses(t *testing.T) {
 	}{
 		"kernels":   {LoadOptions{Model: dir, Kernels: "sse"}, ErrOption, "--cpu-kernels sse"},
 		"device":    {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
+		"a format":  {LoadOptions{Model: dir, Quantization: "awq"}, ErrOption, `--quantization "awq"`},
+		"GGUF":      {LoadOptions{Model: dir, Quantization: "gguf"}, ErrOption, "GGUF"},
 		"no memory": {LoadOptions{Model: dir, MemoryLimit: 1}, ErrOption, "--kv-cache-memory-bytes 0"},
 		"no folder": {LoadOptions{Model: "testdata/nowhere"}, ErrModel, "testdata/nowhere"},
 	} {
 		l, err := Load(c.o)
 		if l != nil || !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %v with %q", what, err, c.kind, c.want)
+		}
+	}
+	for q, want := range map[string]string{"none": "/cpu-", "int8": "/int8/cpu-", "int4": "/int4/cpu-"} {
+		l, err := Load(LoadOptions{Model: dir, KVMemory: 4 << 20, Quantization: q})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(l.Class, want) || (q == "none") == strings.Contains(l.Class, "/int") {
+			t.Errorf("the class of %s is %s", q, l.Class)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 	l, err := Load(LoadOptions{Model: dir, KVMemory: 4 << 20, ChatTemplate: "{{ x }}"})

@@ -15,6 +15,7 @@ type PlanOptions struct {
 	Model            string // a config.json, or the folder that holds it
 	KVMemory         int64  // bytes left for KV
 	KVDType          string // as LoadOptions has it
+	Quantization     string // as LoadOptions has it
 	BlockTokens      int    // 0: 16
 	MaxModelLen      int    // 0: what the model was made for
 	MaxBatchedTokens int    // 0: 2048
@@ -35,6 +36,10 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d (say how much, such as 8GiB), --block-size %d, --max-model-len %d, --max-num-batched-tokens %d: want positive numbers",
 			ErrOption, o.KVMemory, o.BlockTokens, o.MaxModelLen, o.MaxBatchedTokens)
 	}
+	q, err := quantization(o.Quantization)
+	if err != nil {
+		return memory.Plan{}, err
+	}
 	p, err := memory.Fit(memory.Need{
 		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: cmp.Or(o.BlockTokens, kvcache.DefaultBlockTokens), DType: dtype,
 		Context: c.MaxPositions, MaxModelLen: cmp.Or(o.MaxModelLen, c.MaxPositions),
@@ -43,5 +48,10 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	if err != nil {
 		return p, fmt.Errorf("%w: %w", ErrOption, err)
 	}
+	line := fmt.Sprintf("%-14s%s beside the KV memory", "weights", memory.Bytes(c.WeightBytes(q)))
+	if q != model.AsStored {
+		line += fmt.Sprintf(", in %s; %s as they are stored", q, memory.Bytes(c.WeightBytes(model.AsStored)))
+	}
+	p.Lines = append([]string{line}, p.Lines...)
 	return p, nil
 }

@@ -28,12 +28,25 @@ const (
 	// data of a matrix is [out, in/32, 16] bytes, the first of each two inputs in
 	// the low half, then [out, in/32] exponents, 127 more than they say.
 	MXFP4
+	// INT8 and INT4 are of weights alone, which a backend makes at Load (Tensor.As):
+	// whole numbers with a scale for each group of 32 inputs.
+	INT8
+	INT4
 )
+
+// Quantized says whether the type is one that is made at Load.
+func (d DType) Quantized() bool { return d == INT8 || d == INT4 }
 
 // MatrixBytes is the size of a matrix [out, in].
 func (d DType) MatrixBytes(out, in int) int {
-	if d == MXFP4 {
+	groups := 2 * ((in + 63) / 64) // an even number, the last ones filled up
+	switch d {
+	case MXFP4:
 		return out * in / 32 * 17
+	case INT8:
+		return out * groups * 34
+	case INT4:
+		return out * groups * 18
 	}
 	return out * in * d.Size()
 }
@@ -55,6 +68,10 @@ func (d DType) String() string {
 		return "bfloat16"
 	case MXFP4:
 		return "mxfp4"
+	case INT8:
+		return "int8"
+	case INT4:
+		return "int4"
 	}
 	return "invalid"
 }
@@ -93,6 +110,8 @@ type Tensor struct {
 	DType DType
 	Shape []int // [out, in] for matrices, [n] for vectors
 	Data  []byte
+
+	As DType // INT8 or INT4: what a matrix of F32 or BF16 is to be turned into; else 0
 }
 
 // Limits bound every step, so that buffers are allocated once.

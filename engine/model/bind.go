@@ -16,6 +16,7 @@ type binding struct {
 	target *backend.Weight
 	name   string
 	shape  []int
+	out    string // the name of shape's first dimension
 }
 
 // bindings walks a struct of weights. A backend.Weight field has two tags: hf,
@@ -56,7 +57,10 @@ func bindStruct(v reflect.Value, prefix string, dims map[string]int) []binding {
 			continue
 		}
 		b := binding{target: field.Addr().Interface().(*backend.Weight), name: prefix + name}
-		for _, dim := range strings.Split(tag.Get("shape"), ",") {
+		for i, dim := range strings.Split(tag.Get("shape"), ",") {
+			if i == 0 {
+				b.out = dim
+			}
 			size, ok := dims[dim]
 			if !ok {
 				panic(fmt.Sprintf("model: %s: no dimension is called %q", b.name, dim))

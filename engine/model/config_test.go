@@ -288,7 +288,7 @@ func TestOpenRefuses(t *testing.T) {
 	if _, err := src.ReadFile("../headdim/config.json"); err == nil {
 		t.Error("ReadFile left the folder")
 	}
-	if n, err := src.WeightBytes(); err != nil || n != 509184 {
+	if n, err := src.WeightBytes(AsStored); err != nil || n != 509184 {
 		t.Errorf("WeightBytes = %d, %v", n, err)
 	}
 }

@@ -42,6 +42,9 @@ type memory interface {
 
 // Options of Load.
 type Options struct {
+	// Quantization is what matrices are turned into.
+	Quantization Quantization
+
 	// Progress is told the bytes of weights loaded so far and in all, after
 	// each tensor, on the caller's goroutine.
 	Progress func(done, total int64)
@@ -91,13 +94,14 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		}
 	}
 	for i, t := range tensors {
+		t.As = o.Quantization.of(&targets[i])
 		if *targets[i].target, err = b.Load(t); err != nil {
 			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
 		progress(int64(len(t.Data)))
 	}
 	for i := range stacked {
-		if err := stacked[i].load(b); err != nil {
+		if err := stacked[i].load(b, o.Quantization); err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
 		progress(stacked[i].bytes())

@@ -139,11 +139,12 @@ func (s *Source) optional(name string) ([]byte, error) {
 	return data, err
 }
 
-// WeightBytes is the size of all tensors of the folder.
-func (s *Source) WeightBytes() (int64, error) {
+// WeightBytes is the memory that the weights take: the size of all tensors of the
+// folder, unless they are turned into something smaller.
+func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	c, err := s.weights()
-	if err != nil {
-		return 0, err
+	if err != nil || q != AsStored {
+		return s.Config.WeightBytes(q), err
 	}
 	return c.Bytes(), nil
 }

@@ -77,10 +77,13 @@ func (s *stack) fault() string {
 }
 
 // load hands every expert's weights to the backend.
-func (s *stack) load(b backend.Backend) error {
+func (s *stack) load(b backend.Backend, q Quantization) error {
 	for e := range s.experts {
 		for i := range s.targets {
 			t := s.cut(e, i)
+			if len(s.names) == 1 && s.in > 0 { // MXFP4 stays
+				t.As = q.dtype()
+			}
 			w, err := b.Load(t)
 			if err != nil {
 				return fmt.Errorf("loading %s, expert %d: %w", s.names[0], e, err)

@@ -15,6 +15,7 @@ func plan(v *Invocation) error {
 	v.Var(&memory, "kv-memory", "memory for KV, such as 8.9924GiB")
 	o := engine.PlanOptions{}
 	v.StringVar(&o.KVDType, "kv-cache-dtype", "auto", "type that KV is stored in: auto, float32 or bfloat16")
+	v.StringVar(&o.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4")
 	v.IntVar(&o.BlockTokens, "block-size", 16, "tokens per KV block")
 	v.IntVar(&o.MaxModelLen, "max-model-len", 0, "tokens per sequence; 0: what the model was made for")
 	v.IntVar(&o.MaxBatchedTokens, "max-num-batched-tokens", 2048, "tokens per step: a window holds what a step writes too")

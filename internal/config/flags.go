@@ -10,6 +10,7 @@ import (
 // Model says which model a process loads, and how.
 type Model struct {
 	Path, ServedName, Device, Kernels, KVDType string
+	Quantization                               string
 	Revision, ChatTemplate                     string
 	Threads, BlockTokens, MaxModelLen          int
 	MaxSeqs, MaxBatchedTokens, MaxQueued       int
@@ -25,7 +26,8 @@ func (m *Model) Register(s *Set) {
 	s.StringVar(&m.ChatTemplate, "chat-template", "", "file with a chat template instead of the model's own")
 	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
 	s.StringVar(&m.Device, "device", "auto", "auto or cpu")
-	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, avx512, avx2, neon, generic or portable")
+	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable")
+	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
 	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
 	s.Var(&m.KVMemory, "kv-cache-memory-bytes", "memory for KV blocks, taken as it is used; 0: 1GiB, or less where the machine's or the cgroup's memory is short")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")

@@ -128,7 +128,7 @@ func TestVLLMSpellings(t *testing.T) {
 		refused   string // part of the error
 		positions int    // arguments left
 	}{
-		"short":                {args: []string{"-tp", "1", "-q=none"}, warnings: "--tensor-parallel-size|--quantization"},
+		"short":                {args: []string{"-tp", "1", "-ep=false"}, warnings: "--tensor-parallel-size|--no-enable-expert-parallel"},
 		"short, refused":       {args: []string{"-tp=2"}, refused: "--tensor-parallel-size 2 is not supported"},
 		"a policy":             {args: []string{"--scheduling-policy", "priority"}, warnings: "--scheduling-policy"},
 		"a policy, refused":    {args: []string{"--scheduling-policy=lifo"}, refused: "--scheduling-policy lifo is not supported"},

@@ -84,9 +84,9 @@ type asker struct {
 	next uint64
 }
 
-func newAsker(t *testing.T) *asker {
+func newAsker(t *testing.T, quantization string) *asker {
 	t.Helper()
-	o := engine.LoadOptions{Model: engine.Builtin, Kernels: native(), KVMemory: 32 << 20, MaxSeqs: askerSeqs}
+	o := engine.LoadOptions{Model: engine.Builtin, Kernels: native(), Quantization: quantization, KVMemory: 32 << 20, MaxSeqs: askerSeqs}
 	pre := o
 	a := &asker{f: newFleet(t, o, &pre)}
 	var err error
@@ -149,7 +149,7 @@ func (a *asker) request(t *testing.T, q *question) *nodepb.Generate {
 // What the model reliably says is said to the letter; stories keep their hero
 // and do not go in circles.
 func TestBuiltinModelAnswers(t *testing.T) {
-	a := newAsker(t)
+	a := newAsker(t, "none")
 	defer a.f.close()
 	count := map[string]int{}
 	qs := questions(t, "eval.jsonl")
@@ -205,7 +205,7 @@ const tieMargin = 0.25
 // token. Where two tokens are a tie by rounding, the answer may part there: each
 // such place is shown, and it must be listed as close by transformers itself.
 func TestBuiltinModelEqualsTransformers(t *testing.T) {
-	a := newAsker(t)
+	a := newAsker(t, "none")
 	defer a.f.close()
 	var rows []struct {
 		question

@@ -13,9 +13,12 @@
 // prompt was cut into chunks, on the number of threads or on which thread
 // claimed a tile. AVX2, AVX-512 and NEON run one source and give the same bits.
 //
-// The package does not schedule, does not own block tables, does not know
-// models, and quantizes nothing: weights are float32, bfloat16 or MXFP4, activations
-// float32.
+// Weights are float32, bfloat16, MXFP4, or made int8 or int4 at load; activations
+// are float32, and for int8 and int4 also rounded to 8 bits in groups of 32. The sum
+// over a group is whole, so that all instruction sets agree on it, and only the
+// chain of groups rounds (quant.h).
+//
+// The package does not schedule, does not own block tables and does not know models.
 package cpu
 
 import (
@@ -40,6 +43,10 @@ const (
 	AVX2     = "avx2"
 	AVX512   = "avx512"
 	NEON     = "neon"
+
+	// The same with VNNI, which is for weights in 8 and 4 bits.
+	AVXVNNI    = "avxvnni"
+	AVX512VNNI = "avx512vnni"
 )
 
 // Bounds on shapes. They keep index arithmetic far from overflow and fix the
@@ -97,12 +104,14 @@ type buffer struct {
 	rows backend.Rows
 	cols int
 	data []float32 // [limit, cols], mapped
+	q    []byte    // [limit] rows of quant.go, mapped; nil until an operation wants them
 }
 
 // weight is a matrix [out, in] or, with in 0, a vector [out].
 type weight struct {
 	name    string
 	dtype   backend.DType
+	from    backend.DType // what it was made from, where dtype is INT8 or INT4
 	out, in int
 	vector  []float32 // [out], when in is 0; mapped
 	matrix  []byte    // row-major for portable kernels, packed for C
@@ -233,7 +242,7 @@ func (c *CPU) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 
 // Load takes a vector, kept as fp32, or a matrix, kept in the kernels' layout.
 func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
-	w := &weight{name: t.Name, dtype: t.DType}
+	w := &weight{name: t.Name, dtype: t.DType, from: t.DType}
 	switch len(t.Shape) {
 	case 1:
 		w.out = t.Shape[0]
@@ -245,6 +254,12 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 		len(t.Data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes",
 			backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
+	}
+	if t.As != 0 {
+		if !t.As.Quantized() || w.in == 0 || t.DType == backend.MXFP4 {
+			return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v as %s", backend.ErrShape, t.Name, t.DType, t.Shape, t.As)
+		}
+		w.dtype = t.As
 	}
 	if w.in == 0 {
 		v, err := c.mem.floats(w.out)

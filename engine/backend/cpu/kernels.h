@@ -26,11 +26,12 @@ enum {
 	OP_SPLIT, // of HeadLinear, see moe.h
 	OP_JOIN,
 	OP_ADAPT, // dst += a in rows that chose an adapter
-	OP_PACK, // not in plans: row-major matrix a to packed w
+	OP_QUANTIZE, // rows of a to q, see quant.h
+	OP_PACK,     // not in plans: row-major matrix a to packed w
 };
 
 // Element types of weights; "bf16" fields hold one of them.
-enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4 };
+enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4, ELEM_INT8, ELEM_INT4 };
 
 // Activations, the numbers of backend.Act.
 enum { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWISH };
@@ -54,7 +55,7 @@ typedef struct {
 	float scale;       // of scores, or epsilon
 	int32_t window;    // positions that a row sees, 0 all
 	int32_t act;       // of OP_GATEDACT
-	int32_t from;      // of OP_COLUMNS
+	int32_t from;      // of OP_COLUMNS; of OP_PACK the element type of a
 	const float *sinks;  // [heads] of OP_ATTENTION, or null
 	const float *scales; // [n_experts] of OP_ROUTE, or null
 	int32_t slots;     // rows are slots: so many per live row; else 0
@@ -68,6 +69,7 @@ typedef struct {
 	const tandem_expert *experts;        // [n_experts]
 	float *dst;        // [rows, n]
 	float *a, *b;      // [rows, k]; for OP_PACK a is the checkpoint's bytes
+	uint8_t *q;        // a in 8 bits, see quant.h: of OP_QUANTIZE, and of products with ELEM_INT8 and ELEM_INT4
 	void *w;           // packed matrix, or a vector of n fp32
 	const float *bias; // [n] or null
 	uint8_t *kv;       // [blocks, page_bytes] of the layer
@@ -110,6 +112,11 @@ enum {
 	MAX_KEY_DIM = 576, // of a latent
 	MAX_EXPERTS = 1024,
 	MXFP4_GROUP = 16 * 17, // bytes of 32 inputs of a tile: 16 blocks, 16 exponents
+	QUANT_GROUP = 32,      // of the reduction, with one scale
+	QUANT_PAIR = 2 * QUANT_GROUP,
+	QUANT_DEPTH = 2048,    // as LINEAR_DEPTH, of ELEM_INT8 and ELEM_INT4
+	INT8_PAIR = 17 * 64,   // bytes of 64 inputs of a tile: weights, then a line of scales
+	INT4_PAIR = 9 * 64,
 };
 
 // Scratch of one thread, 64-byte aligned.
@@ -129,15 +136,15 @@ typedef struct {
 
 extern const tandem_kernels tandem_generic;
 #if defined(__x86_64__)
-extern const tandem_kernels tandem_avx2, tandem_avx512;
+extern const tandem_kernels tandem_avx2, tandem_avxvnni, tandem_avx512, tandem_avx512vnni;
 #elif defined(__aarch64__)
 extern const tandem_kernels tandem_neon;
 #endif
 
 typedef struct tandem_pool tandem_pool;
 
-// Variant 0 is generic, 1 avx2, 2 avx512, 3 neon; the caller knows that the
-// processor has it. Null when threads or memory are short. The caller of tandem_run is one of the
+// Variant 0 is generic, 1 avx2, 2 avx512, 3 neon, 4 avxvnni, 5 avx512vnni; the caller
+// knows that the processor has it. Null when threads or memory are short. The caller of tandem_run is one of the
 // threads.
 tandem_pool *tandem_pool_new(int threads, int variant);
 void tandem_pool_free(tandem_pool *);

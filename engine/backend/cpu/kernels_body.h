@@ -34,7 +34,9 @@ static TARGET void embed(const tandem_op *op, const tandem_step *st, int row) {
 	int id = st->ids[row];
 	float *dst = op->dst + (size_t)row * op->n;
 	const char *tile = (const char *)op->w + (id / TILE) * tile_bytes(op);
-	if (op->bf16) {
+	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
+		unpack_quant(op, (const uint8_t *)tile, id % TILE, dst);
+	} else if (op->bf16) {
 		const uint16_t *w = (const uint16_t *)tile + id % TILE * 2;
 		for (int k = 0; k < op->n; k++) {
 			uint32_t u = (uint32_t)w[k / 2 * 2 * TILE + k % 2] << 16;
@@ -215,6 +217,9 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 	case OP_ADAPT:
 		if (op->chosen[i] >= 0)
 			add(op, i);
+		break;
+	case OP_QUANTIZE:
+		quantize(op, i);
 		break;
 	case OP_PACK:
 		pack(op, i);

@@ -8,8 +8,42 @@
 FN size_t tile_bytes(const tandem_op *op) {
 	if (op->bf16 == ELEM_MXFP4)
 		return (size_t)op->k / 32 * MXFP4_GROUP;
+	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4)
+		return (size_t)((op->k + QUANT_PAIR - 1) / QUANT_PAIR) * (op->bf16 == ELEM_INT8 ? INT8_PAIR : INT4_PAIR);
 	return op->bf16 ? (size_t)(op->k + 1) / 2 * 64 : (size_t)op->k * 64;
 }
+
+// A part of the reduction: [k0, k1) of rows of x against neighbouring tiles.
+typedef struct {
+	const char *w;    // first tile
+	size_t tile;      // bytes from tile to tile
+	const float *x;   // first row
+	size_t ldx;       // floats from row to row
+	const uint8_t *q; // first row of quantized activations
+	size_t ldq;       // bytes from row to row
+	int k;            // of the whole reduction
+	float *y;         // results, 16 per tile
+	size_t ldy;
+	const float *bias; // 16 per tile, or null
+	int k0, k1;        // k0 is even
+	int fresh;         // start at zero, not at y
+	int add;           // add the chain to y: only under fault_batch_order
+} part;
+
+FN void part_store(const part *p, const int nv, const int nt, V acc[LINEAR_NT][LINEAR_TILES * VPT]) {
+	UNROLL for (int t = 0; t < nt; t++)
+		UNROLL for (int v = 0; v < nv; v++) {
+			float *y = p->y + t * p->ldy + v * VL;
+			V sum = acc[t][v];
+			if (p->add)
+				sum = vadd(vload(y), sum);
+			if (p->bias)
+				sum = vadd(sum, vload(p->bias + v * VL));
+			vstore(y, sum);
+		}
+}
+
+#include "quant.h"
 
 // Packs one tile of the row-major matrix a [n, k], a stretch of k at a time so
 // that the lines being filled stay in L1.
@@ -54,6 +88,10 @@ static TARGET void pack(const tandem_op *op, int tile) {
 		pack_mxfp4(op, tile);
 		return;
 	}
+	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
+		pack_quant(op, tile);
+		return;
+	}
 	size_t k = op->k;
 	char *dst = (char *)op->w + tile * tile_bytes(op);
 	const char *src = (const char *)op->a;
@@ -71,20 +109,6 @@ static TARGET void pack(const tandem_op *op, int tile) {
 		}
 	}
 }
-
-// A part of the reduction: [k0, k1) of rows of x against neighbouring tiles.
-typedef struct {
-	const char *w;    // first tile
-	size_t tile;      // bytes from tile to tile
-	const float *x;   // first row
-	size_t ldx;       // floats from row to row
-	float *y;         // results, 16 per tile
-	size_t ldy;
-	const float *bias; // 16 per tile, or null
-	int k0, k1;        // k0 is even
-	int fresh;         // start at zero, not at y
-	int add;           // add the chain to y: only under fault_batch_order
-} part;
 
 // The inner loop: nv registers of outputs by nt rows. bf16, nv and nt are
 // constants where it is called, so that the sums live in registers.
@@ -139,16 +163,7 @@ FN void linear_block(const int bf16, const int nv, const int nt, const part *p) 
 			}
 		}
 	}
-	UNROLL for (int t = 0; t < nt; t++)
-		UNROLL for (int v = 0; v < nv; v++) {
-			float *y = p->y + t * p->ldy + v * VL;
-			V sum = acc[t][v];
-			if (p->add)
-				sum = vadd(vload(y), sum);
-			if (p->bias)
-				sum = vadd(sum, vload(p->bias + v * VL));
-			vstore(y, sum);
-		}
+	part_store(p, nv, nt, acc);
 }
 
 // Constant-shape instances of the inner loop.
@@ -220,16 +235,22 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 		p.y = edge[0];
 		p.ldy = LINEAR_TILES * TILE;
 	}
-	if (tiles == LINEAR_TILES && nt <= GROUP_NT) {
+	const int quant = op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4;
+	if (!quant && tiles == LINEAR_TILES && nt <= GROUP_NT) {
 		linear_group(op->bf16, nt, &p);
 	} else {
 		part q = p;
-		for (int t = 0; t < tiles; t++) {
-			linear_one_tile(op->bf16, nt, &q);
-			q.w += q.tile;
-			q.y += TILE;
+		for (int t = 0, once = 1; t < tiles; t += once) {
+			if (quant) {
+				once = tiles - t < quant_tiles(nt) ? 1 : quant_tiles(nt);
+				quant_group(op->bf16 == ELEM_INT4, once, nt, &q);
+			} else {
+				linear_one_tile(op->bf16, nt, &q);
+			}
+			q.w += once * q.tile;
+			q.y += once * TILE;
 			if (q.bias)
-				q.bias += TILE;
+				q.bias += once * TILE;
 		}
 	}
 	if (lanes < tiles * TILE)
@@ -252,11 +273,21 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 		if (fault)
 			depth = min_int(LINEAR_DEPTH, (op->k / 2 + 31) / 32 * 32);
 	}
+	size_t ldq = 0;
+	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
+		ldq = quant_layout(op->k).size;
+		depth = blocks > 1 ? QUANT_DEPTH : op->k;
+		if (fault)
+			depth = op->k / 2;
+		depth = (depth + QUANT_PAIR - 1) / QUANT_PAIR * QUANT_PAIR;
+	}
 	for (int k0 = 0; k0 < op->k; k0 += depth) {
 		part p = {
 		    .w = (const char *)op->w + t0 * tile_bytes(op),
 		    .tile = tile_bytes(op),
 		    .ldx = op->k,
+		    .ldq = ldq,
+		    .k = op->k,
 		    .ldy = op->n,
 		    .k0 = k0,
 		    .k1 = min_int(k0 + depth, op->k),
@@ -278,6 +309,7 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 		for (int b = 0, r = r0; b < blocks; b++) {
 			int nt = (r1 - r) / (blocks - b); // even shares of at most LINEAR_NT
 			p.x = x + (size_t)r * op->k;
+			p.q = op->q + (size_t)r * ldq;
 			p.y = op->dst + (size_t)r * op->n + t0 * TILE;
 			linear_rows(&plain, t0, t1, nt, p);
 			r += nt;

@@ -70,6 +70,10 @@ func u16view(b []byte) []uint16 {
 
 // decodeRow widens one row of a row-major matrix.
 func (w *weight) decodeRow(dst []float32, row int) {
+	if w.dtype.Quantized() {
+		w.decodeQuantized(dst, row)
+		return
+	}
 	if w.dtype != backend.MXFP4 {
 		size := w.in * w.dtype.Size()
 		decode(dst, w.matrix[row*size:(row+1)*size], w.dtype)

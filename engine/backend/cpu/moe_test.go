@@ -102,15 +102,23 @@ type mixture struct {
 }
 
 func newMixture(b *rig) *mixture {
+	dtypes := []backend.DType{backend.F32, backend.BF16}
+	if b.rng.IntN(3) == 0 {
+		dtypes = append(dtypes, backend.MXFP4)
+	}
+	return newMixtureOf(b, dtypes...)
+}
+
+// newMixtureOf has experts of random types out of those.
+func newMixtureOf(b *rig, dtypes ...backend.DType) *mixture {
 	rng := b.rng
 	m := &mixture{hidden: 1 + rng.IntN(90), inner: 1 + rng.IntN(90), experts: 1 + rng.IntN(40)}
-	dtypes := 2
-	if rng.IntN(3) == 0 {
-		m.hidden, m.inner, dtypes = 32*(1+rng.IntN(3)), 32*(1+rng.IntN(3)), 3
+	if slices.Contains(dtypes, backend.MXFP4) {
+		m.hidden, m.inner = 32*(1+rng.IntN(3)), 32*(1+rng.IntN(3))
 	}
 	m.spec = backend.MoESpec{TopK: 1 + rng.IntN(min(m.experts, 9)), Normalize: rng.IntN(2) == 0, Act: backend.Act(rng.IntN(3))}
 	load := func(ids *[]backend.Weight, values *[][]float32, out, in int) {
-		w, v := b.load(backend.DType(1+rng.IntN(dtypes)), out, in)
+		w, v := b.load(dtypes[rng.IntN(len(dtypes))], out, in)
 		*ids, *values = append(*ids, w), append(*values, v)
 	}
 	biases := rng.IntN(2) == 0
@@ -234,8 +242,10 @@ func TestMoE(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if a, b := results[AVX2], results[AVX512]; a != nil && b != nil && !slices.Equal(a, b) {
-			t.Errorf("seed %d: avx2 and avx512 differ", seed)
+		for _, kernels := range Variants() {
+			if a, b := results[AVX2], results[kernels]; a != nil && kernels != Generic && kernels != Portable && !slices.Equal(a, b) {
+				t.Errorf("seed %d: avx2 and %s differ", seed, kernels)
+			}
 		}
 	}
 }

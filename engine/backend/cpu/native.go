@@ -22,7 +22,7 @@ import (
 )
 
 // nativeNames are indexed by the variant number of kernels.h.
-var nativeNames = [...]string{Generic, AVX2, AVX512, NEON}
+var nativeNames = [...]string{Generic, AVX2, AVX512, NEON, AVXVNNI, AVX512VNNI}
 
 // nativeVariants asks for what the kernels are compiled with, vec.h's TARGET,
 // and that the system saves those registers.
@@ -30,8 +30,14 @@ func nativeVariants() []string {
 	x := &cpu.X86
 	avx2 := x.HasAVX2 && x.HasFMA
 	var names []string
-	if avx2 && x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ {
+	if avx512 := avx2 && x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ; avx512 {
+		if x.HasAVX512VNNI {
+			names = append(names, AVX512VNNI)
+		}
 		names = append(names, AVX512)
+	}
+	if avx2 && x.HasAVXVNNI {
+		names = append(names, AVXVNNI)
 	}
 	if avx2 {
 		names = append(names, AVX2)
@@ -77,7 +83,7 @@ func (n *native) close() { C.tandem_pool_free(n.pool) }
 
 // load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16], bf16
 // [tile, in/2, 16, 2], so that one 64-byte line feeds 16 lanes; MXFP4 as it is,
-// [tile, in/32] of 16 blocks and their exponents.
+// [tile, in/32] of 16 blocks and their exponents. Int8 and int4 are quant.h's.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
 	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
 	if w.dtype == backend.BF16 {
@@ -86,6 +92,9 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 	size := tiles * C.TILE * depth * w.dtype.Size()
 	if w.dtype == backend.MXFP4 {
 		size = tiles * w.in / 32 * C.MXFP4_GROUP
+	}
+	if w.dtype.Quantized() {
+		size = w.dtype.MatrixBytes(tiles*C.TILE, w.in)
 	}
 	m := w.matrix
 	if m == nil {
@@ -96,7 +105,7 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 		w.matrix = m
 	}
 	// The source may be Go memory, which C must not find inside other memory.
-	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), w: unsafe.Pointer(&m[0])}
+	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), from: elem(w.from), w: unsafe.Pointer(&m[0])}
 	C.tandem_pack(n.pool, op, unsafe.Pointer(unsafe.SliceData(data)), n.step)
 	return nil
 }
@@ -133,6 +142,9 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	to.scale, to.window, to.slots = C.float(o.scale), C.int32_t(o.window), C.int32_t(o.slots)
 	if o.a != nil {
 		to.a, to.k = floats(o.a.data), C.int32_t(o.width(o.a))
+		if o.a.q != nil {
+			to.q = (*C.uint8_t)(&o.a.q[0])
+		}
 	}
 	to.n = to.k
 	if o.b != nil {
@@ -222,6 +234,10 @@ func elem(dt backend.DType) C.int32_t {
 		return C.ELEM_BF16
 	case backend.MXFP4:
 		return C.ELEM_MXFP4
+	case backend.INT8:
+		return C.ELEM_INT8
+	case backend.INT4:
+		return C.ELEM_INT4
 	}
 	return C.ELEM_F32
 }

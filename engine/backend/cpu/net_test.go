@@ -41,7 +41,7 @@ func randomShape(rng *rand.Rand) shape {
 	if rng.IntN(3) == 0 {
 		s.setContext(600) // more than one attention segment
 	}
-	s.dtype = backend.DType(1 + rng.IntN(2))
+	s.dtype = []backend.DType{backend.F32, backend.BF16, backend.INT8, backend.INT4}[rng.IntN(4)]
 	s.kvType = backend.DType(1 + rng.IntN(2))
 	return s
 }
@@ -53,8 +53,18 @@ func (s *shape) setContext(tokens int) {
 	s.blocks = s.maxBlocks*s.maxSeqs + 3
 }
 
-// tensor makes a random tensor of the given deviation.
+// tensor makes a random tensor of the given deviation; of the quantized types
+// only matrices.
 func tensor(rng *rand.Rand, dt backend.DType, dev float64, dims ...int) backend.Tensor {
+	if dt.Quantized() {
+		as := dt
+		if len(dims) == 1 {
+			as = 0
+		}
+		t := tensor(rng, backend.BF16, dev, dims...)
+		t.As = as
+		return t
+	}
 	n := 1
 	for _, d := range dims {
 		n *= d

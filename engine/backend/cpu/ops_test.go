@@ -52,8 +52,11 @@ func (b *rig) load(dt backend.DType, dims ...int) (backend.Weight, []float32) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	values := make([]float32, len(tn.Data)/dt.Size())
-	decode(values, tn.Data, dt)
+	values := make([]float32, len(tn.Data)/tn.DType.Size())
+	decode(values, tn.Data, tn.DType)
+	if tn.As != 0 {
+		dequantize(values, tn.Shape[1], tn.As)
+	}
 	return w, values
 }
 

@@ -27,9 +27,10 @@ const (
 	opAdd     // a = (a + b)·scale·w; without b or w, less of it
 	opSoftcap
 	opColumns
-	opSplit // the first columns of each head, head by head
-	opJoin  // its inverse, with the columns that were left
-	opAdapt // dst += a in rows that have an adapter
+	opSplit    // the first columns of each head, head by head
+	opJoin     // its inverse, with the columns that were left
+	opAdapt    // dst += a in rows that have an adapter
+	opQuantize // rows of a to a.q
 )
 
 // op is one recorded operation. Buffers are whole; the live rows come from the
@@ -83,11 +84,19 @@ type plan struct {
 	heads  []*routing   // of HeadLinear: every row chooses every head
 	usesKV bool
 	native unsafe.Pointer // the C form of ops, mapped
+
+	quantized map[*buffer]int // whose q has what data has, in rows of so many slots; while recording
 }
 
 // record appends an operation; c must be inside Replay's record call.
 func (c *CPU) record(o op) {
-	c.plan().ops = append(c.recording.ops, o)
+	p := c.plan()
+	p.ops = append(p.ops, o)
+	for _, written := range []*buffer{o.dst, o.a} {
+		if written == o.dst || o.kind == opRMSNorm && o.b != nil {
+			delete(p.quantized, written)
+		}
+	}
 }
 
 func (c *CPU) plan() *plan {
@@ -180,6 +189,9 @@ func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 	need(d != a, "Linear: %s in place", m.name)
 	need(d.rows == a.rows && m.in == a.cols && m.out == d.cols, "Linear: %s is [%d, %d] from %d to %d columns",
 		m.name, m.out, m.in, a.cols, d.cols)
+	if m.dtype.Quantized() {
+		c.quantize(a, 1)
+	}
 	o := op{kind: opLinear, rows: d.rows, dst: d, a: a, w: m}
 	if bias != backend.NoWeight {
 		o.bias = c.vector(bias, m.out)

@@ -140,6 +140,7 @@ static int64_t cost(const tandem_op *op, const tandem_step *st, int rows) {
 		return cells * 8;
 	case OP_STOREKV:
 	case OP_EMBED:
+	case OP_QUANTIZE:
 		return cells * 4;
 	}
 	return cells * 2;
@@ -208,6 +209,10 @@ tandem_split tandem_cut(const tandem_op *op, const tandem_step *st, int threads)
 
 static const tandem_kernels *kernels_of(int variant) {
 #if defined(__x86_64__)
+	if (variant == 5)
+		return &tandem_avx512vnni;
+	if (variant == 4)
+		return &tandem_avxvnni;
 	if (variant == 2)
 		return &tandem_avx512;
 	if (variant == 1)

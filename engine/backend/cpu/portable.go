@@ -33,6 +33,9 @@ func (p *portable) close() { p.pool.close() }
 
 // load keeps the matrix row-major, and in place where it stays mapped.
 func (p *portable) load(c *CPU, w *weight, data []byte) error {
+	if w.dtype.Quantized() {
+		return p.loadQuantized(c, w, data)
+	}
 	if c.opts.Mapped && !w.renewed {
 		w.matrix = data
 		return nil
@@ -154,6 +157,10 @@ func (p *portable) item(worker, i int) {
 		}
 	case opColumns:
 		copy(o.dst.row(i), o.a.row(i)[o.from:])
+	case opQuantize:
+		n := o.width(o.a)
+		at := quantLayout(n)
+		quantize(o.a.q[i*at.size:(i+1)*at.size], o.a.data[i*n:(i+1)*n])
 	case opRows:
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:
@@ -200,6 +207,10 @@ func (p *portable) linear(s *portableScratch, m, bias *weight, first, live, lo i
 	half := len(w)
 	if p.c.opts.FaultBatchOrder && live > 1 {
 		half /= 2
+	}
+	if m.dtype.Quantized() {
+		p.linearQuantized(m, bias, first, live, lo)
+		return
 	}
 	for n := lo; n < min(lo+linearRows, m.out); n++ {
 		m.decodeRow(w, n)

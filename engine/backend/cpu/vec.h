@@ -9,9 +9,15 @@
 #include <stdint.h>
 #include <string.h>
 
-#if KERNEL_ISA == 512
+#if KERNEL_ISA == 512 && KERNEL_VNNI
+#include <immintrin.h>
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma")))
+#elif KERNEL_ISA == 512
 #include <immintrin.h>
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
+#elif KERNEL_ISA == 2 && KERNEL_VNNI
+#include <immintrin.h>
+#define TARGET __attribute__((target("avx2,fma,avxvnni")))
 #elif KERNEL_ISA == 2
 #include <immintrin.h>
 #define TARGET __attribute__((target("avx2,fma")))
@@ -44,9 +50,32 @@ FN V vload_bf16(const void *p) {
 	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
 
+FN V vmul(V a, V b) { return _mm512_mul_ps(a, b); }
+FN VI vints(int32_t i) { return _mm512_set1_epi32(i); }
+FN V vfloat(VI v) { return _mm512_cvtepi32_ps(v); }
+FN VI vnibbles(VI v, int high) { return _mm512_and_si512(high ? _mm512_srli_epi32(v, 4) : v, _mm512_set1_epi8(15)); }
+#if KERNEL_VNNI
+// The intrinsic would cost a copy of the sum in each product.
+FN VI vdot_uint8(VI sum, VI w, VI x) {
+	__asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+	return sum;
+}
+FN VI vdot_uint4(VI sum, VI w, VI x) { return vdot_uint8(sum, w, x); }
+#else
+FN VI vdot_uint4(VI sum, VI w, VI x) {
+	return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
+}
+FN VI vdot_int8(VI sum, VI w, VI x) {
+	w = _mm512_xor_si512(w, _mm512_set1_epi8((char)128));
+	x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+	return vdot_uint4(sum, _mm512_abs_epi8(w), x);
+}
+#endif
+
 FN v16 v16_zero(void) { return vzero(); }
 FN v16 v16_set1(float f) { return vset1(f); }
 FN v16 v16_load(const float *p) { return vload(p); }
+FN void v16_low_bytes(void *p, v16 v) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(_mm512_castps_si512(v))); }
 FN void v16_store(float *p, v16 v) { vstore(p, v); }
 FN v16 v16_loadn(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 FN void v16_storen(float *p, v16 v, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v); }
@@ -88,6 +117,23 @@ FN V vload_bf16(const void *p) {
 	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
 }
 
+FN V vmul(V a, V b) { return _mm256_mul_ps(a, b); }
+FN VI vints(int32_t i) { return _mm256_set1_epi32(i); }
+FN V vfloat(VI v) { return _mm256_cvtepi32_ps(v); }
+FN VI vnibbles(VI v, int high) { return _mm256_and_si256(high ? _mm256_srli_epi32(v, 4) : v, _mm256_set1_epi8(15)); }
+#if KERNEL_VNNI
+FN VI vdot_uint8(VI sum, VI w, VI x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+FN VI vdot_uint4(VI sum, VI w, VI x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
+#else
+FN VI vdot_uint4(VI sum, VI w, VI x) {
+	return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+FN VI vdot_int8(VI sum, VI w, VI x) {
+	w = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
+	return vdot_uint4(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+#endif
+
 FN v16 v16_zero(void) { return (v16){vzero(), vzero()}; }
 FN v16 v16_set1(float f) { return (v16){vset1(f), vset1(f)}; }
 FN v16 v16_load(const float *p) { return (v16){vload(p), vload(p + 8)}; }
@@ -109,6 +155,12 @@ FN v16 v16_div(v16 x, v16 y) { return (v16){_mm256_div_ps(x.a, y.a), _mm256_div_
 FN v16 v16_fma(v16 x, v16 y, v16 z) { return (v16){vfma(x.a, y.a, z.a), vfma(x.b, y.b, z.b)}; }
 FN v16 v16_max(v16 x, v16 y) { return (v16){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 FN v16 v16_min(v16 x, v16 y) { return (v16){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+FN void v16_low_bytes(void *p, v16 v) {
+	const __m256i low = _mm256_set1_epi32(255);
+	__m256i w = _mm256_packus_epi32(_mm256_and_si256(_mm256_castps_si256(v.a), low), _mm256_and_si256(_mm256_castps_si256(v.b), low));
+	w = _mm256_permute4x64_epi64(w, 0xd8); // the halves of a, then those of b
+	_mm_storeu_si128(p, _mm_packus_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
 FN V vpow2(V t) {
 	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23));
 }
@@ -140,7 +192,23 @@ FN V vload_bf16(const void *p) {
 	return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
 }
 
+FN V vmul(V a, V b) { return vmulq_f32(a, b); }
+FN VI vints(int32_t i) { return vdupq_n_u32((uint32_t)i); }
+FN V vfloat(VI v) { return vcvtq_f32_s32(vreinterpretq_s32_u32(v)); }
+FN VI vnibbles(VI v, int high) { return vandq_u32(high ? vshrq_n_u32(v, 4) : v, vdupq_n_u32(0x0f0f0f0f)); }
+FN VI vdot_uint4(VI sum, VI w, VI x) { // not above 127, so a sign makes no difference
+	int8x16_t a = vreinterpretq_s8_u32(w), b = vreinterpretq_s8_u32(x);
+	int16x8_t pairs = vpaddq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_high_s8(a, b));
+	return vreinterpretq_u32_s32(vpadalq_s16(vreinterpretq_s32_u32(sum), pairs));
+}
+FN VI vdot_int8(VI sum, VI w, VI x) { return vdot_uint4(sum, veorq_u32(w, vdupq_n_u32(0x80808080)), x); }
+
 FN v16 v16_zero(void) { return (v16){vzero(), vzero(), vzero(), vzero()}; }
+FN void v16_low_bytes(void *p, v16 v) {
+	uint16x8_t lo = vcombine_u16(vmovn_u32(vreinterpretq_u32_f32(v.a)), vmovn_u32(vreinterpretq_u32_f32(v.b)));
+	uint16x8_t hi = vcombine_u16(vmovn_u32(vreinterpretq_u32_f32(v.c)), vmovn_u32(vreinterpretq_u32_f32(v.d)));
+	vst1q_u8(p, vcombine_u8(vmovn_u16(lo), vmovn_u16(hi)));
+}
 FN v16 v16_set1(float f) { return (v16){vset1(f), vset1(f), vset1(f), vset1(f)}; }
 FN v16 v16_load(const float *p) { return (v16){vload(p), vload(p + 4), vload(p + 8), vload(p + 12)}; }
 FN void v16_store(float *p, v16 v) { vstore(p, v.a), vstore(p + 4, v.b), vstore(p + 8, v.c), vstore(p + 12, v.d); }
@@ -185,6 +253,7 @@ enum { LINEAR_NT = 2 };
 #endif
 typedef float V __attribute__((vector_size(16)));
 typedef int32_t VI __attribute__((vector_size(16)));
+typedef uint32_t VU __attribute__((vector_size(16)));
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 
@@ -211,10 +280,27 @@ FN V vload_bf16(const void *p) {
 	return (V)((VI){u[0], u[1], u[2], u[3]} << 16);
 }
 
+FN V vmul(V a, V b) { return a * b; }
+FN VI vints(int32_t i) { return (VI){i, i, i, i}; }
+FN V vfloat(VI v) { return __builtin_convertvector(v, V); }
+FN VI vnibbles(VI v, int high) { return (high ? v >> 4 : v) & 0x0f0f0f0f; }
+FN VI vdot_uint8(VI sum, VI w, VI x) {
+	for (int i = 0; i < 32; i += 8)
+		sum += (w >> i & 255) * ((VI)((VU)x << (24 - i)) >> 24);
+	return sum;
+}
+FN VI vdot_uint4(VI sum, VI w, VI x) { return vdot_uint8(sum, w, x); }
+
 FN v16 v16_load(const float *p) {
 	v16 v;
 	memcpy(&v, p, sizeof v);
 	return v;
+}
+FN void v16_low_bytes(void *p, v16 v) {
+	int32_t bits[16];
+	memcpy(bits, &v, sizeof bits);
+	for (int i = 0; i < 16; i++)
+		((uint8_t *)p)[i] = (uint8_t)bits[i];
 }
 FN void v16_store(float *p, v16 v) { memcpy(p, &v, sizeof v); }
 FN v16 v16_zero(void) { return (v16){0}; }
@@ -239,6 +325,16 @@ FN v16 v16_zero_below(v16 v, v16 x, v16 lo) { return (v16)((i16)v & ~(i16)(x < l
 #endif
 
 enum { VPT = 16 / VL }; // registers per tile
+
+// vdot_uint8 and vdot_uint4 add to each lane four products of bytes of w, which
+// have no sign, or four bits of them, with bytes of x, which have one. vdot_int8
+// takes w less 128, without overflow only where no byte of x is -128.
+#if KERNEL_VNNI || !KERNEL_ISA
+enum { DOT_OFFSET = 1 }; // int8 weights are multiplied as they are, 128 too large
+FN VI vdot_int8(VI sum, VI w, VI x) { return vdot_uint8(sum, w, x); }
+#else
+enum { DOT_OFFSET = 0 };
+#endif
 
 // Sum of the lanes, always as the same tree.
 FN float v16_sum(v16 v) {

@@ -1,0 +1,195 @@
+package cpu
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// Weights and activations as whole numbers, as quant.h has them: the layout of a
+// quantized row of activations is the same here, that of weights is row-major:
+// [out, in'] numbers, then [out, in'/32] scales in bf16, in' being in filled up.
+const (
+	quantGroup = 32
+	quantPair  = 2 * quantGroup
+)
+
+// quantRow says where the parts of a quantized row begin, in bytes.
+type quantRow struct{ scale, less8, less128, size int }
+
+func quantLayout(cols int) quantRow {
+	pad := (cols + quantPair - 1) / quantPair * quantPair
+	each := pad / quantGroup * 4
+	return quantRow{pad, pad + each, pad + 2*each, (pad + 3*each + 63) / 64 * 64}
+}
+
+// quantize records that a's rows are needed in 8 bits, unless they are there:
+// cols of them in each of so many slots per row.
+func (c *CPU) quantize(a *buffer, slots int) {
+	p := c.plan()
+	if p.quantized[a] == slots {
+		return
+	}
+	rows, at := c.limit(a.rows)*slots, quantLayout(a.cols/slots)
+	if len(a.q) < rows*at.size {
+		q, err := c.mem.bytes(rows*at.size, false)
+		need(err == nil, "quantized rows of %d columns: %v", a.cols, err)
+		a.q = q
+	}
+	o := op{kind: opQuantize, rows: a.rows, a: a}
+	if slots > 1 {
+		o.slots = slots
+	}
+	c.record(o)
+	p.quantized[a] = slots
+}
+
+// roundMagic is 1.5·2^23: a small number added to it is rounded to a whole one,
+// which its low bits then are.
+const roundMagic = 12582912
+
+func roundBits(f float32) byte { return byte(math.Float32bits(f + roundMagic)) }
+
+// quantize writes a row x as quant.h's quantize does, to the bit.
+func quantize(dst []byte, x []float32) {
+	at := quantLayout(len(x))
+	scales, less8, less128 := f32view(dst[at.scale:at.less8]), i32view(dst[at.less8:at.less128]), i32view(dst[at.less128:])
+	for g := range scales {
+		group := x[min(g*quantGroup, len(x)):min((g+1)*quantGroup, len(x))]
+		most, sum := float32(0), int32(0)
+		for _, v := range group {
+			most = max(most, v, -v)
+		}
+		scales[g] = 0
+		up := float32(0)
+		if most > 1e-30 {
+			scales[g], up = most/127, 127/most
+		}
+		q := dst[g*quantGroup : (g+1)*quantGroup]
+		clear(q)
+		for i, v := range group {
+			q[i] = roundBits(float32(v * up))
+			sum += int32(int8(q[i]))
+		}
+		less8[g], less128[g] = -8*sum, -128*sum
+	}
+}
+
+// bf16Scale rounds a scale to bf16, away from zero when up, so that nothing is
+// cut off; it is 0 where it would be of no use.
+func bf16Scale(f float32, up bool) float32 {
+	u := math.Float32bits(f)
+	if up {
+		u += 0xffff
+	} else {
+		u += 0x7fff + u>>16&1
+	}
+	if f = math.Float32frombits(u &^ 0xffff); f > 1e-35 || f < -1e-35 {
+		return f
+	}
+	return 0
+}
+
+// quantizeWeights turns a group of weights into numbers and gives their scale.
+func quantizeWeights(dst []byte, w []float32, as backend.DType) (scale float32) {
+	most, signed := float32(0), float32(0)
+	for _, v := range w {
+		if size := max(v, -v); size > most {
+			most, signed = size, v
+		}
+	}
+	least, greatest := float32(-127), float32(127)
+	if as == backend.INT4 {
+		least, greatest = -8, 7
+		scale = bf16Scale(signed/-8, false)
+	} else {
+		scale = bf16Scale(most/127, true)
+	}
+	up := float32(0)
+	if scale != 0 {
+		up = 1 / scale
+	}
+	for i, v := range w {
+		dst[i] = roundBits(min(max(float32(v*up), least), greatest))
+	}
+	return scale
+}
+
+// loadQuantized makes a matrix of 8 or 4 bits, for which it takes a byte each.
+func (p *portable) loadQuantized(c *CPU, w *weight, data []byte) error {
+	pad := quantLayout(w.in).scale
+	groups := pad / quantGroup
+	m, err := c.mem.bytes(w.out*(pad+groups*2), true)
+	if err != nil {
+		return err
+	}
+	scales := u16view(m[w.out*pad:])
+	row := make([]float32, w.in)
+	for n := range w.out {
+		size := w.in * w.from.Size()
+		decode(row, data[n*size:(n+1)*size], w.from)
+		for g := range groups {
+			group := row[min(g*quantGroup, w.in):min((g+1)*quantGroup, w.in)]
+			scale := quantizeWeights(m[n*pad+g*quantGroup:], group, w.dtype)
+			scales[n*groups+g] = uint16(math.Float32bits(scale) >> 16)
+		}
+	}
+	w.matrix = m
+	return nil
+}
+
+// quantizedRow is one output's numbers and scales.
+func (w *weight) quantizedRow(row int) (q []byte, scales []uint16) {
+	pad := quantLayout(w.in).scale
+	groups := pad / quantGroup
+	return w.matrix[row*pad : (row+1)*pad], u16view(w.matrix[w.out*pad:])[row*groups : (row+1)*groups]
+}
+
+// decodeQuantized is decodeRow for 8 and 4 bits.
+func (w *weight) decodeQuantized(dst []float32, row int) {
+	q, scales := w.quantizedRow(row)
+	for i := range dst {
+		dst[i] = fromBF16(scales[i/quantGroup]) * float32(int8(q[i]))
+	}
+}
+
+// linearQuantized is linear for 8 and 4 bits.
+func (p *portable) linearQuantized(m, bias *weight, first, live, lo int) {
+	o, at := p.op, quantLayout(m.in)
+	for n := lo; n < min(lo+linearRows, m.out); n++ {
+		q, scales := m.quantizedRow(n)
+		for r := first; r < first+live; r++ {
+			x := o.a.q[r*at.size : (r+1)*at.size]
+			half := len(scales)
+			if p.c.opts.FaultBatchOrder && live > 1 {
+				half /= 2
+			}
+			y := float32(dotQuantized(q, scales[:half], x, f32view(x[at.scale:at.less8])))
+			if half < len(scales) {
+				y += float32(dotQuantized(q[half*quantGroup:], scales[half:], x[half*quantGroup:], f32view(x[at.scale:at.less8])[half:]))
+			}
+			if bias != nil {
+				y += bias.vector[n]
+			}
+			o.dst.data[r*m.out+n] = y
+		}
+	}
+}
+
+// dotQuantized multiplies as many groups as there are scales of w.
+func dotQuantized(w []byte, scales []uint16, x []byte, xs []float32) (sum float64) {
+	for g, scale := range scales {
+		whole := int32(0)
+		ws, qs := w[g*quantGroup:(g+1)*quantGroup], x[g*quantGroup:(g+1)*quantGroup]
+		for i, v := range ws {
+			whole += int32(int8(v)) * int32(int8(qs[i]))
+		}
+		sum += float64(whole) * float64(fromBF16(scale)*xs[g])
+	}
+	return sum
+}
+
+func i32view(b []byte) []int32 {
+	return unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
+}
