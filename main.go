@@ -512,6 +512,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	if err != nil {
 		return nil, err
 	}
+	o.SharedKV = role != "serve"
 	l, err := engine.Load(o)
 	if err != nil {
 		return nil, err

@@ -10,7 +10,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/backend"
-	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/builtin"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
@@ -35,7 +34,7 @@ var ErrModel = errors.New("engine: cannot load the model")
 // LoadOptions say which model to serve, and how. Zero values take defaults.
 type LoadOptions struct {
 	Model   string // a Hugging Face folder, or Builtin
-	Device  string // "auto" or "cpu"
+	Device  string // "auto", "cpu", "cuda" or "cuda:N"
 	Kernels string // "auto" or a kernel variant of the device
 
 	// Quantization is what weights are turned into as they are loaded: "none" (as
@@ -43,6 +42,11 @@ type LoadOptions struct {
 	Quantization string
 	Threads      int // 0: GOMAXPROCS
 	Logger       *slog.Logger
+
+	CUDALibrary  string  // the shared object with the kernels for GPUs; empty: beside the program
+	GPUMemory    float64 // share of a GPU's memory that may be taken; 0: 0.9
+	EnforceEager bool    // no graphs on a GPU
+	SharedKV     bool    // other nodes read or write KV blocks
 
 	// KVMemory is the bytes of KV blocks. Default 1 GiB: on a CPU they are
 	// backed by memory only as they are first used. Where MemoryLimit is known the
@@ -147,6 +151,9 @@ func (o *LoadOptions) setDefaults() {
 	set(&o.MaxSeqs, scheduler.DefaultMaxSeqs)
 	set(&o.MaxBatchedTokens, cpuBatchedTokens)
 	set(&o.MaxQueued, scheduler.DefaultMaxQueued)
+	if o.GPUMemory == 0 {
+		o.GPUMemory = defaultGPUMemory
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -166,6 +173,9 @@ func (o *LoadOptions) check() error {
 			return fmt.Errorf("%w: %s %d, want at least %d, or leave it out for the default", ErrOption, v.flag, v.value, v.least)
 		}
 	}
+	if !(o.GPUMemory > 0 && o.GPUMemory <= 1) {
+		return fmt.Errorf("%w: --gpu-memory-utilization %v, want a share above 0, at most 1", ErrOption, o.GPUMemory)
+	}
 	if s := o.Speculation; s.Tokens < 0 || s.Tokens > scheduler.DraftLimit || s.Tokens > 0 && (s.Lookup.Min < 1 || s.Lookup.Max < s.Lookup.Min || s.Lookup.Max > MaxLookup) {
 		return fmt.Errorf("%w: --speculative-config with num_speculative_tokens %d, prompt_lookup_min %d and prompt_lookup_max %d: want at most %d tokens, and 1 <= min <= max <= %d",
 			ErrOption, s.Tokens, s.Lookup.Min, s.Lookup.Max, scheduler.DraftLimit, MaxLookup)
@@ -174,10 +184,10 @@ func (o *LoadOptions) check() error {
 }
 
 func (l *Loaded) load(o LoadOptions) error {
-	if o.Device != "" && o.Device != "auto" && o.Device != "cpu" {
-		return fmt.Errorf("%w: --device %q: this build computes on the cpu; leave it at auto", ErrOption, o.Device)
+	device, err := choose(&o)
+	if err != nil {
+		return err
 	}
-	var err error
 	if l.Quantization, err = quantization(o.Quantization); err != nil {
 		return err
 	}
@@ -185,8 +195,10 @@ func (l *Loaded) load(o LoadOptions) error {
 		return refuse(o.Model, err)
 	}
 	if o.KVMemory == 0 {
-		o.KVMemory = defaultKV(o.MemoryLimit, l.WeightBytes)
-		if o.KVMemory < kvMemory {
+		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes, &l.Source.Config); err != nil {
+			return err
+		}
+		if o.KVMemory < kvMemory && !device.gpu {
 			o.Logger.Warn("KV memory is less than the default, because memory is short; --kv-cache-memory-bytes sets it",
 				"kv_memory", memory.Bytes(o.KVMemory), "limit", memory.Bytes(o.MemoryLimit), "weights", memory.Bytes(l.WeightBytes))
 		}
@@ -198,13 +210,9 @@ func (l *Loaded) load(o LoadOptions) error {
 		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs, Seqs: o.MaxSeqs,
 		Blocks: (l.Scheduler.MaxModelLen + o.BlockTokens - 1) / o.BlockTokens,
 	}
-	device, err := cpu.New(cpu.Options{
-		Threads: o.Threads, Limits: limits, Kernels: o.Kernels, Mapped: true, FaultBatchOrder: o.FaultBatchOrder,
-	})
-	if err != nil {
-		return fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)
+	if l.Backend, err = device.open(&o, limits); err != nil {
+		return err
 	}
-	l.Backend = device
 	if l.Model, err = model.Load(l.Source, l.Backend, limits, model.Options{Quantization: l.Quantization, Progress: o.Progress}); err != nil {
 		return refuse(o.Model, err)
 	}
@@ -268,6 +276,9 @@ func (l *Loaded) plan(o LoadOptions) error {
 	}
 	return nil
 }
+
+// defaultGPUMemory is the share of a GPU's memory that is taken by default.
+const defaultGPUMemory = 0.9
 
 // kvMemory is the default memory for KV blocks where there is enough.
 const kvMemory = 1 << 30

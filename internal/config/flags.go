@@ -15,6 +15,9 @@ type Model struct {
 	Threads, BlockTokens, MaxModelLen          int
 	MaxSeqs, MaxBatchedTokens, MaxQueued       int
 	KVMemory                                   Bytes
+	CUDALibrary                                string
+	GPUMemory                                  float64
+	EnforceEager                               bool
 	Speculation                                Speculation
 }
 
@@ -25,7 +28,10 @@ func (m *Model) Register(s *Set) {
 	s.StringVar(&m.Revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
 	s.StringVar(&m.ChatTemplate, "chat-template", "", "file with a chat template instead of the model's own")
 	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
-	s.StringVar(&m.Device, "device", "auto", "auto or cpu")
+	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
+	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so beside the program")
+	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to take; KV blocks get what weights and steps leave of it")
+	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as graphs: slower, for comparison")
 	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable")
 	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
 	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")

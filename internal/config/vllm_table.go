@@ -2,8 +2,8 @@ package config
 
 // Reasons that several flags share.
 const (
-	cpuOnly    = "this build computes on CPUs, with kernels of its own (--cpu-kernels chooses)"
-	noGraphs   = "there are no CUDA graphs on a CPU; steps are recorded and replayed by themselves"
+	cpuOnly    = "it computes with kernels of its own, on CPUs (--cpu-kernels chooses) and on GPUs (--device)"
+	noGraphs   = "sizes of CUDA graphs are powers of two up to a step of 512 tokens; on CPUs there are none"
 	oneNode    = "a model runs whole on each node; for more throughput add decode nodes (`tandem up --decode N`, or `tandem decode --join`)"
 	joins      = "nodes find each other by --join host:port; start `tandem decode` and `tandem prefill` where they shall run"
 	noExperts  = "each node has all of a model's experts, so that there is nothing to place"
@@ -44,7 +44,7 @@ var VLLM = []VLLMGroup{
 		{"quantization", "q", value, Supported, "", ""},
 		{"quantization-config", "", value, Refused, "", "what a folder's weights are is read from its config.json, and --quantization int8 or int4 is all that is made of them"},
 		{"allow-deprecated-quantization", "", onOff, NoEffect, "", "no way of quantizing here is deprecated"},
-		{"enforce-eager", "", onOff, NoEffect, "", noGraphs},
+		{"enforce-eager", "", onOff, Supported, "", ""},
 		{"enable-return-routed-experts", "", onOff, Refused, "", "a response does not say which experts computed it"},
 		{"return-sampling-mask", "", onOff, Refused, "", "a response has logprobs and top_logprobs, not the sampler's mask"},
 		{"max-logprobs", "", value, Supported, "", ""},
@@ -166,7 +166,7 @@ var VLLM = []VLLMGroup{
 	}},
 	{"cache", nodes, []VLLMFlag{
 		{"block-size", "", value, Supported, "", ""},
-		{"gpu-memory-utilization", "", value, NoEffect, "", "this build computes on CPUs; --kv-cache-memory-bytes says how much memory KV blocks take"},
+		{"gpu-memory-utilization", "", value, Supported, "", ""},
 		{"device-memory-utilization", "", value, NoEffect, "", "--kv-cache-memory-bytes says how much memory KV blocks take"},
 		{"kv-cache-memory-bytes", "", value, Supported, "", ""},
 		{"kv-cache-dtype", "", value, Supported, "", ""},

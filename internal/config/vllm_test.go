@@ -137,14 +137,14 @@ func TestVLLMSpellings(t *testing.T) {
 		"path into a value":    {args: []string{"-cc.mode=3", "--compilation_config.cudagraph_mode", "NONE"}, warnings: "--compilation-config"},
 		"refused path":         {args: []string{"--hf-overrides.rope_theta=1e6"}, refused: "--hf-overrides 1e6 is not supported"},
 		"level":                {args: []string{"-O3"}, warnings: "--optimization-level"},
-		"no":                   {args: []string{"--no-enable-lora", "--no-enforce-eager"}, warnings: "--no-enable-lora|--no-enforce-eager"},
+		"no":                   {args: []string{"--no-enable-lora", "--no-enable-flashinfer-autotune"}, warnings: "--no-enable-lora|--no-enable-flashinfer-autotune"},
 		"no, refused":          {args: []string{"--no-enable-prefix-caching"}, refused: "--no-enable-prefix-caching is not supported"},
-		"bad switch":           {args: []string{"--enforce-eager=maybe"}, refused: `"maybe" is neither true nor false`},
+		"bad switch":           {args: []string{"--enable-flashinfer-autotune=maybe"}, refused: `"maybe" is neither true nor false`},
 		"without its value":    {args: []string{"--lora-modules"}, refused: "--lora-modules is not supported: adapters"},
 		"after the last flag":  {args: []string{"--", "-tp", "2"}, positions: 2},
-		"environment":          {env: []string{"TANDEM_ENFORCE_EAGER=1"}, warnings: "--enforce-eager"},
+		"environment":          {env: []string{"TANDEM_ENABLE_FLASHINFER_AUTOTUNE=1"}, warnings: "--enable-flashinfer-autotune"},
 		"environment, refused": {env: []string{"TANDEM_LORA_MODULES=a=b"}, refused: "TANDEM_LORA_MODULES=a=b: --lora-modules"},
-		"file":                 {file: "enforce_eager: true\ncompilation-config: {mode: 3}\nno-enable-lora: true\ncudagraph-capture-sizes: [1, 2]\n", warnings: "--enforce-eager|--compilation-config|--no-enable-lora|--cudagraph-capture-sizes"},
+		"file":                 {file: "enable_flashinfer_autotune: true\ncompilation-config: {mode: 3}\nno-enable-lora: true\ncudagraph-capture-sizes: [1, 2]\n", warnings: "--enable-flashinfer-autotune|--compilation-config|--no-enable-lora|--cudagraph-capture-sizes"},
 		"file, refused":        {file: "port: 1\nhf-overrides: {a: 1}\n", refused: ":2: --hf-overrides"},
 		"nearly one of them":   {args: []string{"--enforce-eagre"}, refused: "did you mean enforce-eager?"},
 		"variable, mistyped":   {env: []string{"TANDEM_MAX_NUM_SEQ=1"}, warnings: "did you mean TANDEM_MAX_NUM_SEQS?"},
@@ -199,10 +199,10 @@ func TestFlagsOfTheOtherSide(t *testing.T) {
 func TestForeignFlagsStayOutside(t *testing.T) {
 	var out bytes.Buffer
 	s, _ := newSet(&out)
-	if err := s.Resolve([]string{"--dry-run", "--enforce-eager", "--seed=1"}, nil); !errors.Is(err, ErrDryRun) {
+	if err := s.Resolve([]string{"--dry-run", "--enable-flashinfer-autotune", "--seed=1"}, nil); !errors.Is(err, ErrDryRun) {
 		t.Fatal(err)
 	}
-	if text := out.String() + s.FlagUsages(); strings.Contains(text, "enforce-eager") || strings.Contains(text, "seed") {
+	if text := out.String() + s.FlagUsages(); strings.Contains(text, "enable-flashinfer-autotune") || strings.Contains(text, "seed") {
 		t.Errorf("foreign flags are shown:\n%s", text)
 	}
 	to := newServe()
@@ -255,8 +255,8 @@ func TestPort(t *testing.T) {
 // Arguments, variables and files are whatever a user types.
 func FuzzResolve(f *testing.F) {
 	f.Add("--port=1\x00-tp\x001", "TANDEM_PORT=tcp://a", "port: 1\n")
-	f.Add("-O3\x00--cudagraph-capture-sizes\x001\x002", "TANDEM_ENFORCE_EAGER=1", "a: {b: [c]}\n")
-	f.Add("--\x00-q", "TANDEM_X_SERVICE_HOST=1", "no-enforce-eager: true\njoin: [a, b]\n")
+	f.Add("-O3\x00--cudagraph-capture-sizes\x001\x002", "TANDEM_ENABLE_FLASHINFER_AUTOTUNE=1", "a: {b: [c]}\n")
+	f.Add("--\x00-q", "TANDEM_X_SERVICE_HOST=1", "no-enable-flashinfer-autotune: true\njoin: [a, b]\n")
 	f.Add("--kv-cache-memory-bytes=1e3GiB\x00--shutdown-timeout=1h", "=", "&a [*a]")
 	path := filepath.Join(f.TempDir(), "tandem.yaml") // one for all: making folders would take longer than reading them
 	f.Fuzz(func(t *testing.T, args, env, file string) {

@@ -38,6 +38,9 @@ var mayImport = map[string][]string{
 	"prefill": {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 	"decode":  {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 
+	"cuda":       {},
+	"cuda/build": {"cuda"},
+
 	"bench":          {"bench/dataset", "bench/load", "bench/native", "bench/report", "engine/builtin", "engine/kvcache", "engine/tokenizer", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/dataset":  {},
 	"bench/load":     {},
@@ -53,20 +56,21 @@ var mayImport = map[string][]string{
 	"kvtransfer/lease":  {},
 
 	"engine": {
-		"engine/backend", "engine/backend/cpu", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
+		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
 		"engine/ngram", "engine/sample", "engine/scheduler",
 	},
-	"engine/ngram":       {},
-	"engine/scheduler":   {"engine/kvcache"},
-	"engine/kvcache":     {},
-	"engine/memory":      {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
-	"engine/model":       {"engine/backend", "engine/safetensors"},
-	"engine/backend":     {"engine/sample"}, // sampling is an op
-	"engine/backend/cpu": {"engine/backend", "engine/sample"},
-	"engine/builtin":     {},
-	"engine/safetensors": {},
-	"engine/sample":      {},
-	"engine/tokenizer":   {},
+	"engine/ngram":        {},
+	"engine/scheduler":    {"engine/kvcache"},
+	"engine/kvcache":      {},
+	"engine/memory":       {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
+	"engine/model":        {"engine/backend", "engine/safetensors"},
+	"engine/backend":      {"engine/sample"}, // sampling is an op
+	"engine/backend/cpu":  {"engine/backend", "engine/sample"},
+	"engine/backend/cuda": {"engine/backend", "engine/sample"},
+	"engine/builtin":      {},
+	"engine/safetensors":  {},
+	"engine/sample":       {},
+	"engine/tokenizer":    {},
 
 	"internal/cluster":       {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},

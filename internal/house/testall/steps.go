@@ -37,6 +37,8 @@ var steps = []step{
 	{name: "build-nocgo", what: "the build without a C compiler", env: []string{"CGO_ENABLED=0"}, command: []string{"go", "build", "./..."}},
 	{name: "build-arm64", what: "the build for another architecture, kernels included", env: arm64, command: []string{"go", "build", "./..."}},
 
+	{name: "cuda", what: "the kernels for GPUs: machine code without spills, registers within their budgets", command: []string{"go", "run", "./cuda/build", "-q"}},
+
 	{name: "rules", what: "Prometheus' rules: alerts that fire, and that stay quiet", command: []string{"promtool", "test", "rules", "deploy/prometheus/tandem_test.yml"}},
 	{name: "prometheus", what: "Prometheus' configuration", command: []string{"promtool", "check", "config", "deploy/prometheus/prometheus.yml"}},
 
@@ -56,6 +58,9 @@ var steps = []step{
 		// The package's own Go is left as it is: naive references, which would take most of the time.
 		args:     []string{"-asan", "-gcflags=-asan=false", "-run", "/^(avx512|avx2|neon|generic)$|^TestQuantized/^(avx512vnni|avxvnni)$", "-skip", distorted},
 		packages: func([]string) []string { return []string{module + "/engine/backend/cpu"} }},
+	{name: "sanitize-cuda", soak: true, what: "the kernels for GPUs, on their host twin, under the same sanitizers", each: true,
+		env: []string{"CGO_ENABLED=1", "TANDEM_CUDA_SANITIZE=1", "ASAN_OPTIONS=detect_leaks=0"}, args: []string{"-asan", "-gcflags=-asan=false"},
+		packages: func([]string) []string { return []string{module + "/engine/backend/cuda"} }},
 	{name: "arm64", what: "the kernels for 64-bit ARM, emulated", env: arm64, each: true,
 		args: []string{"-exec", "qemu-aarch64 -L /usr/aarch64-linux-gnu", "-run", "/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$/^neon$/^random$", "-skip", distorted},
 		packages: func([]string) []string {
@@ -81,9 +86,10 @@ const distorted = "Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Porta
 // withoutRace lists the packages whose tests do not run under the race
 // detector, with the reason.
 var withoutRace = map[string]string{
-	"engine/kvcache":   "pure, as internal/house holds: no goroutines, and simulations that take 5 times as long",
-	"engine/model":     "one goroutine, and 14 times as long; what is parallel below it runs in engine/backend/cpu and engine",
-	"engine/scheduler": "pure, as internal/house holds: no goroutines, and simulations that take 8 times as long",
+	"engine/backend/cuda": "one goroutine; what it calls is C++, which sanitize-cuda looks after",
+	"engine/kvcache":      "pure, as internal/house holds: no goroutines, and simulations that take 5 times as long",
+	"engine/model":        "one goroutine, and 14 times as long; what is parallel below it runs in engine/backend/cpu and engine",
+	"engine/scheduler":    "pure, as internal/house holds: no goroutines, and simulations that take 8 times as long",
 }
 
 // alsoPlain lists packages that run under the race detector and once more

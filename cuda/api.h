@@ -1,0 +1,139 @@
+// The functions of the shared object that computes on GPUs, and of its twin that
+// runs the same kernels on the CPU. The device executes plans: arrays of
+// operations over addresses that td_alloc gave. What varies from step to step is
+// in the step's memory, which the host writes before td_run: so a plan can be
+// recorded as a graph once and repeated.
+//
+// Nothing here calls back. A device is used by one thread at a time. Functions
+// that can fail return 0, or null, when they do; td_error says why.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TD_API __attribute__((visibility("default")))
+#define TD_VERSION 1
+
+typedef struct td_device td_device;
+typedef struct td_plan td_plan;
+typedef uint64_t td_address; // of the device; 0: none
+
+typedef struct {
+  int64_t total, free; // bytes of memory
+  int32_t capability;  // 90 for 9.0
+  int32_t processors;  // multiprocessors
+  int32_t twin;        // 1: the CPU plays the device
+  int32_t reserved;
+  char name[128];
+} td_info;
+
+// Limits of every step, and how block tables are laid out.
+typedef struct {
+  int32_t tokens, outputs, seqs, blocks;
+} td_limits;
+
+// How one output is drawn.
+typedef struct {
+  uint64_t seed;
+  uint32_t choice;
+  int32_t position;
+  float temperature, top_p, min_p;
+  int32_t top_k;
+} td_draw;
+
+// A step's memory on the host, pinned. The device has its own copy, which td_run
+// brings up to date; of tables only what td_tables was told of.
+typedef struct {
+  int32_t *counts;    // [4] tokens, outputs, spans, sequence number of the step
+  int32_t *ids;       // [tokens]
+  int32_t *positions; // [tokens]
+  int32_t *row_span;  // [tokens]
+  int32_t *out_rows;  // [outputs]
+  int32_t *slots;     // [groups, tokens] block*block_tokens + offset, where KV goes
+  td_draw *draws;     // [outputs]
+  int32_t *tables;    // [groups, seqs, blocks]
+  int32_t *sampled;   // [outputs] written by the device
+  uint32_t *done;     // sequence number of the last finished step, written by the device
+} td_step;
+
+enum {
+  TD_EMBED = 1, // dst[row] = w[ids[row]]
+  TD_LINEAR,    // dst = a·wᵀ + bias, also of experts: slots, list
+  TD_NORM,      // dst = norm(a)·w for each dim columns; b: first a += b
+  TD_ANGLES,    // dst = cosines and sines [tokens, dim] from w [dim/2] frequencies
+  TD_ROPE,      // dst turns by the angles b: of heads of k columns the last dim
+  TD_STORE_KV,  // v_at 0: a latent, of which a has the first k columns and b the rest
+  TD_ATTENTION, // values have k columns
+  TD_GATED_ACT,
+  TD_ROWS, // dst[i] = a[out_rows[i]]
+  TD_ROUTE,
+  TD_GROUP,
+  TD_SCATTER,
+  TD_COMBINE,
+  TD_ADD, // dst = (a + b)·scale·w[0]
+  TD_SOFTCAP,
+  TD_COLUMNS,
+  TD_SAMPLE,
+  TD_ROUTE_GROUPS, // by σ(a) + bias: of heads groups of experts the kv_heads best; weights times scale
+  TD_SPLIT,        // dst[head][row] = the first dim of each head's k columns of a; lists the heads' spans
+  TD_JOIN          // dst[row] = each head's dim columns of b[head][row], then what TD_SPLIT left of a's k
+};
+
+enum { TD_F32 = 0, TD_BF16 = 1, TD_MXFP4 = 2 };
+
+// An expert's matrix and bias.
+typedef struct {
+  td_address w, bias;
+} td_expert;
+
+typedef struct {
+  int32_t kind;
+  int32_t outputs;       // 1: rows are outputs, else tokens
+  int32_t n, k;          // columns of dst, of a
+  int32_t heads, kv_heads, dim;
+  int32_t window, group, block_tokens;
+  int32_t type;          // of w, or of KV
+  int32_t act, from;
+  int32_t slots;         // rows per row, of operations on experts; 0: 1
+  int32_t top_k, experts, normalize;
+  float scale;
+  td_address dst, a, b, w, bias, extra; // extra: sinks, or factors of experts
+  td_address kv;         // the region's pages
+  int64_t page_bytes, v_at;
+  td_address chosen, weights, slot, list, table; // routing; table: td_expert of each
+} td_op;
+
+TD_API int td_version(void);
+// td_count is how many devices there are; -1: none can be, and error says why.
+TD_API int td_count(char *error, int n);
+TD_API td_device *td_open(int ordinal, td_limits limits, char *error, int n);
+TD_API void td_close(td_device *d);
+TD_API const char *td_error(td_device *d);
+TD_API void td_describe(td_device *d, td_info *info);
+
+TD_API td_address td_alloc(td_device *d, int64_t bytes);
+TD_API int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes);
+TD_API int td_download(td_device *d, void *dst, td_address src, int64_t bytes);
+
+// td_groups makes the step's memory, once, for so many groups of KV.
+TD_API int td_groups(td_device *d, int groups, td_step *step);
+// td_tables says that places [from, from+n) of a sequence's table have changed.
+TD_API int td_tables(td_device *d, int group, int seq, int from, int n);
+
+// td_record makes a plan for steps of at most so many rows. Recorded plans are
+// graphs, which run as a whole.
+TD_API td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int outputs, int graph);
+// td_run starts operations [from, to) of a plan. With 0 as from the step's memory
+// goes first; with all of them as to, done and sampled are written last.
+TD_API int td_run(td_device *d, td_plan *p, int from, int to);
+// td_poll says whether all that was started has ended: 1 it has, 0 not yet, -1 failed.
+TD_API int td_poll(td_device *d);
+TD_API int td_wait(td_device *d);
+
+#ifdef __cplusplus
+}
+#endif

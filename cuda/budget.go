@@ -1,0 +1,122 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// budgets are the most registers that a thread of each kernel may take, by the
+// kernel's name, with its numbers where one instance differs: what it was measured to take on the architecture where that is
+// more, and some room. A kernel that is not here fails the build: think about how
+// many of its blocks shall run at once, and give it a line.
+var budgets = map[string]int{
+	"attend_plain": 80,
+	"gemv":         128, // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
+	"gemv<2,4>":    168, // 3 blocks: it widens four bits to numbers for 4 rows
+	"gemm":         112,
+	"split_sum":    40,
+
+	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "flat": 40,
+	"route": 64, "route_groups": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,
+	"sample": 80, "finish": 16,
+}
+
+// ErrBudget is behind kernels that take more than they may.
+var ErrBudget = errors.New("cuda: a kernel spills, or takes more registers than its budget")
+
+// Usage is what ptxas says of a kernel on one architecture.
+type Usage struct {
+	Kernel, Arch   string
+	Registers      int
+	Stack, Spilled int // bytes of a thread; spilled ones are written
+}
+
+var (
+	entryLine = regexp.MustCompile(`Compiling entry function '(\w+)' for '(\w+)'`)
+	stackLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores`)
+	usedLine  = regexp.MustCompile(`Used (\d+) registers`)
+	// A mangled name has each part's length before it: _Z4gemvILi1ELi4EE...
+	mangled = regexp.MustCompile(`^_Z(?:N\d+_GLOBAL__N__\w+?_)?L?(\d+)`)
+)
+
+// parseUsage reads ptxas -v.
+func parseUsage(log string) []Usage {
+	var all []Usage
+	for line := range strings.Lines(log) {
+		if m := entryLine.FindStringSubmatch(line); m != nil {
+			all = append(all, Usage{Kernel: demangle(m[1]), Arch: m[2]})
+			continue
+		}
+		if len(all) == 0 {
+			continue
+		}
+		u := &all[len(all)-1]
+		if m := stackLine.FindStringSubmatch(line); m != nil && u.Registers == 0 {
+			u.Stack, _ = strconv.Atoi(m[1])
+			u.Spilled, _ = strconv.Atoi(m[2])
+		}
+		if m := usedLine.FindStringSubmatch(line); m != nil && u.Registers == 0 {
+			u.Registers, _ = strconv.Atoi(m[1])
+		}
+	}
+	return all
+}
+
+// demangle is a function's name without its namespace, and its numbers.
+func demangle(name string) string {
+	m := mangled.FindStringSubmatchIndex(name)
+	if m == nil {
+		return name
+	}
+	n, err := strconv.Atoi(name[m[2]:m[3]])
+	if err != nil || m[3]+n > len(name) {
+		return name
+	}
+	base, rest := name[m[3]:m[3]+n], name[m[3]+n:]
+	var numbers []string
+	for strings.HasPrefix(rest, "I") || strings.HasPrefix(rest, "L") {
+		rest = strings.TrimPrefix(rest, "I")
+		value, after, ok := strings.Cut(strings.TrimPrefix(rest, "Li"), "E")
+		if !ok || !strings.HasPrefix(rest, "Li") {
+			break
+		}
+		numbers, rest = append(numbers, value), after
+	}
+	if len(numbers) == 0 {
+		return base
+	}
+	return base + "<" + strings.Join(numbers, ",") + ">"
+}
+
+// checkBudgets names what takes too much.
+func checkBudgets(used []Usage) error {
+	var bad []string
+	if len(used) == 0 {
+		bad = append(bad, "ptxas said nothing of any kernel")
+	}
+	for _, u := range used {
+		name, _, _ := strings.Cut(u.Kernel, "<")
+		budget, known := budgets[u.Kernel]
+		if !known {
+			budget, known = budgets[name]
+		}
+		switch {
+		case !known:
+			bad = append(bad, fmt.Sprintf("%s has no budget; it takes %d registers on %s", u.Kernel, u.Registers, u.Arch))
+		case u.Registers == 0 || u.Registers > budget:
+			bad = append(bad, fmt.Sprintf("%s takes %d registers on %s, its budget is %d", u.Kernel, u.Registers, u.Arch, budget))
+		}
+		if u.Stack > 0 || u.Spilled > 0 {
+			bad = append(bad, fmt.Sprintf("%s has a stack of %d bytes on %s, %d of them spilled registers", u.Kernel, u.Stack, u.Arch, u.Spilled))
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	slices.Sort(bad)
+	return fmt.Errorf("%w:\n%s", ErrBudget, strings.Join(bad, "\n"))
+}

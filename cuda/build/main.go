@@ -1,0 +1,58 @@
+// Command build makes the shared objects of cuda/: the one for GPUs, by the nvcc
+// that it is given, or with -twin the host twin, by the C++ compiler.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/tandem-serving/tandem/cuda"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	nvcc := flag.String("nvcc", os.Getenv("TANDEM_NVCC"), "the compiler for GPUs")
+	twin := flag.Bool("twin", false, "build the host twin instead")
+	out := flag.String("o", "", "copy the shared object there")
+	quiet := flag.Bool("q", false, "do not print what each kernel takes")
+	flag.Parse()
+	path, err := "", error(nil)
+	var used []cuda.Usage
+	switch {
+	case *twin:
+		path, err = cuda.Twin(".", "")
+	case *nvcc == "":
+		return errors.New("build: -nvcc (or TANDEM_NVCC) must say where nvcc 13.0 is; `make cuda` installs it")
+	default:
+		path, used, err = cuda.GPU(".", *nvcc)
+	}
+	if !*quiet || err != nil {
+		for _, u := range used {
+			fmt.Printf("%-20s %-7s %3d registers\n", u.Kernel, u.Arch, u.Registers)
+		}
+	}
+	if err != nil || *out == "" {
+		return err
+	}
+	object, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(*out), 0o755); err != nil {
+		return err
+	}
+	// Whole or not at all: a program may have the old one open.
+	if err := os.WriteFile(*out+".new", object, 0o755); err != nil {
+		return err
+	}
+	return os.Rename(*out+".new", *out)
+}

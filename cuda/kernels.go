@@ -1,0 +1,201 @@
+// Package cuda builds the shared objects of this folder: the kernels for GPUs, by
+// nvcc, and their host twin, by the C++ compiler. Each source is compiled by itself
+// and kept under the hash of all that it is made of: compiler, flags, headers and
+// source; so a build compiles what has changed. What ptxas says of each kernel is
+// kept beside, and held against budgets.
+//
+// Invariant: both objects have the functions of api.h and come from the same
+// kernels; what only one of them has is in kernels/ptx.cuh and runtime/device_*.h.
+//
+// The package opens nothing that it builds: engine/backend/cuda does.
+package cuda
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// ErrCompile is behind what a compiler refused.
+var ErrCompile = errors.New("cuda: does not compile")
+
+// sources of both objects; the twin has simt/simt.cc too.
+var sources = []string{
+	"kernels/linear.cu", "kernels/attention.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "runtime/device.cu",
+}
+
+// Architectures that machine code is made for; PTX of the first serves the rest.
+var architectures = []string{"80", "90a"}
+
+// Sanitizers instrument the twin; its program needs the address sanitizer, too.
+const Sanitizers = "-fsanitize=address,undefined -fno-sanitize-recover=all"
+
+// builder compiles with one compiler and one set of flags.
+type builder struct {
+	root     string // folder of go.mod
+	compiler []string
+	flags    []string // of each source
+	version  []byte   // what the compiler says of itself
+	headers  []byte   // hash of them all
+}
+
+// Twin builds the host twin below root's cache and returns its path.
+func Twin(root, sanitizers string) (string, error) {
+	cxx := strings.Fields(os.Getenv("CXX"))
+	if len(cxx) == 0 {
+		cxx = []string{"g++"}
+	}
+	flags := append([]string{"-std=c++17", "-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
+		"-Wno-unknown-pragmas", "-Wno-unused-function", "-DTD_TWIN", "-x", "c++"}, strings.Fields(sanitizers)...)
+	b, err := newBuilder(root, cxx, flags)
+	if err != nil {
+		return "", err
+	}
+	objects, err := b.compile(append(slices.Clone(sources), "simt/simt.cc"))
+	if err != nil {
+		return "", err
+	}
+	return b.link("tandem-cuda-twin", objects, append([]string{"-shared"}, strings.Fields(sanitizers)...))
+}
+
+// GPU builds the shared object for GPUs with the nvcc at path, and returns where it
+// is and what its kernels use. They are held against budgets: an error names those
+// that spill or take more registers.
+func GPU(root, nvcc string) (string, []Usage, error) {
+	flags := []string{"-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v"}
+	for i, a := range architectures {
+		code := "sm_" + a
+		if i == 0 {
+			code = "[sm_" + a + ",compute_" + a + "]"
+		}
+		flags = append(flags, "-gencode", "arch=compute_"+a+",code="+code)
+	}
+	b, err := newBuilder(root, []string{nvcc}, flags)
+	if err != nil {
+		return "", nil, err
+	}
+	objects, err := b.compile(sources)
+	if err != nil {
+		return "", nil, err
+	}
+	var used []Usage
+	for _, o := range objects {
+		log, err := os.ReadFile(o + ".log")
+		if err != nil {
+			return "", nil, err
+		}
+		used = append(used, parseUsage(string(log))...)
+	}
+	if err := checkBudgets(used); err != nil {
+		return "", used, err
+	}
+	lib := filepath.Join(filepath.Dir(nvcc), "..", "lib")
+	path, err := b.link("tandem-cuda", objects, []string{"-shared", "-cudart", "static", "-L" + lib})
+	return path, used, err
+}
+
+func newBuilder(root string, compiler, flags []string) (*builder, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, err
+	}
+	version, err := exec.Command(compiler[0], append(compiler[1:], "--version")...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s --version: %w", ErrCompile, strings.Join(compiler, " "), err)
+	}
+	b := &builder{root: root, compiler: compiler, flags: flags, version: version}
+	h := sha256.New()
+	for _, dir := range []string{".", "kernels", "runtime", "simt"} {
+		files, err := filepath.Glob(filepath.Join(root, "cuda", dir, "*.*h"))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				return nil, err
+			}
+			fmt.Fprintf(h, "%s %d\n%s", filepath.Base(f), len(text), text)
+		}
+	}
+	b.headers = h.Sum(nil)
+	return b, os.MkdirAll(b.cache(), 0o755)
+}
+
+func (b *builder) cache() string { return filepath.Join(b.root, ".cache", "cuda") }
+
+// compile makes an object of each source, as many at a time as there are processors.
+func (b *builder) compile(files []string) ([]string, error) {
+	objects, errs := make([]string, len(files)), make([]error, len(files))
+	slot := make(chan struct{}, runtime.GOMAXPROCS(0))
+	var all sync.WaitGroup
+	for i, f := range files {
+		all.Go(func() {
+			slot <- struct{}{}
+			defer func() { <-slot }()
+			objects[i], errs[i] = b.object(f)
+		})
+	}
+	all.Wait()
+	return objects, errors.Join(errs...)
+}
+
+// object compiles one source, unless that has been done.
+func (b *builder) object(file string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(b.root, "cuda", file))
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%q\n%q\n%x\n%s\n", b.version, b.compiler, b.flags, b.headers, text)
+	name := strings.NewReplacer("/", "-", ".", "-").Replace(file)
+	return b.make(fmt.Sprintf("%s-%x.o", name, h.Sum(nil)[:8]), func(to string) []string {
+		return append(slices.Clone(b.flags), "-c", filepath.Join("cuda", file), "-o", to)
+	})
+}
+
+// link makes the shared object.
+func (b *builder) link(name string, objects, flags []string) (string, error) {
+	h := sha256.New()
+	io.WriteString(h, strings.Join(objects, "\n")+strings.Join(flags, "\n"))
+	return b.make(fmt.Sprintf("%s-%x.so", name, h.Sum(nil)[:8]), func(to string) []string {
+		return append(append(slices.Clone(flags), "-o", to), objects...)
+	})
+}
+
+// make runs the compiler for a file of the cache, unless it is there. It appears
+// whole, so that builds at the same time do not disturb each other.
+func (b *builder) make(name string, args func(to string) []string) (string, error) {
+	path := filepath.Join(b.cache(), name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	dir, err := os.MkdirTemp(b.cache(), "build-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	to := filepath.Join(dir, name)
+	cmd := exec.Command(b.compiler[0], append(b.compiler[1:], args(to)...)...)
+	cmd.Dir = b.root
+	// nvcc's parts find each other by PATH.
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(b.compiler[0])+string(os.PathListSeparator)+os.Getenv("PATH"), "TMPDIR="+dir)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%w: %s: %w\n%s", ErrCompile, strings.Join(cmd.Args, " "), err, said.Bytes())
+	}
+	if err := os.WriteFile(path+".log", said.Bytes(), 0o644); err != nil {
+		return "", err
+	}
+	return path, os.Rename(to, path)
+}

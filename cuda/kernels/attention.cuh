@@ -1,0 +1,83 @@
+// Attention over paged KV, causal, with windows and sinks. Pages are K [kv_heads,
+// block_tokens, dim], then V the same; of a latent [block_tokens, dim], whose first
+// columns are the values.
+#pragma once
+#include "common.cuh"
+
+// Context is what a row sees: positions [first, end) through its block table.
+struct Context {
+  const int32_t *table;
+  int first, end;
+};
+
+TD_DEVICE Context context(const td_op &o, const Step &s, int row) {
+  Context c;
+  c.table = s.tables + (int64_t(o.group) * s.seqs + s.row_span[row]) * s.blocks;
+  c.end = s.positions[row] + 1;
+  c.first = o.window > 0 && c.end > o.window ? c.end - o.window : 0;
+  return c;
+}
+
+// place is where K of a position and a head begins, in elements; V is v_at behind.
+TD_DEVICE const char *page_of(const td_op &o, const Context &c, int position) {
+  return at<const char>(o.kv) + int64_t(c.table[position / o.block_tokens]) * o.page_bytes;
+}
+
+constexpr int kPlainThreads = 128;
+
+// attend_plain serves every type and size: a block for a row's head, a thread for
+// one of 128 positions at a time. The tiles lie at fixed absolute positions, so
+// the sums depend on neither batch nor chunk.
+TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
+  float *scratch = reinterpret_cast<float *>(shared_memory());  // [4] and its like
+  float *p = scratch + 8, *q = p + kPlainThreads;                // [128], [dim]
+  int row = block_x(), head = block_y(), tid = thread_id();
+  if (row >= live(s, o)) return;
+  Context c = context(o, s, row);
+  int64_t kv_head = head / (o.heads / o.kv_heads);
+  const float *from = at<const float>(o.a) + (int64_t(row) * o.heads + head) * o.dim;
+  for (int d = tid; d < o.dim; d += kPlainThreads) q[d] = from[d];
+  float sink = o.extra ? at<const float>(o.extra)[head] : 0;
+  float most = o.extra ? sink : -INFINITY, total = o.extra ? 1 : 0, out[4] = {};
+  sync();
+  for (int tile = c.first / kPlainThreads * kPlainThreads; tile < c.end; tile += kPlainThreads) {
+    int t = tile + tid;
+    float score = -INFINITY;
+    if (t >= c.first && t < c.end) {
+      const char *page = page_of(o, c, t);
+      int64_t k = (kv_head * o.block_tokens + t % o.block_tokens) * o.dim;
+      float sum = 0;
+      for (int d = 0; d < o.dim; d++)
+        sum = fuse(q[d], o.type == TD_BF16 ? bf16_float(reinterpret_cast<const uint16_t *>(page)[k + d]) : reinterpret_cast<const float *>(page)[k + d], sum);
+      score = sum * o.scale;
+    }
+    float best = warp_max(score);
+    if (lane_id() == 0) scratch[tid / 32] = best;
+    sync();
+    best = fmaxf(fmaxf(scratch[0], scratch[1]), fmaxf(scratch[2], scratch[3]));
+    best = fmaxf(best, most);
+    float weight = score == -INFINITY ? 0 : expf(score - best), keep = most == -INFINITY ? 0 : expf(most - best);
+    p[tid] = weight;
+    total = total * keep + block_sum<kPlainThreads>(weight, scratch + 4);
+    most = best;
+    int lo = c.first > tile ? c.first - tile : 0, hi = c.end - tile < kPlainThreads ? c.end - tile : kPlainThreads;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      int d = tid + j * kPlainThreads;
+      if (d >= o.k) continue;
+      float sum = 0;
+      for (int i = lo; i < hi; i++) {
+        const char *page = page_of(o, c, tile + i) + o.v_at;
+        int64_t v = (kv_head * o.block_tokens + (tile + i) % o.block_tokens) * o.dim + d;
+        sum = fuse(p[i], o.type == TD_BF16 ? bf16_float(reinterpret_cast<const uint16_t *>(page)[v]) : reinterpret_cast<const float *>(page)[v], sum);
+      }
+      out[j] = out[j] * keep + sum;
+    }
+    sync();
+  }
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    int d = tid + j * kPlainThreads;
+    if (d < o.k) at<float>(o.dst)[int64_t(row) * o.n + head * o.k + d] = out[j] / total;
+  }
+}

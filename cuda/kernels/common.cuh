@@ -1,0 +1,57 @@
+// What kernels share: how they see a step, and reductions over a block.
+#pragma once
+
+#include "../api.h"
+#include "ptx.cuh"
+
+// Step is the device's copy of td_step. Kernels read from it what varies, so that
+// a graph recorded once serves every step of its bucket.
+struct Step {
+  const int32_t *counts, *ids, *positions, *row_span, *out_rows, *slots, *tables;
+  const td_draw *draws;
+  int32_t *sampled;  // of the host
+  uint32_t *done;    // of the host
+  int32_t tokens, seqs, blocks;  // strides
+};
+
+constexpr int kSpanSlots = 64;  // the most slots of one span of an expert's
+
+// live is how many rows of an operation there are in this step.
+TD_DEVICE int live(const Step &s, const td_op &o) { return s.counts[o.outputs] * (o.slots > 0 ? o.slots : 1); }
+
+template <class T>
+TD_HOST_DEVICE T *at(td_address a) {
+  return reinterpret_cast<T *>(a);
+}
+
+// block_sum gives every thread the sum over all; scratch is a float per warp.
+template <int kThreads>
+TD_DEVICE float block_sum(float v, float *scratch) {
+  v = warp_sum(v);
+  sync();  // whoever read scratch before is done
+  if (lane_id() == 0) scratch[thread_id() / 32] = v;
+  sync();
+  float total = 0;
+  for (int i = 0; i < kThreads / 32; i++) total += scratch[i];
+  return total;
+}
+
+// fp4_value is one of MXFP4's sixteen numbers.
+TD_DEVICE float fp4_value(unsigned code) {
+  unsigned e = code >> 1 & 3, m = code & 1, sign = (code & 8) << 28;
+  // e 0 is 0 or a half; else 2^(e-1)·(1+m/2).
+  return bits_float(sign | (e ? (126 + e) << 23 | m << 22 : m ? 126u << 23 : 0));
+}
+
+// e8m0 is 2^(code-127).
+TD_DEVICE float e8m0(unsigned code) { return bits_float(code ? code << 23 : 1u << 22); }
+
+// element is one number of a matrix [out, in] of any type.
+TD_DEVICE float element(const char *w, int type, int64_t out, int64_t in, int64_t row, int64_t col) {
+  int64_t i = row * in + col;
+  if (type == TD_F32) return reinterpret_cast<const float *>(w)[i];
+  if (type == TD_BF16) return bf16_float(reinterpret_cast<const uint16_t *>(w)[i]);
+  unsigned byte = static_cast<unsigned char>(w[i / 2]);
+  unsigned scale = static_cast<unsigned char>(w[out * in / 2 + i / 32]);
+  return fp4_value(byte >> (i & 1) * 4 & 15) * e8m0(scale);
+}

@@ -1,0 +1,53 @@
+#include "linear.cuh"
+
+#include <algorithm>
+
+#include "../runtime/plan.h"
+
+// kGemvRows is the most rows for which reading each activation by itself is
+// cheaper than a tile of them.
+constexpr int kGemvRows = 4;
+
+template <int kType, int kRows>
+static void run_gemv(const Run &r, const td_op &o, int spans) {
+  int each = kGemvThreads / 32 * gemv_outputs(kType, kRows);
+  TD_LAUNCH(r.stream, (o.n + each - 1) / each, spans, 1, kGemvThreads, 0, (gemv<kType, kRows>), o, r.step);
+}
+
+template <int kType>
+static void run_gemvs(const Run &r, const td_op &o, int rows, int spans) {
+  if (rows <= 1) run_gemv<kType, 1>(r, o, spans);
+  else run_gemv<kType, 4>(r, o, spans);
+}
+
+template <int kType>
+static void run_gemm(const Run &r, const td_op &o, int rows, int spans) {
+  int outs = (o.n + kTileOut - 1) / kTileOut, tiles = (o.k + kDepth - 1) / kDepth;
+  int down = o.table ? spans : (rows + kTileRows - 1) / kTileRows, splits = 1;
+  if (!o.table) {
+    // Enough blocks for the device, each with enough to do, all parts in memory.
+    int64_t part = int64_t(rows) * o.n * 4;
+    splits = std::min({(2 * r.processors + outs * down - 1) / (outs * down), tiles / 8, int(std::min<int64_t>(r.workspace_bytes / part, 16))});
+    splits = std::max(splits, 1);
+  }
+  TD_LAUNCH(r.stream, outs, down, splits, kGemmThreads, sizeof(GemmStage<kType>) * kStages, gemm<kType>, o, r.step, splits, r.workspace, rows);
+  if (splits > 1) TD_LAUNCH(r.stream, int((int64_t(rows) * o.n + 255) / 256), 1, 1, 256, 0, split_sum, o, r.step, splits, (const float *)r.workspace, rows);
+}
+
+void run_linear(const Run &r, const td_op &o) {
+  int rows = r.rows(o), spans = 1, each = rows;
+  if (o.table) {
+    spans = std::min(rows, o.experts) + rows / kSpanSlots;  // of rows of heads: as many for each
+    each = (rows + o.experts - 1) / o.experts;
+    if (rows == o.slots) each = 1;  // a row's experts differ
+  }
+  switch (o.type) {
+    case TD_F32: return run_gemvs<TD_F32>(r, o, each, spans);
+    case TD_BF16:
+      if (each <= kGemvRows || o.k % 8) return run_gemvs<TD_BF16>(r, o, each, spans);
+      return run_gemm<TD_BF16>(r, o, rows, spans);
+    default:
+      if (each <= kGemvRows) return run_gemvs<TD_MXFP4>(r, o, each, spans);
+      return run_gemm<TD_MXFP4>(r, o, rows, spans);
+  }
+}

@@ -1,0 +1,252 @@
+// Products with weights, dst[row] = a[row]·wᵀ + bias, of all rows or, for experts,
+// of spans of slots that share a matrix. Few rows: gemv, a warp for some outputs,
+// bound by the weights' bytes. More: gemm on tensor cores, in which the weights
+// stand on the sixteen-row side and each activation goes as the sum of three bf16,
+// which loses nothing: the weights' bytes are the limit, not the products.
+#pragma once
+#include "common.cuh"
+
+// Part is the rows that a block works on, and with which matrix.
+struct Part {
+  const char *w;
+  const float *bias;
+  int first, count;
+};
+
+// part is span i of an operation on experts, or all rows.
+TD_DEVICE Part part(const td_op &o, const Step &s, int i) {
+  if (!o.table) return {at<const char>(o.w), at<const float>(o.bias), 0, s.counts[o.outputs]};
+  const int32_t *list = at<const int32_t>(o.list);
+  if (i >= list[0]) return {nullptr, nullptr, 0, 0};
+  const td_expert &e = at<const td_expert>(o.table)[list[1 + 3 * i]];
+  return {at<const char>(e.w), at<const float>(e.bias), list[2 + 3 * i], list[3 + 3 * i]};
+}
+
+constexpr int kGemvThreads = 128;
+
+TD_HOST_DEVICE constexpr int gemv_outputs(int type, int rows) { return rows == 1 || type == TD_MXFP4 ? 2 : 4; }
+
+// Lane is what a lane reads of a matrix's row at once, widened.
+template <int kType>
+struct Lane {
+  static constexpr int kWidth = kType == TD_MXFP4 ? 32 : 8;
+  Vec4 raw[kType == TD_F32 ? 2 : 1];
+  float scale;
+
+};
+
+template <int kType>
+TD_DEVICE void lane_load(Lane<kType> &l, const char *w, int64_t out, int64_t in, int64_t row, int64_t col) {
+  int64_t i = row * in + col;
+  if constexpr (kType == TD_F32) {
+    const Vec4 *p = reinterpret_cast<const Vec4 *>(w + i * 4);
+    l.raw[0] = load_once(p);
+    l.raw[1] = load_once(p + 1);
+  } else if constexpr (kType == TD_BF16) {
+    l.raw[0] = load_once(reinterpret_cast<const Vec4 *>(w + i * 2));
+  } else {
+    l.raw[0] = load_once(reinterpret_cast<const Vec4 *>(w + i / 2));
+    l.scale = e8m0(static_cast<unsigned char>(w[out * in / 2 + i / 32]));
+  }
+}
+
+// lane_values are eight of them, those from 8·part on, without MXFP4's common
+// factor.
+template <int kType>
+TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    if constexpr (kType == TD_F32) v[j] = bits_float(l.raw[j / 4].v[j % 4]);
+    else if constexpr (kType == TD_BF16) v[j] = j % 2 ? bf16_high(l.raw[0].v[j / 2]) : bf16_low(l.raw[0].v[j / 2]);
+    else v[j] = fp4_value(l.raw[0].v[part] >> j * 4 & 15);
+  }
+}
+
+template <int kType, int kRows>
+TD_KERNEL_OF(kGemvThreads, kType == TD_MXFP4 && kRows > 1 ? 3 : 4) gemv(td_op o, Step s) {
+  constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth;
+  Part p = part(o, s, block_y());
+  int out = (block_x() * (kGemvThreads / 32) + thread_id() / 32) * kOut, lane = lane_id();
+  if (out >= o.n) return;
+  bool aligned = o.k % (kType == TD_BF16 ? 8 : 4) == 0;  // MXFP4 has multiples of 32
+  int whole = aligned ? o.k / kWidth * kWidth : 0;
+  for (int row = 0; row < p.count; row += kRows) {
+    float sum[kOut][kRows] = {};
+    const float *x[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; r++) x[r] = at<const float>(o.a) + int64_t(p.first + (row + r < p.count ? row + r : row)) * o.k;
+#pragma unroll(kRows == 1 && kType == TD_BF16 ? 2 : 1)
+    for (int col = lane * kWidth; col < whole; col += 32 * kWidth) {
+      Lane<kType> w[kOut];
+#pragma unroll
+      for (int j = 0; j < kOut; j++) lane_load<kType>(w[j], p.w, o.n, o.k, out + j < o.n ? out + j : out, col);
+#pragma unroll
+      for (int part = 0; part < kWidth / 8; part++) {
+        float v[kOut][8];
+#pragma unroll
+        for (int j = 0; j < kOut; j++) {
+          lane_values<kType>(v[j], w[j], part);
+          if constexpr (kType == TD_MXFP4)
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[j][e] *= w[j].scale;
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; r++)
+#pragma unroll
+          for (int half = 0; half < 8; half += 4) {
+            Float4 in = *reinterpret_cast<const Float4 *>(x[r] + col + part * 8 + half);
+#pragma unroll
+            for (int j = 0; j < kOut; j++)
+#pragma unroll
+              for (int e = 0; e < 4; e++) sum[j][r] = fuse(v[j][half + e], in.v[e], sum[j][r]);
+          }
+      }
+    }
+    for (int col = whole + lane; col < o.k; col += 32)
+#pragma unroll
+      for (int j = 0; j < kOut; j++)
+        if (out + j < o.n) {
+          float v = element(p.w, kType, o.n, o.k, out + j, col);
+#pragma unroll
+          for (int r = 0; r < kRows; r++) sum[j][r] = fuse(v, x[r][col], sum[j][r]);
+        }
+#pragma unroll
+    for (int r = 0; r < kRows; r++)
+#pragma unroll
+      for (int j = 0; j < kOut; j++) {
+        float v = warp_sum(sum[j][r]);
+        if (lane == 0 && row + r < p.count && out + j < o.n)
+          at<float>(o.dst)[int64_t(p.first + row + r) * o.n + out + j] = v + (p.bias ? p.bias[out + j] : 0);
+      }
+  }
+}
+
+// gemm: a block makes kTileOut outputs of kTileRows rows, a warp 16 of the outputs.
+constexpr int kGemmThreads = 128;
+constexpr int kTileOut = 64;
+constexpr int kTileRows = 64;
+constexpr int kDepth = 32;   // of a stage
+constexpr int kStages = 3;
+constexpr int kPadded = kDepth + 8;  // so that lanes read from different banks
+
+template <int kType>
+struct GemmStage {
+  alignas(16) char w[kTileOut * (kType == TD_BF16 ? kPadded * 2 : kDepth / 2)];
+  alignas(16) float x[kTileRows * kPadded];
+};
+
+template <int kType>
+TD_DEVICE void gemm_fetch(GemmStage<kType> &st, const td_op &o, const Part &p, int out, int first, int count, int k) {
+  constexpr int kChunks = kType == TD_BF16 ? 4 : 1;  // of 16 bytes in a row of weights
+  for (int i = thread_id(); i < kTileOut * kChunks; i += kGemmThreads) {
+    int row = i / kChunks, chunk = i % kChunks;
+    int64_t from = int64_t(out + row < o.n ? out + row : out) * o.k;
+    if constexpr (kType == TD_BF16) {
+      int col = k + chunk * 8;
+      copy_async(st.w + row * kPadded * 2 + chunk * 16, p.w + (from + (col < o.k ? col : 0)) * 2, col < o.k ? 16 : 0);
+    } else {
+      copy_async(st.w + row * 16, p.w + (from + k) / 2);
+    }
+  }
+  for (int i = thread_id(); i < kTileRows * (kDepth / 4); i += kGemmThreads) {
+    int row = i / (kDepth / 4), col = k + i % (kDepth / 4) * 4;
+    bool there = row < count && col < o.k;
+    copy_async(&st.x[row * kPadded + i % (kDepth / 4) * 4], at<const float>(o.a) + int64_t(p.first + first + (there ? row : 0)) * o.k + (there ? col : 0), there ? 16 : 0);
+  }
+}
+
+// gemm_weights are a fragment of 16 outputs and 16 columns from k of the stage.
+template <int kType>
+TD_DEVICE void gemm_weights(uint32_t a[4], const GemmStage<kType> &st, int k, float low, float high) {
+  int g = thread_id() / 32 * 16 + lane_id() / 4, q = lane_id() % 4;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    int row = g + i % 2 * 8, col = k + 2 * q + i / 2 * 8;
+    if constexpr (kType == TD_BF16) {
+      a[i] = *reinterpret_cast<const uint32_t *>(st.w + (row * kPadded + col) * 2);
+    } else {
+      unsigned two = static_cast<unsigned char>(st.w[row * 16 + col / 2]);
+      float by = i % 2 ? high : low;
+      a[i] = bf16_pack(fp4_value(two & 15) * by, fp4_value(two >> 4) * by);
+    }
+  }
+}
+
+// split_pair makes of two numbers three bf16 each whose sum they are.
+TD_DEVICE void split_pair(float a, float b, uint32_t to[3]) {
+#pragma unroll
+  for (int i = 0; i < 3; i++) {
+    to[i] = bf16_pack(a, b);
+    a -= bf16_low(to[i]);
+    b -= bf16_high(to[i]);
+  }
+}
+
+template <int kType>
+TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int partial_rows) {
+  GemmStage<kType> *stages = reinterpret_cast<GemmStage<kType> *>(shared_memory());
+  Part p = part(o, s, o.table ? block_y() : 0);
+  int first = o.table ? 0 : block_y() * kTileRows, out = block_x() * kTileOut;
+  int count = p.count - first;
+  if (count <= 0) return;
+  count = count < kTileRows ? count : kTileRows;
+  int tiles = (o.k + kDepth - 1) / kDepth;
+  int from = int(int64_t(tiles) * block_z() / splits), to = int(int64_t(tiles) * (block_z() + 1) / splits);
+  float sum[kTileRows / 8][4] = {};
+  int g = lane_id() / 4, q = lane_id() % 4, warp_out = out + thread_id() / 32 * 16;
+  for (int i = 0; i < kStages - 1; i++) {
+    if (from + i < to) gemm_fetch<kType>(stages[i], o, p, out, first, count, (from + i) * kDepth);
+    copy_commit();
+  }
+  for (int t = from; t < to; t++) {
+    float scale = 1, scale_8 = 1;
+    if constexpr (kType == TD_MXFP4) {
+      const unsigned char *scales = reinterpret_cast<const unsigned char *>(p.w) + int64_t(o.n) * o.k / 2 + t;
+      scale = e8m0(warp_out + g < o.n ? scales[int64_t(warp_out + g) * (o.k / 32)] : 0);
+      scale_8 = e8m0(warp_out + g + 8 < o.n ? scales[int64_t(warp_out + g + 8) * (o.k / 32)] : 0);
+    }
+    copy_wait<kStages - 2>();
+    sync();
+    int next = t + kStages - 1;
+    if (next < to) gemm_fetch<kType>(stages[(next - from) % kStages], o, p, out, first, count, next * kDepth);
+    copy_commit();
+    const GemmStage<kType> &st = stages[(t - from) % kStages];
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 16) {
+      uint32_t a[4];
+      gemm_weights<kType>(a, st, k, scale, scale_8);
+#pragma unroll
+      for (int n = 0; n < kTileRows / 8; n++) {
+        if (n * 8 >= count) continue;
+        const float *x = &st.x[(n * 8 + g) * kPadded + k + 2 * q];
+        uint32_t low[3], high[3];
+        split_pair(x[0], x[1], low);
+        split_pair(x[8], x[9], high);
+#pragma unroll
+        for (int part = 2; part >= 0; part--) {
+          uint32_t b[2] = {low[part], high[part]};
+          mma(sum[n], a, b);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kTileRows / 8; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int row = n * 8 + 2 * q + i % 2, to_out = warp_out + g + i / 2 * 8;
+      if (row >= count || to_out >= o.n) continue;
+      int64_t to_row = p.first + first + row;
+      if (splits > 1) partial[(int64_t(block_z()) * partial_rows + to_row) * o.n + to_out] = sum[n][i];
+      else at<float>(o.dst)[to_row * o.n + to_out] = sum[n][i] + (p.bias ? p.bias[to_out] : 0);
+    }
+}
+
+// split_sum adds the parts of a product that was cut along its columns, in order.
+TD_KERNEL(256) split_sum(td_op o, Step s, int splits, const float *partial, int partial_rows) {
+  int64_t i = int64_t(block_x()) * 256 + thread_id();
+  if (i >= int64_t(live(s, o)) * o.n) return;
+  float sum = 0;
+  for (int z = 0; z < splits; z++) sum += partial[int64_t(z) * partial_rows * o.n + i];
+  at<float>(o.dst)[i] = sum + (o.bias ? at<const float>(o.bias)[i % o.n] : 0);
+}

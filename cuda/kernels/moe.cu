@@ -1,0 +1,16 @@
+#include "moe.cuh"
+
+#include "../runtime/plan.h"
+
+void run_moe(const Run &r, const td_op &o) {
+  int rows = o.outputs ? r.outputs : r.tokens;
+  switch (o.kind) {
+    case TD_ROUTE: TD_LAUNCH(r.stream, rows, 1, 1, kRouteThreads, size_t(o.experts) * 4, route, o, r.step); break;
+    case TD_ROUTE_GROUPS: TD_LAUNCH(r.stream, rows, 1, 1, kRouteThreads, size_t(o.experts + o.heads) * 8, route_groups, o, r.step); break;
+    case TD_SPLIT: TD_LAUNCH(r.stream, rows, 1, 1, 256, 0, split, o, r.step); break;
+    case TD_JOIN: TD_LAUNCH(r.stream, rows, 1, 1, 256, 0, join, o, r.step); break;
+    case TD_GROUP: TD_LAUNCH(r.stream, 1, 1, 1, kGroupThreads, kGroupThreads * 8, group, o, r.step); break;
+    case TD_SCATTER: TD_LAUNCH(r.stream, rows, 1, 1, 256, 0, scatter, o, r.step); break;
+    default: TD_LAUNCH(r.stream, rows, 1, 1, 256, 0, combine, o, r.step);
+  }
+}

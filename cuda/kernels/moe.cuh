@@ -1,0 +1,213 @@
+// Mixtures of experts: which experts a row uses, and the order in which products
+// are made. A choice, row and rank, has a slot; slots are sorted by expert, and
+// within one by row and rank, so that an expert's matrices are read once for all
+// its rows and every run has the same order.
+#pragma once
+#include "common.cuh"
+
+constexpr int kRouteThreads = 32;
+constexpr int kGroupThreads = 1024;
+
+
+// best_expert is the one of the largest score and, of equals, of the lowest number,
+// without the j that are chosen and those of dropped groups of size neighbours. A
+// score that is not a number comes after all that are.
+TD_DEVICE int best_expert(const float *score, int experts, const int32_t *chosen, int j, const int32_t *dropped, int size) {
+  float v = 0;
+  int best = -1;
+  for (int e = lane_id(); e < experts; e += 32) {
+    bool taken = dropped && dropped[e / size];
+    for (int t = 0; t < j; t++) taken |= chosen[t] == e;
+    if (!taken && (best < 0 || score[e] > v || (v != v && score[e] == score[e]))) {
+      v = score[e];
+      best = e;
+    }
+  }
+  for (int with = 16; with; with /= 2) {
+    float other = shuffle_xor(v, with);
+    int place = shuffle_xor(best, with);
+    bool number = v == v, others = other == other;
+    bool better = other > v || (others && !number) || ((other == v || (!others && !number)) && place < best);
+    if (place >= 0 && (best < 0 || better)) {
+      v = other;
+      best = place;
+    }
+  }
+  return best;
+}
+
+// route picks a row's experts, of equals the first, and weighs them; a warp a row.
+TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
+  float *score = reinterpret_cast<float *>(shared_memory());  // [experts]
+  int row = block_x(), lane = lane_id();
+  if (row >= live(s, o)) return;
+  const float *from = at<const float>(o.a) + int64_t(row) * o.experts;
+  int32_t *chosen = at<int32_t>(o.chosen) + int64_t(row) * o.top_k;
+  float *weights = at<float>(o.weights) + int64_t(row) * o.top_k;
+  float best = -INFINITY;
+  for (int e = lane; e < o.experts; e += 32) {
+    score[e] = from[e];
+    best = fmaxf(best, from[e]);
+  }
+  best = warp_max(best);
+  float total = 0;
+  for (int e = lane; e < o.experts; e += 32) total += expf(score[e] - best);
+  total = warp_sum(total);
+  sync_warp();
+  float kept = 0;
+  for (int j = 0; j < o.top_k; j++) {
+    int at_expert = best_expert(score, o.experts, chosen, j, nullptr, 1);
+    float e = expf(score[at_expert] - best);
+    kept += e;
+    if (lane == 0) {
+      chosen[j] = at_expert;
+      weights[j] = e;
+    }
+    sync_warp();
+  }
+  float by = 1 / (o.normalize ? kept : total);
+  if (lane == 0)
+    for (int j = 0; j < o.top_k; j++) weights[j] *= by * (o.extra ? at<const float>(o.extra)[chosen[j]] : 1);
+}
+
+// route_groups is route for experts in groups of neighbours: of the groups whose two
+// best are the most together only some take part, and scores are σ(a) + bias.
+TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
+  float *p = reinterpret_cast<float *>(shared_memory());  // [experts] σ
+  float *score = p + o.experts;                            // [experts]
+  float *together = score + o.experts;                     // [groups]
+  int32_t *dropped = reinterpret_cast<int32_t *>(together + o.heads);
+  int row = block_x(), lane = lane_id(), size = o.experts / o.heads;
+  if (row >= live(s, o)) return;
+  const float *from = at<const float>(o.a) + int64_t(row) * o.experts;
+  int32_t *chosen = at<int32_t>(o.chosen) + int64_t(row) * o.top_k;
+  float *weights = at<float>(o.weights) + int64_t(row) * o.top_k;
+  for (int e = lane; e < o.experts; e += 32) {
+    p[e] = 1 / (1 + expf(-from[e]));
+    score[e] = p[e] + at<const float>(o.bias)[e];
+  }
+  sync_warp();
+  for (int g = lane; g < o.heads; g += 32) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; e++) {
+      float v = score[e];
+      if (v > first) {
+        second = first;
+        first = v;
+      } else if (v > second) {
+        second = v;
+      }
+    }
+    together[g] = size > 1 ? first + second : first;
+    dropped[g] = 1;
+  }
+  sync_warp();
+  if (lane == 0)
+    for (int i = 0; i < o.kv_heads; i++) {
+      int best = -1;
+      for (int g = 0; g < o.heads; g++)
+        if (dropped[g] && (best < 0 || together[g] > together[best])) best = g;
+      dropped[best] = 0;
+    }
+  sync_warp();
+  float sum = 0;
+  for (int j = 0; j < o.top_k; j++) {
+    int e = best_expert(score, o.experts, chosen, j, dropped, size);
+    sum += p[e];
+    if (lane == 0) {
+      chosen[j] = e;
+      weights[j] = p[e];
+    }
+    sync_warp();
+  }
+  float by = o.scale / (o.normalize ? sum + 1e-20f : 1);
+  if (lane == 0)
+    for (int j = 0; j < o.top_k; j++) weights[j] *= by;
+}
+
+// group gives every choice its slot and lists the spans: how many, then expert,
+// first slot and slots of each. One block; thread e looks after expert e.
+TD_KERNEL(kGroupThreads) group(td_op o, Step s) {
+  int32_t *first = reinterpret_cast<int32_t *>(shared_memory());  // [experts] counts, then first slots
+  int32_t *spans = first + kGroupThreads;                         // [experts]
+  int e = thread_id(), n = s.counts[o.outputs] * o.top_k;
+  const int32_t *chosen = at<const int32_t>(o.chosen);
+  int32_t *slot = at<int32_t>(o.slot), *list = at<int32_t>(o.list);
+  int count = 0;
+  if (e < o.experts)
+    for (int i = 0; i < n; i++) count += chosen[i] == e;
+  first[e] = count;
+  spans[e] = (count + kSpanSlots - 1) / kSpanSlots;
+  sync();
+  int before = 0, spans_before = 0;
+  for (int i = 0; i < e && i < o.experts; i++) {
+    before += first[i];
+    spans_before += spans[i];
+  }
+  if (e == o.experts - 1) list[0] = spans_before + spans[e];
+  if (count == 0) return;
+  for (int i = 0; i < spans[e]; i++) {
+    int left = count - i * kSpanSlots;
+    list[1 + 3 * (spans_before + i)] = e;
+    list[2 + 3 * (spans_before + i)] = before + i * kSpanSlots;
+    list[3 + 3 * (spans_before + i)] = left < kSpanSlots ? left : kSpanSlots;
+  }
+  for (int i = 0, next = before; i < n; i++)
+    if (chosen[i] == e) slot[i] = next++;
+}
+
+// scatter copies a row to its slots.
+TD_KERNEL(256) scatter(td_op o, Step s) {
+  int row = block_x();
+  if (row >= s.counts[o.outputs]) return;
+  for (int j = 0; j < o.top_k; j++) {
+    int64_t slot = at<const int32_t>(o.slot)[int64_t(row) * o.top_k + j];
+    for (int i = thread_id(); i < o.k; i += 256) at<float>(o.dst)[slot * o.k + i] = at<const float>(o.a)[int64_t(row) * o.k + i];
+  }
+}
+
+// combine sums a row's slots in the order of their ranks.
+TD_KERNEL(256) combine(td_op o, Step s) {
+  int row = block_x();
+  if (row >= s.counts[o.outputs]) return;
+  for (int i = thread_id(); i < o.n; i += 256) {
+    float sum = 0;
+    for (int j = 0; j < o.top_k; j++) {
+      int64_t choice = int64_t(row) * o.top_k + j;
+      sum += at<const float>(o.weights)[choice] * at<const float>(o.a)[at<const int32_t>(o.slot)[choice] * int64_t(o.n) + i];
+    }
+    at<float>(o.dst)[int64_t(row) * o.n + i] = sum;
+  }
+}
+
+// split copies the first dim columns of a row's heads to their slots, which lie head
+// by head, and lists the spans: each head has as many.
+TD_KERNEL(256) split(td_op o, Step s) {
+  int row = block_x(), rows = s.counts[o.outputs], each = (rows + kSpanSlots - 1) / kSpanSlots;
+  if (row == 0) {
+    int32_t *list = at<int32_t>(o.list);
+    if (thread_id() == 0) list[0] = o.heads * each;
+    for (int i = thread_id(); i < o.heads * each; i += 256) {
+      int first = i % each * kSpanSlots;
+      list[1 + 3 * i] = i / each;
+      list[2 + 3 * i] = i / each * rows + first;
+      list[3 + 3 * i] = rows - first < kSpanSlots ? rows - first : kSpanSlots;
+    }
+  }
+  if (row >= rows) return;
+  for (int i = thread_id(); i < o.heads * o.dim; i += 256) {
+    int head = i / o.dim, col = i % o.dim;
+    at<float>(o.dst)[(int64_t(head) * rows + row) * o.dim + col] = at<const float>(o.a)[(int64_t(row) * o.heads + head) * o.k + col];
+  }
+}
+
+// join puts a row's heads together from their slots and what split left.
+TD_KERNEL(256) join(td_op o, Step s) {
+  int row = block_x(), rows = s.counts[o.outputs], width = o.n / o.heads, left = width - o.dim;
+  if (row >= rows) return;
+  for (int i = thread_id(); i < o.n; i += 256) {
+    int head = i / width, col = i % width;
+    at<float>(o.dst)[int64_t(row) * o.n + i] = col < o.dim ? at<const float>(o.b)[(int64_t(head) * rows + row) * o.dim + col]
+                                                            : at<const float>(o.a)[(int64_t(row) * o.heads + head + 1) * o.k - left + col - o.dim];
+  }
+}

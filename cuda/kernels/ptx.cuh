@@ -1,0 +1,293 @@
+// The words that kernels are written in. Each stands for an intrinsic or a PTX
+// instruction of the device, and for what the host twin does in its place
+// (TD_TWIN, simt/simt.h); no other file has either. Blocks are of one dimension,
+// shared memory is dynamic, and every lane named by a mask must call.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef TD_TWIN
+#include <cmath>
+
+#include "../simt/simt.h"
+#define TD_KERNEL(threads) static void
+#define TD_KERNEL_OF(threads, blocks) static void
+#define TD_DEVICE static inline
+#define TD_HOST_DEVICE static inline
+#define TD_CONSTANT(type, name) static const type name
+#define TD_SITE simt::Site site = {__builtin_FILE(), __builtin_LINE()}
+#define TD_SITE_COMMA , TD_SITE
+#define TD_PASS site
+#else
+#define TD_KERNEL(threads) __global__ void __launch_bounds__(threads, 1)
+#define TD_KERNEL_OF(threads, blocks) __global__ void __launch_bounds__(threads, blocks)  // so many at once
+#define TD_DEVICE static __device__ __forceinline__
+#define TD_HOST_DEVICE static __host__ __device__ __forceinline__
+#define TD_CONSTANT(type, name) static __device__ const type name
+#define TD_SITE
+#define TD_SITE_COMMA
+#define TD_PASS
+#endif
+
+constexpr unsigned kAll = 0xffffffffu;
+
+struct alignas(16) Vec4 {
+  uint32_t v[4];
+};
+struct alignas(16) Float4 {
+  float v[4];
+};
+
+TD_HOST_DEVICE float bits_float(uint32_t u) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(u);
+#else
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+#endif
+}
+
+TD_HOST_DEVICE uint32_t float_bits(float f) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(f);
+#else
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+#endif
+}
+
+// bf16: two in a word, the first in the low half.
+TD_DEVICE float bf16_low(uint32_t pair) { return bits_float(pair << 16); }
+TD_DEVICE float bf16_high(uint32_t pair) { return bits_float(pair & 0xffff0000u); }
+TD_DEVICE float bf16_float(uint16_t v) { return bits_float(uint32_t(v) << 16); }
+
+#ifdef TD_TWIN
+TD_DEVICE uint32_t bf16_round(float f) {
+  uint32_t u = float_bits(f);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return u >> 16 | 0x40;
+  return (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+TD_DEVICE uint32_t bf16_pack(float low, float high) { return bf16_round(low) | bf16_round(high) << 16; }
+
+TD_DEVICE int thread_id() { return simt::thread(); }
+TD_DEVICE int lane_id() { return simt::lane(); }
+TD_DEVICE int block_x() { return int(simt::block().x); }
+TD_DEVICE int block_y() { return int(simt::block().y); }
+TD_DEVICE int block_z() { return int(simt::block().z); }
+TD_DEVICE int grid_x() { return int(simt::blocks().x); }
+TD_DEVICE int grid_z() { return int(simt::blocks().z); }
+TD_DEVICE char *shared_memory() { return simt::shared(); }
+
+TD_DEVICE void sync(TD_SITE) { simt::barrier(site); }
+TD_DEVICE void sync_warp(unsigned mask = kAll TD_SITE_COMMA) { simt::warp_barrier(mask, site); }
+
+template <class T>
+struct Shuffled {
+  T value;
+  int from;
+};
+template <class T>
+T shuffle(T v, int from, unsigned mask = kAll) {
+  Shuffled<T> mine = {v, from & 31};
+  T got;
+  simt::meet(mask, 1, &mine, sizeof mine, &got, sizeof got, [](unsigned, const char *in, char *out) {
+    auto *all = reinterpret_cast<const Shuffled<T> *>(in);
+    for (int i = 0; i < 32; i++) memcpy(out + i * sizeof(T), &all[all[i].from & 31].value, sizeof(T));
+  });
+  return got;
+}
+template <class T>
+T shuffle_xor(T v, int with, unsigned mask = kAll) {
+  return shuffle(v, simt::lane() ^ with, mask);
+}
+TD_DEVICE unsigned ballot(bool p, unsigned mask = kAll) {
+  char mine = p;
+  unsigned got;
+  simt::meet(mask, 3, &mine, 1, &got, 4, [](unsigned who, const char *in, char *out) {
+    unsigned r = 0;
+    for (int i = 0; i < 32; i++)
+      if ((who >> i & 1) && in[i]) r |= 1u << i;
+    for (int i = 0; i < 32; i++) memcpy(out + i * 4, &r, 4);
+  });
+  return got;
+}
+
+// warp_sum and warp_max are butterflies: on the twin one meeting, with the
+// additions in the device's order.
+TD_DEVICE float warp_sum(float v) {
+  float got;
+  simt::meet(kAll, 4, &v, 4, &got, 4, [](unsigned, const char *in, char *out) {
+    float all[32], next[32];
+    memcpy(all, in, sizeof all);
+    for (int with = 16; with; with /= 2) {
+      for (int i = 0; i < 32; i++) next[i] = all[i] + all[i ^ with];
+      memcpy(all, next, sizeof all);
+    }
+    memcpy(out, all, sizeof all);
+  });
+  return got;
+}
+TD_DEVICE float warp_max(float v) {
+  float got;
+  simt::meet(kAll, 5, &v, 4, &got, 4, [](unsigned, const char *in, char *out) {
+    auto *all = reinterpret_cast<const float *>(in);
+    float best = all[0];
+    for (int i = 1; i < 32; i++) best = fmaxf(best, all[i]);
+    for (int i = 0; i < 32; i++) memcpy(out + i * 4, &best, 4);
+  });
+  return got;
+}
+
+// d += a·b, a [16, 16] by rows, b [16, 8] by columns, d [16, 8]; the fragments of
+// the PTX manual's m16n8k16.
+struct Fragments {
+  uint32_t a[4], b[2];
+  float d[4];
+};
+TD_DEVICE void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+  Fragments mine;
+  memcpy(mine.a, a, 16);
+  memcpy(mine.b, b, 8);
+  memcpy(mine.d, d, 16);
+  simt::meet(kAll, 6, &mine, sizeof mine, d, 16, [](unsigned, const char *in, char *out) {
+    auto *all = reinterpret_cast<const Fragments *>(in);
+    float x[16][16], y[8][16];
+    for (int lane = 0; lane < 32; lane++) {
+      for (int i = 0; i < 4; i++) {
+        float *at = &x[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8];
+        at[0] = bf16_low(all[lane].a[i]);
+        at[1] = bf16_high(all[lane].a[i]);
+      }
+      for (int i = 0; i < 2; i++) {
+        y[lane / 4][lane % 4 * 2 + i * 8] = bf16_low(all[lane].b[i]);
+        y[lane / 4][lane % 4 * 2 + i * 8 + 1] = bf16_high(all[lane].b[i]);
+      }
+    }
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++) {
+        const float *row = x[lane / 4 + i / 2 * 8], *col = y[lane % 4 * 2 + i % 2];
+        float sum = 0;
+        for (int k = 0; k < 16; k++) sum += row[k] * col[k];
+        sum += all[lane].d[i];
+        memcpy(out + lane * 16 + i * 4, &sum, 4);
+      }
+  });
+}
+
+// Four 8x8 matrices of bf16, transposed: lanes 8i to 8i+7 give the rows of matrix
+// i, 16 bytes each; r[i] is column lane/4, rows lane%4*2 and the next.
+TD_DEVICE void load_transposed(uint32_t r[4], const void *row) {
+  simt::meet(kAll, 7, &row, sizeof row, r, 16, [](unsigned, const char *in, char *out) {
+    auto *rows = reinterpret_cast<const char *const *>(in);
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 2; j++) memcpy(out + lane * 16 + i * 4 + j * 2, rows[i * 8 + lane % 4 * 2 + j] + lane / 4 * 2, 2);
+  });
+}
+
+// copy_async fetches 16 bytes into shared memory, of which those beyond valid
+// become zero. Wait is for all but the newest groups of the calling thread.
+TD_DEVICE void copy_async(void *dst, const void *src, int valid = 16) { simt::copy_async(dst, src, valid, 16); }
+TD_DEVICE void copy_commit() { simt::copy_commit(); }
+template <int kNewest>
+void copy_wait(TD_SITE) { simt::copy_wait(kNewest, site); }
+
+TD_DEVICE Vec4 load_once(const Vec4 *p) { return *p; }
+TD_DEVICE float exp2_fast(float x) { return exp2f(x); }
+TD_DEVICE float fuse(float a, float b, float c) { return a * b + c; }  // rounded twice
+TD_DEVICE int atomic_add(int *p, int v) { int old = *p; *p += v; return old; }
+TD_DEVICE uint64_t atomic_add64(uint64_t *p, uint64_t v) { uint64_t old = *p; *p += v; return old; }
+TD_DEVICE void publish(volatile uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+TD_DEVICE double mul_rn(double a, double b) { volatile double r = a * b; return r; }
+TD_DEVICE double add_rn(double a, double b) { volatile double r = a + b; return r; }
+TD_DEVICE float mul_rn(float a, float b) { volatile float r = a * b; return r; }
+TD_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
+TD_DEVICE double bits_double(uint64_t u) { double d; memcpy(&d, &u, 8); return d; }
+
+#else
+
+TD_DEVICE uint32_t bf16_pack(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+TD_DEVICE int thread_id() { return threadIdx.x; }
+TD_DEVICE int lane_id() { return threadIdx.x & 31; }
+TD_DEVICE int block_x() { return blockIdx.x; }
+TD_DEVICE int block_y() { return blockIdx.y; }
+TD_DEVICE int block_z() { return blockIdx.z; }
+TD_DEVICE int grid_x() { return gridDim.x; }
+TD_DEVICE int grid_z() { return gridDim.z; }
+TD_DEVICE char *shared_memory() {
+  extern __shared__ __align__(128) char memory[];
+  return memory;
+}
+
+TD_DEVICE void sync() { __syncthreads(); }
+TD_DEVICE void sync_warp(unsigned mask = kAll) { __syncwarp(mask); }
+template <class T>
+static __device__ __forceinline__ T shuffle(T v, int from, unsigned mask = kAll) { return __shfl_sync(mask, v, from); }
+template <class T>
+static __device__ __forceinline__ T shuffle_xor(T v, int with, unsigned mask = kAll) { return __shfl_xor_sync(mask, v, with); }
+TD_DEVICE unsigned ballot(bool p, unsigned mask = kAll) { return __ballot_sync(mask, p); }
+
+TD_DEVICE float warp_sum(float v) {
+#pragma unroll
+  for (int with = 16; with; with /= 2) v += __shfl_xor_sync(kAll, v, with);
+  return v;
+}
+TD_DEVICE float warp_max(float v) {
+#pragma unroll
+  for (int with = 16; with; with /= 2) v = fmaxf(v, __shfl_xor_sync(kAll, v, with));
+  return v;
+}
+
+TD_DEVICE void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+TD_DEVICE void load_transposed(uint32_t r[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(uint32_t(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
+TD_DEVICE void copy_async(void *dst, const void *src, int valid = 16) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(dst))), "l"(src), "r"(valid) : "memory");
+}
+TD_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kNewest>
+static __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory"); }
+
+// load_once reads what nobody reads again: weights.
+TD_DEVICE Vec4 load_once(const Vec4 *p) {
+  Vec4 r;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p));
+  return r;
+}
+TD_DEVICE float exp2_fast(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+TD_DEVICE float fuse(float a, float b, float c) { return fmaf(a, b, c); }
+TD_DEVICE int atomic_add(int *p, int v) { return atomicAdd(p, v); }
+TD_DEVICE uint64_t atomic_add64(uint64_t *p, uint64_t v) { return atomicAdd(reinterpret_cast<unsigned long long *>(p), static_cast<unsigned long long>(v)); }
+TD_DEVICE void publish(volatile uint32_t *p, uint32_t v) {
+  __threadfence_system();
+  *p = v;
+}
+TD_DEVICE double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+TD_DEVICE double add_rn(double a, double b) { return __dadd_rn(a, b); }
+TD_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+TD_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
+TD_DEVICE double bits_double(uint64_t u) { return __longlong_as_double(static_cast<long long>(u)); }
+#endif

@@ -1,0 +1,25 @@
+#include "rows.cuh"
+
+#include "../runtime/plan.h"
+
+void run_rows(const Run &r, const td_op &o) {
+  int rows = r.rows(o);
+  switch (o.kind) {
+    case TD_EMBED: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, embed, o, r.step); break;
+    case TD_NORM:
+      if (o.dim < o.n) {
+        int heads = rows * (o.n / o.dim), each = kRowThreads / 32;
+        TD_LAUNCH(r.stream, (heads + each - 1) / each, 1, 1, kRowThreads, 0, head_norm, o, r.step);
+      } else {
+        TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm, o, r.step);
+      }
+      break;
+    case TD_ANGLES: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, angles, o, r.step); break;
+    case TD_ROPE: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, rope, o, r.step); break;
+    case TD_STORE_KV: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, store_kv, o, r.step); break;
+    default: {
+      int64_t n = int64_t(rows) * o.n;
+      TD_LAUNCH(r.stream, int((n + kRowThreads - 1) / kRowThreads), 1, 1, kRowThreads, 0, flat, o, r.step);
+    }
+  }
+}

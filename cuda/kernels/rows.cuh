@@ -1,0 +1,126 @@
+// Operations that treat rows one by one: embedding, norms, rotation, activations.
+#pragma once
+#include "common.cuh"
+
+constexpr int kRowThreads = 256;
+
+TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
+  int row = block_x();
+  if (row >= live(s, o)) return;
+  float *dst = at<float>(o.dst) + int64_t(row) * o.n;
+  for (int i = thread_id(); i < o.n; i += kRowThreads)
+    dst[i] = element(at<const char>(o.w), o.type, o.from, o.n, s.ids[row], i);
+}
+
+// norm is of whole rows: first a += b where there is b, then dst = norm(a)·w.
+TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
+  float *scratch = reinterpret_cast<float *>(shared_memory());
+  int row = block_x(), n = o.n;
+  if (row >= live(s, o)) return;
+  float *x = at<float>(o.a) + int64_t(row) * n, *dst = at<float>(o.dst) + int64_t(row) * n;
+  const float *add = o.b ? at<const float>(o.b) + int64_t(row) * n : nullptr, *w = at<const float>(o.w);
+  float sum = 0;
+  for (int i = thread_id(); i < n; i += kRowThreads) {
+    float v = x[i];
+    if (add) x[i] = v = v + add[i];
+    sum += v * v;
+  }
+  float inverse = 1 / sqrtf(block_sum<kRowThreads>(sum, scratch) / n + o.scale);
+  for (int i = thread_id(); i < n; i += kRowThreads) dst[i] = x[i] * inverse * (w ? w[i] : 1);
+}
+
+// head_norm is of each head of a row, a warp a head.
+TD_KERNEL(kRowThreads) head_norm(td_op o, Step s) {
+  int64_t head = int64_t(block_x()) * (kRowThreads / 32) + thread_id() / 32;
+  if (head >= int64_t(live(s, o)) * (o.n / o.dim)) return;
+  const float *x = at<const float>(o.a) + head * o.dim, *w = at<const float>(o.w);
+  float *dst = at<float>(o.dst) + head * o.dim, sum = 0;
+  for (int i = lane_id(); i < o.dim; i += 32) sum += x[i] * x[i];
+  float inverse = 1 / sqrtf(warp_sum(sum) / o.dim + o.scale);
+  for (int i = lane_id(); i < o.dim; i += 32) dst[i] = x[i] * inverse * (w ? w[i] : 1);
+}
+
+// angles is once a step what all layers of one rotation turn by: cosines, then
+// sines. The angle is rounded to float first, as in the reference implementations.
+TD_KERNEL(kRowThreads) angles(td_op o, Step s) {
+  int row = block_x(), half = o.dim / 2;
+  if (row >= live(s, o)) return;
+  float *dst = at<float>(o.dst) + int64_t(row) * o.dim;
+  for (int i = thread_id(); i < half; i += kRowThreads) {
+    float angle = float(s.positions[row]) * at<const float>(o.w)[i];
+    dst[i] = cosf(angle) * o.scale;
+    dst[half + i] = sinf(angle) * o.scale;
+  }
+}
+
+// turn is pair i of a head.
+TD_DEVICE void turn(float *x, const float *angle, int i, int half) {
+  float a = x[i], b = x[i + half], c = angle[i], d = angle[i + half];
+  x[i] = mul_rn(a, c) - mul_rn(b, d);
+  x[i + half] = mul_rn(b, c) + mul_rn(a, d);
+}
+
+TD_KERNEL(kRowThreads) rope(td_op o, Step s) {
+  int row = block_x(), half = o.dim / 2;
+  if (row >= live(s, o)) return;
+  const float *angle = at<const float>(o.b) + int64_t(row) * o.dim;
+  for (int i = thread_id(); i < o.n / o.k * half; i += kRowThreads)
+    turn(at<float>(o.dst) + int64_t(row) * o.n + (i / half + 1) * o.k - o.dim, angle, i % half, half);
+}
+
+TD_DEVICE void put_pair(char *page, int type, int64_t to, float a, float b) {
+  if (type == TD_BF16) {
+    reinterpret_cast<uint32_t *>(page)[to / 2] = bf16_pack(a, b);
+  } else {
+    reinterpret_cast<float *>(page)[to] = a;
+    reinterpret_cast<float *>(page)[to + 1] = b;
+  }
+}
+
+// store_kv writes a row's keys and values to its slot: pages are K [kv_heads,
+// block_tokens, dim], then V the same; of a latent [block_tokens, dim] for both.
+// Heads are of even size.
+TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) {
+  int row = block_x();
+  if (row >= live(s, o)) return;
+  int slot = s.slots[o.group * s.tokens + row];
+  char *page = at<char>(o.kv) + int64_t(slot / o.block_tokens) * o.page_bytes;
+  const float *k = at<const float>(o.a), *v = at<const float>(o.b);
+  for (int i = thread_id() * 2; i < o.n; i += kRowThreads * 2) {
+    int64_t to = (int64_t(i / o.dim) * o.block_tokens + slot % o.block_tokens) * o.dim + i % o.dim;
+    if (o.v_at == 0) {
+      const float *from = i < o.k ? k + int64_t(row) * o.k + i : v + int64_t(row) * (o.n - o.k) + i - o.k;
+      put_pair(page, o.type, to, from[0], from[1]);
+    } else {
+      int64_t from = int64_t(row) * o.n + i;
+      put_pair(page, o.type, to, k[from], k[from + 1]);
+      put_pair(page + o.v_at, o.type, to, v[from], v[from + 1]);
+    }
+  }
+}
+
+TD_DEVICE float activate(int act, float g, float u) {
+  switch (act) {
+    case 1: return g * 0.5f * (1 + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g))) * u;
+    case 2:
+      g = fminf(g, 7.0f);
+      u = fminf(fmaxf(u, -7.0f), 7.0f);
+      return g / (1 + expf(-1.702f * g)) * (u + 1);
+    default: return g / (1 + expf(-g)) * u;
+  }
+}
+
+// flat is for what treats numbers one by one.
+TD_KERNEL(kRowThreads) flat(td_op o, Step s) {
+  int64_t i = int64_t(block_x()) * kRowThreads + thread_id();
+  if (i >= int64_t(live(s, o)) * o.n) return;
+  float *dst = at<float>(o.dst);
+  const float *a = at<const float>(o.a), *b = at<const float>(o.b);
+  switch (o.kind) {
+    case TD_GATED_ACT: dst[i] = activate(o.act, a[i], b[i]); break;
+    case TD_ADD: dst[i] = (a[i] + (b ? b[i] : 0)) * o.scale * (o.w ? at<const float>(o.w)[0] : 1); break;
+    case TD_SOFTCAP: dst[i] = o.scale * tanhf(a[i] / o.scale); break;
+    case TD_COLUMNS: dst[i] = a[i / o.n * o.k + o.from + i % o.n]; break;
+    case TD_ROWS: dst[i] = a[int64_t(s.out_rows[i / o.n]) * o.n + i % o.n]; break;
+  }
+}

@@ -1,0 +1,237 @@
+// The functions of api.h: a device's memory, its step, and plans.
+#include "../api.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "plan.h"
+
+#ifdef TD_TWIN
+#include "../simt/control.h"
+#include "device_twin.h"
+#else
+#include "device_cuda.h"
+#endif
+
+namespace {
+constexpr int64_t kStaging = 16 << 20;    // bytes of each of two pinned buffers
+constexpr int64_t kWorkspace = 64 << 20;  // bytes for parts of products
+
+// carve takes n elements from a block of memory laid out one array behind the other.
+template <class T>
+T *carve(char *base, int64_t &used, int64_t n) {
+  T *p = reinterpret_cast<T *>(base + used);
+  used += (n * int64_t(sizeof(T)) + 255) / 256 * 256;
+  return p;
+}
+}  // namespace
+
+struct td_device {
+  int ordinal = 0;
+  td_limits limits{};
+  td_info info{};
+  Stream stream;
+  std::vector<void *> memory, host;
+  std::vector<std::unique_ptr<td_plan>> plans;
+
+  td_step step{};              // of the host
+  Step on_device{};
+  char *step_host = nullptr, *step_device = nullptr;
+  int64_t step_bytes = 0;      // that go to the device at the start of a step
+  int32_t *tables_device = nullptr;
+  int groups = 0;
+
+  char *staging[2] = {};
+  device::Event staged[2];
+  float *workspace = nullptr;
+
+  ~td_device() {
+    if (!device::use(stream, ordinal)) return;
+    device::wait(stream);
+    for (auto &p : plans) device::forget(p->graph);
+    for (auto &e : staged) e.close();
+    for (void *p : memory) device::release(p);
+    for (void *p : host) device::unpin(p);
+    device::close(stream);
+  }
+
+  void *alloc(int64_t n) {
+    void *p = device::alloc(stream, n);
+    if (p) memory.push_back(p);
+    return p;
+  }
+  char *pinned(int64_t n) {
+    void *p = device::pinned(stream, n);
+    if (p) host.push_back(p);
+    return static_cast<char *>(p);
+  }
+
+  // lay gives a step's arrays their places behind base, or only counts the bytes.
+  int64_t lay(char *base, td_step &s) const {
+    int64_t used = 0;
+    s.counts = carve<int32_t>(base, used, 4);
+    s.ids = carve<int32_t>(base, used, limits.tokens);
+    s.positions = carve<int32_t>(base, used, limits.tokens);
+    s.row_span = carve<int32_t>(base, used, limits.tokens);
+    s.out_rows = carve<int32_t>(base, used, limits.outputs);
+    s.draws = carve<td_draw>(base, used, limits.outputs);
+    s.slots = carve<int32_t>(base, used, int64_t(limits.tokens) * (groups > 0 ? groups : 1));
+    return used;
+  }
+
+  bool lay_step() {
+    td_step there{};
+    step_bytes = lay(nullptr, there);
+    int64_t places = int64_t(groups) * limits.seqs * limits.blocks;
+    step_host = pinned(step_bytes);
+    step_device = static_cast<char *>(alloc(step_bytes));
+    if (!step_host || !step_device) return false;
+    lay(step_host, step);
+    lay(step_device, there);
+    if (groups > 0) {
+      step.tables = reinterpret_cast<int32_t *>(pinned(places * 4));
+      tables_device = static_cast<int32_t *>(alloc(places * 4));
+      if (!step.tables || !tables_device) return false;
+    }
+    if (!step.sampled) {
+      step.sampled = reinterpret_cast<int32_t *>(pinned(int64_t(limits.outputs) * 4));
+      step.done = reinterpret_cast<uint32_t *>(pinned(64));
+      if (!step.sampled || !step.done) return false;
+    }
+    on_device = {there.counts, there.ids, there.positions, there.row_span, there.out_rows, there.slots, tables_device, there.draws,
+                 step.sampled, step.done, limits.tokens, limits.seqs, limits.blocks};
+    return true;
+  }
+
+  void run(td_plan *p, int from, int to) {
+    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace};
+    if (from == 0) device::upload(stream, step_device, step_host, step_bytes);
+    for (int i = from; i < to; i++) run_op(r, p->ops[size_t(i)]);
+    if (to == int(p->ops.size())) run_finish(r);
+  }
+};
+
+extern "C" {
+
+int td_version(void) { return TD_VERSION; }
+
+int td_count(char *error, int n) {
+  std::string why;
+  int count = device::count(why);
+  if (count < 0) snprintf(error, size_t(n), "%s", why.c_str());
+  return count;
+}
+
+td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
+  auto *d = new (std::nothrow) td_device;
+  if (!d) return nullptr;
+  d->ordinal = ordinal;
+  d->limits = limits;
+  bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal);
+  if (ok) device::describe(d->stream, ordinal, &d->info);
+  ok = ok && d->stream.error.empty() && d->lay_step();
+  if (ok) {
+    d->workspace = static_cast<float *>(d->alloc(kWorkspace));
+    for (auto &s : d->staging) s = d->pinned(kStaging);
+    ok = d->workspace && d->staging[0] && d->staging[1];
+  }
+  if (ok) return d;
+  snprintf(error, size_t(n), "%s", d->stream.error.c_str());
+  delete d;
+  return nullptr;
+}
+
+void td_close(td_device *d) { delete d; }
+const char *td_error(td_device *d) { return d->stream.error.c_str(); }
+
+void td_describe(td_device *d, td_info *info) {
+  if (device::use(d->stream, d->ordinal)) device::describe(d->stream, d->ordinal, &d->info);
+  *info = d->info;
+}
+
+td_address td_alloc(td_device *d, int64_t bytes) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  return reinterpret_cast<td_address>(d->alloc(bytes));
+}
+
+int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  // One buffer is filled while the other is on its way.
+  for (int64_t at = 0, i = 0; at < bytes; at += kStaging, i ^= 1) {
+    int64_t n = std::min(kStaging, bytes - at);
+    d->staged[i].wait(d->stream);
+    memcpy(d->staging[i], static_cast<const char *>(src) + at, size_t(n));
+    device::upload(d->stream, reinterpret_cast<char *>(dst) + at, d->staging[i], n);
+    d->staged[i].mark(d->stream);
+  }
+  return d->stream.error.empty();
+}
+
+int td_download(td_device *d, void *dst, td_address src, int64_t bytes) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  for (int64_t at = 0; at < bytes; at += kStaging) {
+    int64_t n = std::min(kStaging, bytes - at);
+    device::wait(d->stream);  // also for uploads that still read the buffer
+    device::download(d->stream, d->staging[0], reinterpret_cast<char *>(src) + at, n);
+    device::wait(d->stream);
+    if (!d->stream.error.empty()) return 0;
+    memcpy(static_cast<char *>(dst) + at, d->staging[0], size_t(n));
+  }
+  return d->stream.error.empty();
+}
+
+int td_groups(td_device *d, int groups, td_step *step) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (groups != d->groups) {
+    d->groups = groups;
+    if (!d->lay_step()) return 0;
+  }
+  *step = d->step;
+  return 1;
+}
+
+int td_tables(td_device *d, int group, int seq, int from, int n) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  int64_t at = (int64_t(group) * d->limits.seqs + seq) * d->limits.blocks + from;
+  device::upload(d->stream, d->tables_device + at, d->step.tables + at, int64_t(n) * 4);
+  return d->stream.error.empty();
+}
+
+td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int outputs, int graph) {
+  if (!device::use(d->stream, d->ordinal)) return nullptr;
+  auto p = std::make_unique<td_plan>();
+  p->ops.assign(ops, ops + n);
+  p->tokens = tokens;
+  p->outputs = outputs;
+  if (graph) p->graph = device::record(d->stream, [&] { d->run(p.get(), 0, n); });
+  if (!d->stream.error.empty()) return nullptr;
+  d->plans.push_back(std::move(p));
+  return d->plans.back().get();
+}
+
+int td_run(td_device *d, td_plan *p, int from, int to) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (p->graph) device::replay(d->stream, p->graph);
+  else d->run(p, from, to);
+  return d->stream.error.empty();
+}
+
+int td_poll(td_device *d) { return device::use(d->stream, d->ordinal) ? device::poll(d->stream) : -1; }
+
+int td_wait(td_device *d) {
+  if (device::use(d->stream, d->ordinal)) device::wait(d->stream);
+  return d->stream.error.empty();
+}
+
+#ifdef TD_TWIN
+void td_twin(uint64_t seed, int deferred, const char *skip) { simt::config() = {seed, deferred != 0, skip}; }
+
+int td_twin_sites(char *to, int n) {
+  std::string all = simt::sites();
+  snprintf(to, size_t(n), "%s", all.c_str());
+  return int(all.size());
+}
+#endif
+}

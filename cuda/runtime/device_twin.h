@@ -1,0 +1,60 @@
+// Memory, streams and graphs of the host twin. Memory begins as NaN, and what a
+// stream is told runs at once.
+#pragma once
+#include "device.h"
+
+namespace device {
+
+constexpr int64_t kTwinMemory = int64_t(4) << 30;  // what the twin says it has
+
+inline int count(std::string &) { return 1; }
+inline bool open(Stream &, int) { return true; }
+inline bool use(Stream &, int) { return true; }
+inline void close(Stream &) {}
+
+inline void *alloc(Stream &s, int64_t n) {
+  void *p = n < kTwinMemory ? aligned_alloc(256, size_t(n + 255) / 256 * 256) : nullptr;
+  if (!p) s.error = "cudaMalloc: out of memory";
+  else if (n < 64 << 20) memset(p, 0xff, size_t(n));  // large ones are left untouched
+  return p;
+}
+inline void release(void *p) { free(p); }
+inline void *pinned(Stream &, int64_t n) { return calloc(1, size_t(n)); }
+inline void unpin(void *p) { free(p); }
+
+inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
+  s.run([=] { memcpy(dst, src, size_t(n)); });
+}
+inline void download(Stream &s, void *dst, const void *src, int64_t n) { upload(s, dst, src, n); }
+inline void wait(Stream &) {}
+inline int poll(Stream &s) { return s.error.empty() ? 1 : -1; }
+
+inline Graph record(Stream &s, const std::function<void()> &body) {
+  s.recording = true;
+  body();
+  s.recording = false;
+  auto *g = new std::vector<std::function<void()>>(std::move(s.recorded));
+  s.recorded.clear();
+  return g;
+}
+inline void replay(Stream &s, Graph g) {
+  for (auto &f : *g)
+    if (s.error.empty()) f();
+}
+inline void forget(Graph g) { delete g; }
+
+inline void describe(Stream &, int, td_info *info) {
+  info->total = info->free = kTwinMemory;
+  info->capability = 80;
+  info->processors = 8;
+  info->twin = 1;
+  snprintf(info->name, sizeof info->name, "host twin");
+}
+
+struct Event {
+  void mark(Stream &) {}
+  void wait(Stream &) {}
+  void close() {}
+};
+
+}  // namespace device

@@ -1,0 +1,15 @@
+// What the twin has beside api.h: how the next launches run.
+#pragma once
+#include "../api.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+// td_twin sets the seed, whether copies land late, and the barrier to leave out.
+TD_API void td_twin(uint64_t seed, int deferred, const char *skip);
+// td_twin_sites lists the barriers and waits met so far, one a line, and returns
+// how many bytes there are.
+TD_API int td_twin_sites(char *to, int n);
+#ifdef __cplusplus
+}
+#endif

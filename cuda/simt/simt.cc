@@ -1,0 +1,344 @@
+#include "simt.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace simt {
+namespace {
+
+constexpr size_t kStack = 96 << 10;
+constexpr int kBytes = 64;  // the most that a lane brings to a meeting, or takes
+
+#if defined(__x86_64__)
+struct Context {
+  void *sp = nullptr;
+};
+extern "C" void simt_switch(void **save, void *to);
+asm(R"(
+.text
+.p2align 4
+.local simt_switch
+.type simt_switch,@function
+simt_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size simt_switch,.-simt_switch
+)");
+void jump(Context &from, Context &to) { simt_switch(&from.sp, to.sp); }
+void prepare(Context &c, char *stack, void (*entry)()) {
+  auto top = reinterpret_cast<uintptr_t>(stack + kStack) & ~uintptr_t(15);
+  auto **sp = reinterpret_cast<void **>(top);
+  *--sp = nullptr;  // where entry would return to, and the alignment of a call
+  *--sp = reinterpret_cast<void *>(entry);
+  for (int i = 0; i < 6; i++) *--sp = nullptr;
+  c.sp = sp;
+}
+#else
+struct Context {
+  ucontext_t u;
+};
+void jump(Context &from, Context &to) { swapcontext(&from.u, &to.u); }
+void prepare(Context &c, char *stack, void (*entry)()) {
+  getcontext(&c.u);
+  c.u.uc_stack.ss_sp = stack;
+  c.u.uc_stack.ss_size = kStack;
+  c.u.uc_link = nullptr;
+  makecontext(&c.u, entry, 0);
+}
+#endif
+
+struct Copy {
+  void *dst;
+  const void *src;
+  int bytes, total;
+};
+
+struct Fiber {
+  Context context;
+  int id = 0;
+  const char *waits = nullptr;  // for what, of the error message; null: runs or may
+  bool done = false;
+  std::vector<std::vector<Copy>> groups;  // committed, oldest first
+  std::vector<Copy> open;
+};
+
+// A meeting of a warp's lanes, named by the lowest lane of its mask.
+struct Meeting {
+  unsigned mask = 0, arrived = 0;
+  int kind = 0, bytes = 0;
+  alignas(16) char in[kWarp * kBytes];
+  char *to[kWarp];
+};
+
+struct Machine {
+  Config config;
+  std::set<std::string> sites;
+  char *stacks = nullptr;
+  Context scheduler;
+  std::vector<Fiber> fibers{kMaxThreads};
+  std::vector<Meeting> meetings{kMaxThreads};
+  std::vector<unsigned> open = std::vector<unsigned>(kMaxThreads / kWarp);  // lanes in a meeting, by warp
+  std::vector<int> ready;
+  Fiber *now = nullptr;
+  int threads = 0, arrived = 0;
+  const char *barrier_file = nullptr;
+  int barrier_line = 0;
+  Dim grid, block;
+  char *shared = nullptr;
+  const std::function<void()> *kernel = nullptr;
+  std::string error;
+  uint64_t random = 1;
+};
+
+Machine &m() {
+  static Machine *machine = new Machine;
+  return *machine;
+}
+std::mutex one;  // launches take turns
+
+uint64_t draw() {
+  uint64_t &s = m().random;
+  s ^= s << 13;
+  s ^= s >> 7;
+  s ^= s << 17;
+  return s;
+}
+
+void entry() {
+  (*m().kernel)();
+  Fiber *f = m().now;
+  f->done = true;
+  jump(f->context, m().scheduler);
+  abort();  // an ended fiber is never resumed
+}
+
+// wait gives the processor to others until somebody makes this fiber ready.
+void wait(const char *what) {
+  Fiber *f = m().now;
+  f->waits = what;
+  jump(f->context, m().scheduler);
+}
+
+void wake(int id) {
+  m().fibers[id].waits = nullptr;
+  m().ready.push_back(id);
+}
+
+std::string name(Site at) {
+  const char *slash = strrchr(at.file, '/');
+  return std::string(slash ? slash + 1 : at.file) + ":" + std::to_string(at.line);
+}
+
+// skipped notes a site and says whether this run leaves it out.
+bool skipped(Site at) {
+  static std::set<std::pair<const char *, int>> known;
+  if (known.insert({at.file, at.line}).second) m().sites.insert(name(at));
+  return !m().config.skip.empty() && m().config.skip == name(at);
+}
+
+void land(std::vector<Copy> &group) {
+  for (const Copy &c : group) {
+    memcpy(c.dst, c.src, c.bytes);
+    memset(static_cast<char *>(c.dst) + c.bytes, 0, c.total - c.bytes);
+  }
+}
+
+std::string describe() {
+  int barrier = 0, warp = 0, ended = 0;
+  for (int i = 0; i < m().threads; i++) {
+    const Fiber &f = m().fibers[i];
+    if (f.done) ended++;
+    else if (f.waits && !strcmp(f.waits, "barrier")) barrier++;
+    else warp++;
+  }
+  return "deadlock in block " + std::to_string(m().block.x) + "," + std::to_string(m().block.y) + "," +
+         std::to_string(m().block.z) + ": " + std::to_string(barrier) + " threads wait at a barrier (last " +
+         name({m().barrier_file ? m().barrier_file : "none", m().barrier_line}) + "), " + std::to_string(warp) +
+         " for lanes of their warp, " + std::to_string(ended) + " of " + std::to_string(m().threads) + " have ended";
+}
+
+void run_block() {
+  Machine &k = m();
+  k.arrived = 0;
+  k.ready.clear();
+  std::fill(k.open.begin(), k.open.end(), 0);
+  for (int i = 0; i < k.threads; i++) {
+    Fiber &f = k.fibers[i];
+    f.id = i;
+    f.waits = nullptr;
+    f.done = false;
+    f.groups.clear();
+    f.open.clear();
+    k.meetings[i].mask = 0;
+    prepare(f.context, k.stacks + size_t(i) * kStack, entry);
+    k.ready.push_back(i);
+  }
+  int left = k.threads;
+  while (left > 0) {
+    if (k.ready.empty()) {
+      k.error = describe();
+      return;
+    }
+    size_t at = draw() % k.ready.size();
+    std::swap(k.ready[at], k.ready.back());
+    k.now = &k.fibers[k.ready.back()];
+    k.ready.pop_back();
+    jump(k.scheduler, k.now->context);
+    if (!k.error.empty()) return;
+    left -= k.now->done;
+  }
+}
+
+}  // namespace
+
+Config &config() { return m().config; }
+
+std::string sites() {
+  std::string all;
+  for (const std::string &s : m().sites) all += s + "\n";
+  return all;
+}
+
+std::string launch(Dim grid, int threads, size_t shared, const std::function<void()> &kernel) {
+  std::lock_guard<std::mutex> hold(one);
+  Machine &k = m();
+  if (threads < 1 || threads > kMaxThreads || threads % kWarp != 0) return "a block of " + std::to_string(threads) + " threads";
+  if (!k.stacks) {
+    void *p = mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return "no memory for stacks";
+    k.stacks = static_cast<char *>(p);
+  }
+  k.grid = grid;
+  k.threads = threads;
+  k.kernel = &kernel;
+  k.error.clear();
+  k.random = k.config.seed * 0x9E3779B97F4A7C15ull + 1;
+  // Exactly as much as asked for, so that a sanitizer sees a byte too many.
+  std::unique_ptr<char, decltype(&free)> memory(static_cast<char *>(aligned_alloc(128, (shared + 127) / 128 * 128 + 128)), &free);
+  k.shared = memory.get();
+  uint64_t total = uint64_t(grid.x) * grid.y * grid.z;
+  uint64_t first = total ? draw() % total : 0;
+  for (uint64_t i = 0; i < total && k.error.empty(); i++) {
+    uint64_t b = (i + first) % total;
+    k.block = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y), unsigned(b / grid.x / grid.y)};
+    memset(k.shared, 0xff, shared);
+    run_block();
+  }
+  k.shared = nullptr;
+  return k.error;
+}
+
+int thread() { return m().now->id; }
+int lane() { return m().now->id % kWarp; }
+Dim block() { return m().block; }
+Dim blocks() { return m().grid; }
+char *shared() { return m().shared; }
+
+void fail(const std::string &why) {
+  m().error = why + " (thread " + std::to_string(thread()) + ")";
+  jump(m().now->context, m().scheduler);
+  abort();
+}
+
+void barrier(Site at) {
+  Machine &k = m();
+  if (skipped(at)) return;
+  if (k.arrived == 0) {
+    k.barrier_file = at.file;
+    k.barrier_line = at.line;
+  } else if (k.barrier_line != at.line || strcmp(k.barrier_file, at.file)) {
+    fail("threads of one block at different barriers: " + name({k.barrier_file, k.barrier_line}) + " and " + name(at));
+  }
+  if (++k.arrived < k.threads) return wait("barrier");
+  k.arrived = 0;
+  int self = k.now->id;
+  for (int i = 0; i < k.threads; i++)
+    if (i != self) wake(i);
+}
+
+void copy_async(void *dst, const void *src, int bytes, int total) {
+  Copy c{dst, src, bytes, total};
+  if (m().config.deferred) {
+    m().now->open.push_back(c);
+  } else {
+    std::vector<Copy> one_copy{c};
+    land(one_copy);
+  }
+}
+
+void copy_commit() {
+  Fiber *f = m().now;
+  f->groups.push_back(std::move(f->open));
+  f->open.clear();
+}
+
+void copy_wait(int newest, Site at) {
+  if (skipped(at)) return;
+  Fiber *f = m().now;
+  while (int(f->groups.size()) > newest) {
+    land(f->groups.front());
+    f->groups.erase(f->groups.begin());
+  }
+}
+
+void meet(unsigned mask, int kind, const void *mine, int n, void *to, int size, Body body) {
+  Machine &k = m();
+  int self = lane(), base = k.now->id - self;
+  if (n > kBytes || size > kBytes) fail("a meeting of too many bytes");
+  if (!(mask >> self & 1)) fail("a mask without its caller: " + std::to_string(mask));
+  Meeting &at = k.meetings[base + __builtin_ctz(mask)];
+  if (k.open[base / kWarp] & mask & ~at.mask) fail("lanes of one warp at operations with different masks, one of them " + std::to_string(mask));
+  if (!at.mask) {
+    at.mask = mask;
+    at.arrived = 0;
+    at.kind = kind;
+    at.bytes = n;
+    k.open[base / kWarp] |= mask;
+  }
+  if (at.mask != mask || at.kind != kind || at.bytes != n) fail("lanes of one warp at different operations or with different masks");
+  memcpy(at.in + self * n, mine, n);
+  at.to[self] = static_cast<char *>(to);
+  at.arrived |= 1u << self;
+  if (at.arrived != mask) return wait("warp");
+  alignas(16) char out[kWarp * kBytes];
+  if (body) body(mask, at.in, out);
+  at.mask = 0;
+  k.open[base / kWarp] &= ~mask;
+  for (int l = 0; l < kWarp; l++) {
+    if (!(mask >> l & 1)) continue;
+    memcpy(at.to[l], out + l * size, size);
+    if (l != self) wake(base + l);
+  }
+}
+
+void warp_barrier(unsigned mask, Site at) {
+  if (skipped(at)) return;
+  char none = 0;
+  meet(mask, -at.line, &none, 0, &none, 0, nullptr);
+}
+
+}  // namespace simt

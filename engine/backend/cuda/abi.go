@@ -1,0 +1,93 @@
+package cuda
+
+// The structures of cuda/api.h, which library.go holds against them.
+
+// version is TD_VERSION.
+const version = 1
+
+// address is memory of the device; 0 is none.
+type address uint64
+
+type opKind int32
+
+const (
+	opEmbed opKind = iota + 1
+	opLinear
+	opNorm
+	opAngles
+	opRope
+	opStoreKV
+	opAttention
+	opGatedAct
+	opRows
+	opRoute
+	opGroup
+	opScatter
+	opCombine
+	opAdd
+	opSoftcap
+	opColumns
+	opSample
+	opRouteGroups
+	opSplit
+	opJoin
+)
+
+// Element types of matrices and KV.
+const (
+	typeF32 int32 = iota
+	typeBF16
+	typeMXFP4
+)
+
+type info struct {
+	total, free int64
+	capability  int32
+	processors  int32
+	twin        int32
+	_           int32
+	name        [128]byte
+}
+
+type limits struct{ tokens, outputs, seqs, blocks int32 }
+
+type draw struct {
+	seed                    uint64
+	choice                  uint32
+	position                int32
+	temperature, topP, minP float32
+	topK                    int32
+}
+
+type expert struct{ w, bias address }
+
+type op struct {
+	kind                               opKind
+	outputs                            int32
+	n, k                               int32
+	heads, kvHeads, dim                int32
+	window, group, blockTokens         int32
+	dtype                              int32
+	act, from                          int32
+	slots                              int32
+	topK, experts, normalize           int32
+	scale                              float32
+	dst, a, b, w, bias, extra          address
+	kv                                 address
+	pageBytes, vAt                     int64
+	chosen, weights, slot, list, table address
+}
+
+// stepMemory is td_step: the arrays of a step, in pinned memory of the library's.
+type stepMemory struct {
+	counts    []int32 // [4]
+	ids       []int32 // [tokens]
+	positions []int32 // [tokens]
+	rowSpan   []int32 // [tokens]
+	outRows   []int32 // [outputs]
+	slots     []int32 // [groups, tokens]
+	draws     []draw  // [outputs]
+	tables    []int32 // [groups, seqs, blocks]
+	sampled   []int32 // [outputs]
+	done      *uint32
+}

@@ -1,0 +1,383 @@
+// Package cuda runs forward passes on an NVIDIA GPU, by a shared object (cuda/,
+// made by `make cuda`) that is opened at run time: so one binary serves with and
+// without one.
+//
+// A step is a recorded list of operations over device memory. What varies from
+// step to step is written into pinned memory that the shared object owns and that
+// the operations read, so steps of decoding replay a graph per bucket. The device
+// draws the tokens and then writes the step's number, which Replay polls.
+//
+// Invariant: what a plan's operations depend on beside the step's memory is fixed
+// when they are recorded. The shared object may be the host twin, which runs the
+// same kernels on the CPU: everything here is tested against it.
+//
+// The package does not schedule and does not know models. It promises the tokens
+// of the same seed and logits, not the same bits of logits for every batch.
+package cuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// kernelVersion is part of the numerics class. It rises with every change that
+// can change a bit of any result or the layout of a KV page.
+const kernelVersion = 1
+
+// LibraryName is the shared object's file, looked for beside the program.
+const LibraryName = "tandem-cuda.so"
+
+// Bounds on shapes.
+const (
+	maxHeadDim     = 512 // of values
+	maxKeyDim      = 576 // of a latent's keys
+	maxCols        = 1 << 22
+	maxExperts     = 1024 // a thread each in the kernel that groups them
+	maxBlockTokens = 256
+)
+
+// unknownBlock is in the host's copy of a block table where the device has nothing.
+const unknownBlock = -2
+
+// Options say how to run.
+type Options struct {
+	Library string         // path of the shared object; empty: LibraryName beside the program
+	Device  int            // number of the GPU
+	Limits  backend.Limits // largest step
+	Eager   bool           // no graphs: every operation is started by itself
+}
+
+// CUDA is a backend.Backend. One goroutine uses it.
+type CUDA struct {
+	opts   Options
+	info   info
+	dev    *driver
+	memory stepMemory
+	step   stepState
+
+	buffers []*buffer
+	weights []*weight
+	angles  map[*backend.Rope]angles
+	routes  []*routing
+	tables  map[backend.Weight]address // of experts, by the first
+	kv      kvStore
+
+	plans     map[backend.Key]*plan
+	recording *plan
+	scratch   sample.Scratch
+	row       []float32 // of logits, for draws by the host
+}
+
+var _ backend.Backend = (*CUDA)(nil)
+
+// buffer is fp32 [rows, cols], rows as many as the limits allow.
+type buffer struct {
+	rows backend.Rows
+	cols int
+	data address
+}
+
+// weight is a matrix [out, in] as the checkpoint has it or, with in 0, a vector
+// [out] of fp32.
+type weight struct {
+	name    string
+	dtype   int32
+	out, in int
+	data    address
+}
+
+// angles are a rotation's table of the step, [tokens, 2·half], and its frequencies.
+type angles struct{ table, freq address }
+
+// kvStore is the paged KV. A page is K [kvHeads, blockTokens, headDim], then V the
+// same; a latent's page is [blockTokens, headDim], of which K is all and V the first
+// columns. What a group does not need of it stays unused.
+type kvStore struct {
+	spec    backend.KVSpec
+	regions []address // [Regions] of [Blocks, PageBytes]
+}
+
+// group is that of a KV layer.
+func (kv *kvStore) group(layer int) *backend.KVGroup {
+	return &kv.spec.Groups[kv.spec.Layers[layer].Group]
+}
+
+// Device is what Look finds.
+type Device struct {
+	Name        string
+	Total, Free int64 // bytes of memory
+	HostMemory  bool  // KVRegion has it
+}
+
+// Look opens a device only to say what it is.
+func Look(library string, number int) (Device, error) {
+	c, err := New(Options{Library: library, Device: number, Limits: backend.Limits{Tokens: 1, Outputs: 1, Seqs: 1, Blocks: 1}})
+	if err != nil {
+		return Device{}, err
+	}
+	d := Device{Name: c.Name(), Total: c.info.total, Free: c.info.free, HostMemory: c.info.twin != 0}
+	return d, c.Close()
+}
+
+func open(path string) (*library, error) {
+	if path == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", backend.ErrNoDevice, err)
+		}
+		path = filepath.Join(filepath.Dir(exe), LibraryName)
+	}
+	l, err := openLibrary(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the CUDA kernels cannot be opened (`make cuda` makes them): %w", backend.ErrNoDevice, err)
+	}
+	return l, nil
+}
+
+// Ordinal reads a device's name, "cuda" or "cuda:N".
+func Ordinal(name string) (n int, ok bool) {
+	if name == "cuda" {
+		return 0, true
+	}
+	number, ok := strings.CutPrefix(name, "cuda:")
+	n, err := strconv.Atoi(number)
+	return n, ok && err == nil && n >= 0
+}
+
+// New opens a device.
+func New(o Options) (*CUDA, error) {
+	l := o.Limits
+	if l.Tokens < 1 || l.Outputs < 1 || l.Seqs < 1 || l.Blocks < 1 || l.Tokens > maxCols || l.Outputs > maxCols ||
+		int64(l.Seqs)*int64(l.Blocks) > 1<<31-1 {
+		return nil, fmt.Errorf("%w: limits %+v", backend.ErrShape, l)
+	}
+	lib, err := open(o.Library)
+	if err != nil {
+		return nil, err
+	}
+	c := &CUDA{opts: o, plans: make(map[backend.Key]*plan), angles: make(map[*backend.Rope]angles), tables: make(map[backend.Weight]address)}
+	n, err := lib.count()
+	if err == nil && o.Device >= n {
+		err = fmt.Errorf("there is no device %d, only %d", o.Device, n)
+	}
+	if err == nil {
+		c.dev, err = lib.open(o.Device, c.limits())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: GPU %d: %w", backend.ErrNoDevice, o.Device, err)
+	}
+	c.info = c.dev.describe()
+	var ok bool
+	if c.memory, ok = c.dev.groups(0, c.limits()); !ok {
+		return nil, errors.Join(c.failed("the step's memory"), c.Close())
+	}
+	return c, nil
+}
+
+func (c *CUDA) limits() limits {
+	l := c.opts.Limits
+	return limits{int32(l.Tokens), int32(l.Outputs), int32(l.Seqs), int32(l.Blocks)}
+}
+
+// failed is what the device says of its last failure.
+func (c *CUDA) failed(what string) error {
+	err := c.dev.err()
+	if strings.Contains(err.Error(), "out of memory") {
+		return fmt.Errorf("%w: %s: %w", backend.ErrMemory, what, err)
+	}
+	return fmt.Errorf("cuda: %s: %w", what, err)
+}
+
+// Variant names the chip's generation for the numerics class.
+func (c *CUDA) Variant() string {
+	if c.info.twin != 0 {
+		return fmt.Sprintf("cuda-twin-%d", kernelVersion)
+	}
+	return fmt.Sprintf("cuda-sm%d-%d", c.info.capability, kernelVersion)
+}
+
+// Name is the device's own.
+func (c *CUDA) Name() string {
+	name, _, _ := bytes.Cut(c.info.name[:], []byte{0})
+	return string(name)
+}
+
+// limit is the most rows of a kind.
+func (c *CUDA) limit(rows backend.Rows) int {
+	if rows == backend.OutputRows {
+		return c.opts.Limits.Outputs
+	}
+	return c.opts.Limits.Tokens
+}
+
+// reserve allocates n bytes on the device.
+func (c *CUDA) reserve(n int, what string) (address, error) {
+	a := c.dev.alloc(n)
+	if a == 0 {
+		return 0, c.failed(fmt.Sprintf("%d bytes for %s", n, what))
+	}
+	return a, nil
+}
+
+// Alloc reserves an activation buffer.
+func (c *CUDA) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
+	if (rows != backend.TokenRows && rows != backend.OutputRows) || cols < 1 || cols > maxCols {
+		return -1, fmt.Errorf("%w: buffer of row kind %d with %d columns", backend.ErrShape, rows, cols)
+	}
+	a, err := c.reserve(c.limit(rows)*cols*4, fmt.Sprintf("a buffer [%d, %d]", c.limit(rows), cols))
+	if err != nil {
+		return -1, err
+	}
+	c.buffers = append(c.buffers, &buffer{rows, cols, a})
+	return backend.Buf(len(c.buffers) - 1), nil
+}
+
+// Load copies a vector, widened to fp32, or a matrix as it is.
+func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
+	if t.As != 0 {
+		return backend.NoWeight, fmt.Errorf("%w: tensor %s as %s: weights stay as they are stored here", backend.ErrShape, t.Name, t.As)
+	}
+	w := &weight{name: t.Name}
+	data := t.Data
+	switch len(t.Shape) {
+	case 1:
+		w.out = t.Shape[0]
+	case 2:
+		w.out, w.in = t.Shape[0], t.Shape[1]
+	}
+	known := true
+	switch t.DType {
+	case backend.F32:
+		w.dtype = typeF32
+	case backend.BF16:
+		w.dtype = typeBF16
+	case backend.MXFP4:
+		w.dtype = typeMXFP4
+		known = w.in > 0 && w.in%32 == 0
+	default:
+		known = false
+	}
+	if !known || w.out < 1 || w.out > maxCols || (len(t.Shape) == 2 && w.in < 1) || w.in > maxCols ||
+		len(data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
+		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes", backend.ErrShape, t.Name, t.DType, t.Shape, len(data))
+	}
+	if w.in == 0 && w.dtype == typeBF16 {
+		data = widen(data)
+		w.dtype = typeF32
+	}
+	var err error
+	if w.data, err = c.put(data, "tensor "+t.Name); err != nil {
+		return backend.NoWeight, err
+	}
+	c.weights = append(c.weights, w)
+	return backend.Weight(len(c.weights) - 1), nil
+}
+
+// put copies bytes into memory of their own.
+func (c *CUDA) put(data []byte, what string) (address, error) {
+	a, err := c.reserve(len(data), what)
+	if err == nil && !c.dev.upload(a, data) {
+		err = c.failed(what)
+	}
+	return a, err
+}
+
+// widen makes fp32 of bf16.
+func widen(data []byte) []byte {
+	wide := make([]byte, 0, 2*len(data))
+	for ; len(data) > 0; data = data[2:] {
+		wide = append(wide, 0, 0, data[0], data[1])
+	}
+	return wide
+}
+
+// raw sees numbers as bytes.
+func raw[T float32 | expert](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
+}
+
+// AllocKV reserves the paged KV, once.
+func (c *CUDA) AllocKV(spec backend.KVSpec) error {
+	if c.kv.regions != nil {
+		return fmt.Errorf("%w: KV allocated twice", backend.ErrShape)
+	}
+	if !spec.Valid() {
+		return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
+	}
+	for _, g := range spec.Groups {
+		if g.BlockTokens > maxBlockTokens || g.ValueDim() > maxHeadDim || g.HeadDim > maxKeyDim || g.HeadDim%2 != 0 || g.Latent%2 != 0 || int64(spec.Blocks)*int64(g.BlockTokens) > math.MaxInt32 {
+			return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
+		}
+	}
+	var ok bool
+	if c.memory, ok = c.dev.groups(len(spec.Groups), c.limits()); !ok {
+		return c.failed("block tables")
+	}
+	for i := range c.memory.tables {
+		c.memory.tables[i] = unknownBlock
+	}
+	for i := range spec.Regions {
+		a, err := c.reserve(spec.Blocks*spec.PageBytes, fmt.Sprintf("KV region %d of %d", i+1, spec.Regions))
+		if err != nil {
+			return err
+		}
+		c.kv.regions = append(c.kv.regions, a)
+	}
+	c.kv.spec = spec
+	return nil
+}
+
+// KVRegion is one region's pages where the host can see them, as the twin's; nil
+// of a GPU.
+func (c *CUDA) KVRegion(region int) []byte {
+	if c.info.twin == 0 {
+		return nil
+	}
+	return c.dev.memory(c.kv.regions[region], c.kv.spec.Blocks*c.kv.spec.PageBytes)
+}
+
+// Download copies the live rows of the last step into dst, which it grows when it
+// is too short, and returns the part that it filled.
+func (c *CUDA) Download(dst []float32, src backend.Buf) []float32 {
+	b := c.buffers[src]
+	n := c.step.live(b.rows) * b.cols
+	if cap(dst) < n {
+		dst = make([]float32, n)
+	}
+	dst = dst[:n]
+	if n > 0 && !c.dev.download(raw(dst), b.data) {
+		panic(c.failed("reading a buffer"))
+	}
+	return dst
+}
+
+// Close ends the device's work and returns its memory.
+func (c *CUDA) Close() error {
+	if c.dev != nil {
+		c.dev.close()
+	}
+	c.dev = nil
+	c.buffers, c.weights, c.routes, c.plans = nil, nil, nil, nil
+	c.memory, c.kv = stepMemory{}, kvStore{}
+	return nil
+}
+
+// float32Bytes is for tables that go to the device once.
+func float32Bytes(v []float32) []byte {
+	b := make([]byte, 0, 4*len(v))
+	for _, f := range v {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+	}
+	return b
+}

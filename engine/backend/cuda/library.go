@@ -1,0 +1,176 @@
+//go:build cgo && linux
+
+package cuda
+
+/*
+#cgo CFLAGS: -I${SRCDIR}/../../../cuda
+#cgo LDFLAGS: -ldl
+#cgo noescape td_l_upload
+#cgo noescape td_l_download
+#cgo noescape td_l_record
+#cgo nocallback td_l_upload
+#cgo nocallback td_l_download
+#cgo nocallback td_l_record
+#cgo nocallback td_l_run
+#cgo nocallback td_l_poll
+#cgo nocallback td_l_wait
+#cgo nocallback td_l_tables
+#include "library.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// The structures of both sides have one size.
+var (
+	_ = [1]byte{}[unsafe.Sizeof(C.td_op{})-unsafe.Sizeof(op{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_info{})-unsafe.Sizeof(info{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_draw{})-unsafe.Sizeof(draw{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_limits{})-unsafe.Sizeof(limits{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_expert{})-unsafe.Sizeof(expert{})]
+	_ = [1]byte{}[C.TD_VERSION-version]
+	_ = [1]byte{}[C.TD_JOIN-int(opJoin)]
+)
+
+// library is an opened shared object. It stays open: what a GPU's driver started
+// for it has no end before that of the process.
+type library struct{ c *C.td_library }
+
+// openLibrary opens the shared object at path.
+func openLibrary(path string) (*library, error) {
+	l := &library{(*C.td_library)(C.calloc(1, C.size_t(unsafe.Sizeof(C.td_library{}))))}
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	if bad := C.td_load(l.c, name); bad != nil {
+		defer C.free(unsafe.Pointer(l.c))
+		return nil, fmt.Errorf("%s: %s", path, C.GoString(bad))
+	}
+	if v := C.td_l_version(l.c); v != version {
+		return nil, fmt.Errorf("%s: it has version %d of the interface, this program %d; build both from one source", path, v, version)
+	}
+	return l, nil
+}
+
+// count is how many devices there are.
+func (l *library) count() (int, error) {
+	var why [256]C.char
+	n := C.td_l_count(l.c, &why[0], C.int(len(why)))
+	if n < 0 {
+		return 0, errors.New(C.GoString(&why[0]))
+	}
+	return int(n), nil
+}
+
+// driver is an open device.
+type driver struct {
+	l *C.td_library
+	d *C.td_device
+}
+
+func (l *library) open(ordinal int, m limits) (*driver, error) {
+	var why [256]C.char
+	lim := C.td_limits{tokens: C.int32_t(m.tokens), outputs: C.int32_t(m.outputs), seqs: C.int32_t(m.seqs), blocks: C.int32_t(m.blocks)}
+	d := C.td_l_open(l.c, C.int(ordinal), lim, &why[0], C.int(len(why)))
+	if d == nil {
+		return nil, errors.New(C.GoString(&why[0]))
+	}
+	return &driver{l.c, d}, nil
+}
+
+func (d *driver) close()     { C.td_l_close(d.l, d.d) }
+func (d *driver) err() error { return errors.New(C.GoString(C.td_l_error(d.l, d.d))) }
+
+func (d *driver) describe() (i info) {
+	C.td_l_describe(d.l, d.d, (*C.td_info)(unsafe.Pointer(&i)))
+	return i
+}
+
+// alloc reserves n bytes, or returns 0.
+func (d *driver) alloc(n int) address { return address(C.td_l_alloc(d.l, d.d, C.int64_t(n))) }
+
+func (d *driver) upload(to address, from []byte) bool {
+	return len(from) == 0 || C.td_l_upload(d.l, d.d, C.td_address(to), unsafe.Pointer(&from[0]), C.int64_t(len(from))) != 0
+}
+
+func (d *driver) download(to []byte, from address) bool {
+	return len(to) == 0 || C.td_l_download(d.l, d.d, unsafe.Pointer(&to[0]), C.td_address(from), C.int64_t(len(to))) != 0
+}
+
+// groups makes the step's memory for so many groups of KV.
+func (d *driver) groups(n int, m limits) (s stepMemory, ok bool) {
+	var c C.td_step
+	if C.td_l_groups(d.l, d.d, C.int(n), &c) == 0 {
+		return s, false
+	}
+	ints := func(p *C.int32_t, n int) []int32 { return unsafe.Slice((*int32)(unsafe.Pointer(p)), n) }
+	tokens, outputs := int(m.tokens), int(m.outputs)
+	s = stepMemory{
+		counts: ints(c.counts, 4), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens),
+		outRows: ints(c.out_rows, outputs), slots: ints(c.slots, max(n, 1)*tokens), sampled: ints(c.sampled, outputs),
+		draws: unsafe.Slice((*draw)(unsafe.Pointer(c.draws)), outputs), done: (*uint32)(unsafe.Pointer(c.done)),
+	}
+	if n > 0 {
+		s.tables = ints(c.tables, n*int(m.seqs)*int(m.blocks))
+	}
+	return s, true
+}
+
+func (d *driver) tables(group, seq, from, n int) bool {
+	return C.td_l_tables(d.l, d.d, C.int(group), C.int(seq), C.int(from), C.int(n)) != 0
+}
+
+// recorded is a plan of the device's.
+type recorded struct{ p *C.td_plan }
+
+func (d *driver) record(ops []op, tokens, outputs int, graph bool) (recorded, bool) {
+	g, first := C.int(0), unsafe.Pointer(unsafe.SliceData(ops))
+	if graph {
+		g = 1
+	}
+	p := C.td_l_record(d.l, d.d, first, C.int(len(ops)), C.int(tokens), C.int(outputs), g)
+	return recorded{p}, p != nil
+}
+
+func (d *driver) run(p recorded, from, to int) bool {
+	return C.td_l_run(d.l, d.d, p.p, C.int(from), C.int(to)) != 0
+}
+
+// poll says whether all work has ended; false with an error where it failed.
+func (d *driver) poll() (bool, error) {
+	switch C.td_l_poll(d.l, d.d) {
+	case 0:
+		return false, nil
+	case 1:
+		return true, nil
+	}
+	return false, d.err()
+}
+
+func (d *driver) wait() bool { return C.td_l_wait(d.l, d.d) != 0 }
+
+// memory sees a twin's memory, which is the host's.
+func (d *driver) memory(at address, n int) []byte {
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))), n)
+}
+
+// twin sets how the host twin runs what follows: a seed, whether copies land late,
+// and which barrier is left out.
+func (l *library) twin(seed uint64, deferred bool, skip string) {
+	late, name := C.int(0), C.CString(skip)
+	defer C.free(unsafe.Pointer(name))
+	if deferred {
+		late = 1
+	}
+	C.td_l_twin(l.c, C.uint64_t(seed), late, name)
+}
+
+// sites lists the barriers and waits that the twin has met, one a line.
+func (l *library) sites() string {
+	b := make([]byte, 64<<10)
+	n := C.td_l_twin_sites(l.c, (*C.char)(unsafe.Pointer(&b[0])), C.int(len(b)))
+	return string(b[:min(int(n), len(b)-1)])
+}

@@ -1,0 +1,48 @@
+// The functions of api.h, found in a shared object that is opened at run time.
+#pragma once
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include "api.h"
+
+#define TD_FUNCTIONS(f) \
+	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait)
+
+typedef struct {
+	void *handle;
+#define TD_FIELD(name) __typeof__(&td_##name) name;
+	TD_FUNCTIONS(TD_FIELD)
+	void (*twin)(uint64_t seed, int deferred, const char *skip); // of the host twin alone
+	int (*twin_sites)(char *to, int n);
+} td_library;
+
+// td_load fills l and returns NULL, or says what is wrong.
+static inline const char *td_load(td_library *l, const char *path) {
+	l->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!l->handle) return dlerror();
+#define TD_FIND(name) \
+	l->name = (__typeof__(&td_##name))dlsym(l->handle, "td_" #name); \
+	if (!l->name) return "it has no function td_" #name;
+	TD_FUNCTIONS(TD_FIND)
+	l->twin = (void (*)(uint64_t, int, const char *))dlsym(l->handle, "td_twin");
+	l->twin_sites = (int (*)(char *, int))dlsym(l->handle, "td_twin_sites");
+	return NULL;
+}
+
+static inline int td_l_version(td_library *l) { return l->version(); }
+static inline int td_l_count(td_library *l, char *e, int n) { return l->count(e, n); }
+static inline td_device *td_l_open(td_library *l, int i, td_limits m, char *e, int n) { return l->open(i, m, e, n); }
+static inline void td_l_close(td_library *l, td_device *d) { l->close(d); }
+static inline const char *td_l_error(td_library *l, td_device *d) { return l->error(d); }
+static inline void td_l_describe(td_library *l, td_device *d, td_info *i) { l->describe(d, i); }
+static inline td_address td_l_alloc(td_library *l, td_device *d, int64_t n) { return l->alloc(d, n); }
+static inline int td_l_upload(td_library *l, td_device *d, td_address to, const void *from, int64_t n) { return l->upload(d, to, from, n); }
+static inline int td_l_download(td_library *l, td_device *d, void *to, td_address from, int64_t n) { return l->download(d, to, from, n); }
+static inline int td_l_groups(td_library *l, td_device *d, int n, td_step *s) { return l->groups(d, n, s); }
+static inline int td_l_tables(td_library *l, td_device *d, int g, int s, int from, int n) { return l->tables(d, g, s, from, n); }
+static inline td_plan *td_l_record(td_library *l, td_device *d, const void *o, int n, int t, int out, int g) { return l->record(d, (const td_op *)o, n, t, out, g); }
+static inline int td_l_run(td_library *l, td_device *d, td_plan *p, int from, int to) { return l->run(d, p, from, to); }
+static inline int td_l_poll(td_library *l, td_device *d) { return l->poll(d); }
+static inline int td_l_wait(td_library *l, td_device *d) { return l->wait(d); }
+static inline void td_l_twin(td_library *l, uint64_t seed, int deferred, const char *skip) { if (l->twin) l->twin(seed, deferred, skip); }
+static inline int td_l_twin_sites(td_library *l, char *to, int n) { return l->twin_sites ? l->twin_sites(to, n) : 0; }

@@ -1,0 +1,33 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	kernels "github.com/tandem-serving/tandem/cuda"
+)
+
+// TestMain runs the tests on the host twin, which it builds where it is not there,
+// or on the shared object of TANDEM_CUDA_LIBRARY. With TANDEM_CUDA_SANITIZE the twin
+// is instrumented; then the tests need -asan.
+func TestMain(m *testing.M) {
+	libraryPath = os.Getenv("TANDEM_CUDA_LIBRARY")
+	if libraryPath == "" {
+		sanitizers := ""
+		if os.Getenv("TANDEM_CUDA_SANITIZE") != "" {
+			sanitizers, rounds = kernels.Sanitizers, 5
+		}
+		var err error
+		if libraryPath, err = kernels.Twin("../../..", sanitizers); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// libraryPath is the shared object under test.
+var libraryPath string

@@ -1,0 +1,210 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/memory"
+	"github.com/tandem-serving/tandem/engine/model"
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// tolerance is how far a logit may be from the CPU's.
+const tolerance = 1e-4
+
+var modelLimits = backend.Limits{Tokens: 64, Outputs: 16, Seqs: 5, Blocks: 12}
+
+const blockTokens = 16
+
+// seat is a model on a backend.
+type seat struct {
+	*model.Model
+	backend.Backend
+}
+
+func sit(t testing.TB, src *model.Source, b backend.Backend, kv backend.DType) *seat {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	m, err := model.Load(src, b, modelLimits, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.AllocKV(kvSpec(src, kv)); err != nil {
+		t.Fatal(err)
+	}
+	return &seat{m, b}
+}
+
+func kvSpec(src *model.Source, kv backend.DType) backend.KVSpec {
+	spec := memory.Arrange(memory.Need{
+		Layers: src.Config.KVLayers(), BlockTokens: blockTokens, DType: kv,
+		MaxModelLen: modelLimits.Blocks * blockTokens, MaxBatchedTokens: modelLimits.Tokens,
+	})
+	spec.Blocks = modelLimits.Seqs * modelLimits.Blocks * len(spec.Groups)
+	return spec
+}
+
+func openGPU(t testing.TB, o Options) *CUDA {
+	t.Helper()
+	o.Library = libraryPath
+	c, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// rounds is how many steps a comparison runs: fewer under sanitizers.
+var rounds = 14
+
+// talk is one sequence of a test: prompt, then what the CPU draws.
+type talk struct {
+	tokens []int32
+	done   int
+	params sample.Params
+	tables [][]int32
+}
+
+// load makes a step of what rng picks of the talks: chunks of prompts, single
+// tokens behind them, now and then some more outputs than the last.
+func load(rng *rand.Rand, talks []*talk, spec backend.KVSpec) (*backend.Step, []*talk) {
+	s := &backend.Step{}
+	var who []*talk
+	for _, i := range rng.Perm(len(talks)) {
+		k := talks[i]
+		left := len(k.tokens) - k.done
+		room := modelLimits.Tokens - len(s.Tokens)
+		if left == 0 || room == 0 || rng.IntN(4) == 0 {
+			continue
+		}
+		n := min(1+rng.IntN(left), room)
+		span := backend.Span{Row: int32(len(s.Tokens)), Tokens: int32(n), Start: int32(k.done)}
+		for g, group := range spec.Groups {
+			if group.Window > 0 {
+				for place := range max(0, k.done-group.Window+1) / group.BlockTokens {
+					k.tables[g][place] = -1
+				}
+			}
+			span.Tables = append(span.Tables, k.tables[g][:(k.done+n+group.BlockTokens-1)/group.BlockTokens])
+		}
+		for p := k.done; p < k.done+n; p++ {
+			s.Tokens, s.Positions = append(s.Tokens, k.tokens[p]), append(s.Positions, int32(p))
+		}
+		k.done += n
+		if k.done == len(k.tokens) && len(s.Outputs) < modelLimits.Outputs {
+			s.Outputs = append(s.Outputs, backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params})
+			who = append(who, k)
+		}
+		s.Spans = append(s.Spans, span)
+	}
+	s.Sampled = make([]int32, len(s.Outputs))
+	return s, who
+}
+
+// newTalks makes sequences whose blocks lie anywhere.
+func newTalks(rng *rand.Rand, vocab int, spec backend.KVSpec) []*talk {
+	perm := rng.Perm(spec.Blocks)
+	talks := make([]*talk, modelLimits.Seqs)
+	for i := range talks {
+		k := &talk{tokens: make([]int32, 1+rng.IntN(90))}
+		for j := range k.tokens {
+			k.tokens[j] = rng.Int32N(int32(vocab))
+		}
+		if i%2 == 1 {
+			k.params = sample.Params{Seed: rng.Uint64(), Temperature: 0.5 + rng.Float32(), TopP: 0.7, TopK: int32(rng.IntN(30)), MinP: 0.01}
+		}
+		for range spec.Groups {
+			table := make([]int32, modelLimits.Blocks)
+			for j := range table {
+				table[j] = int32(perm[j])
+			}
+			perm = perm[modelLimits.Blocks:]
+			k.tables = append(k.tables, table)
+		}
+		talks[i] = k
+	}
+	return talks
+}
+
+// Whole models give the CPU's logits and draws, whatever shares a step.
+func TestModels(t *testing.T) {
+	folders, err := filepath.Glob("../../model/testdata/*/config.json")
+	if err != nil || len(folders) < 10 {
+		t.Fatal(folders, err)
+	}
+	for _, config := range folders {
+		dir := filepath.Dir(config)
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			src, err := model.OpenDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { src.Close() })
+			host, err := cpu.New(cpu.Options{Limits: modelLimits, Threads: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			compareModels(t, src, sit(t, src, host, backend.F32), sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32), backend.F32, tolerance)
+		})
+	}
+}
+
+func compareModels(t *testing.T, src *model.Source, want, got *seat, kv backend.DType, tolerance float64) {
+	spec, worst, draws, drawn := kvSpec(src, kv), 0.0, 0, 0
+	rng := rand.New(rand.NewPCG(1, uint64(src.Config.Layers)))
+	talks := newTalks(rng, want.VocabSize(), spec)
+	var scratch sample.Scratch
+	for steps := range rounds {
+		step, who := load(rng, talks, spec)
+		if len(step.Tokens) == 0 {
+			continue
+		}
+		if err := want.Step(step, nil); err != nil {
+			t.Fatal(err)
+		}
+		sampled := slices.Clone(step.Sampled)
+		if err := got.Step(step, nil); err != nil {
+			t.Fatal(err)
+		}
+		a, b := want.Download(nil, want.Logits()), got.Download(nil, got.Logits())
+		for i := range a {
+			worst = max(worst, math.Abs(float64(a[i]-b[i])))
+			if b[i] != b[i] {
+				t.Fatalf("step %d: a logit is not a number", steps)
+			}
+		}
+		vocab := want.VocabSize()
+		for i := range step.Outputs {
+			// On the device's own logits the host would draw the same.
+			own := sample.Pick(b[i*vocab:(i+1)*vocab], &step.Outputs[i].Params, step.Outputs[i].Position, &scratch)
+			if own != step.Sampled[i] {
+				t.Errorf("step %d, output %d: token %d drawn, the host draws %d of the same logits", steps, i, step.Sampled[i], own)
+			}
+			drawn++
+			if sampled[i] == step.Sampled[i] {
+				draws++
+			}
+		}
+		for i, k := range who {
+			k.tokens = append(k.tokens, sampled[i])
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("worst error of a logit %.2g, %d of %d draws are the CPU's", worst, draws, drawn)
+	if worst > tolerance || drawn < 5 || draws < drawn*9/10 {
+		t.Errorf("a logit is off by %g, at most %g is allowed; %d of %d draws are the CPU's", worst, tolerance, draws, drawn)
+	}
+}

@@ -1,0 +1,259 @@
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// stepState is what is kept of the last step.
+type stepState struct {
+	tokens, outputs int
+	number          int32 // of the last step that was started
+	controlled      []int // outputs whose logits the host changes, so that it draws them
+}
+
+// live is how many rows of a kind the last step had.
+func (s *stepState) live(rows backend.Rows) int {
+	if rows == backend.OutputRows {
+		return s.outputs
+	}
+	return s.tokens
+}
+
+// graphTokens is the most tokens of a step that is a graph: beyond it the time to
+// start operations one by one is hidden by what they compute.
+const graphTokens = 512
+
+// Replay runs a step; see backend.Backend. The step is checked against the plan
+// and copied before anything runs; a refusal means that nothing ran.
+func (c *CUDA) Replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
+	p := c.plans[key]
+	if p == nil {
+		var err error
+		if p, err = c.capture(key, record); err != nil {
+			return err
+		}
+	}
+	if err := c.take(p, key, step); err != nil {
+		return err
+	}
+	if onMark == nil {
+		if !c.dev.run(p.whole, 0, len(p.ops)) {
+			return c.failed("a step")
+		}
+	} else {
+		done := 0
+		for _, m := range p.marks {
+			if !c.dev.run(p.eager, done, m.at) || !c.dev.wait() {
+				return c.failed("a step")
+			}
+			done = m.at
+			onMark(m.layer)
+		}
+		if !c.dev.run(p.eager, done, len(p.ops)) {
+			return c.failed("a step")
+		}
+	}
+	if err := c.finish(); err != nil {
+		return err
+	}
+	if p.logits == nil {
+		return nil
+	}
+	copy(step.Sampled, c.memory.sampled[:c.step.outputs])
+	for _, i := range c.step.controlled {
+		if err := c.drawHere(p.logits, step, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish waits until the device has written the step's number. It looks, gives
+// other goroutines a turn, and now and then asks the device whether it has failed.
+func (c *CUDA) finish() error {
+	const ask = 200 * time.Microsecond
+	var since time.Time
+	for i := 0; atomic.LoadUint32(c.memory.done) != uint32(c.step.number); i++ {
+		runtime.Gosched()
+		if i%64 != 63 {
+			continue
+		}
+		if now := time.Now(); now.Sub(since) > ask {
+			since = now
+			ended, err := c.dev.poll()
+			if err != nil {
+				return fmt.Errorf("cuda: a step: %w", err)
+			}
+			if ended && atomic.LoadUint32(c.memory.done) != uint32(c.step.number) {
+				return fmt.Errorf("cuda: the device ended step %d without saying so: %w", c.step.number, c.dev.err())
+			}
+		}
+	}
+	return nil
+}
+
+// drawHere draws an output whose logits are changed by rules that need its tokens.
+func (c *CUDA) drawHere(logits *buffer, step *backend.Step, i int) error {
+	if len(c.row) < logits.cols {
+		c.row = make([]float32, logits.cols)
+	}
+	row := c.row[:logits.cols]
+	if !c.dev.download(raw(row), logits.data+address(4*i*logits.cols)) {
+		return c.failed("reading logits")
+	}
+	step.Sampled[i] = sample.Pick(row, &step.Outputs[i].Params, step.Outputs[i].Position, &c.scratch)
+	return nil
+}
+
+// capture records the plan of a key.
+func (c *CUDA) capture(key backend.Key, record func()) (*plan, error) {
+	l := c.opts.Limits
+	if key.Tokens < 1 || key.Tokens > l.Tokens || key.Outputs < 0 || key.Outputs > l.Outputs {
+		return nil, fmt.Errorf("%w: plan %+v beyond limits %+v", backend.ErrShape, key, l)
+	}
+	c.recording = &plan{turned: make(map[*backend.Rope]bool)}
+	defer func() { c.recording = nil }()
+	record()
+	p := c.recording
+	ok := true
+	if p.eager, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, false); ok {
+		p.whole = p.eager
+		if !c.opts.Eager && key.Tokens <= graphTokens {
+			p.whole, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, true)
+		}
+	}
+	if !ok {
+		return nil, c.failed(fmt.Sprintf("plan %+v", key))
+	}
+	c.plans[key] = p
+	return p, nil
+}
+
+// take checks a step and copies it.
+func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step) error {
+	s, l, to := &c.step, c.opts.Limits, &c.memory
+	n := len(step.Tokens)
+	switch {
+	case n < 1 || n > key.Tokens || len(step.Outputs) > key.Outputs || len(step.Spans) > l.Seqs:
+		return fmt.Errorf("%w: step of %d tokens, %d outputs, %d spans for plan %+v and %d sequences",
+			backend.ErrShape, n, len(step.Outputs), len(step.Spans), key, l.Seqs)
+	case len(step.Positions) != n:
+		return fmt.Errorf("%w: %d positions for %d tokens", backend.ErrShape, len(step.Positions), n)
+	case len(step.Sampled) < len(step.Outputs):
+		return fmt.Errorf("%w: room for %d samples, %d outputs", backend.ErrShape, len(step.Sampled), len(step.Outputs))
+	}
+	for i, id := range step.Tokens {
+		if id < 0 || (p.vocab > 0 && int(id) >= p.vocab) || step.Positions[i] < 0 {
+			return fmt.Errorf("%w: row %d has token %d of %d at position %d", backend.ErrShape, i, id, p.vocab, step.Positions[i])
+		}
+	}
+	for i := range step.Outputs {
+		if r := step.Outputs[i].Row; r < 0 || int(r) >= n {
+			return fmt.Errorf("%w: output %d reads row %d of %d", backend.ErrShape, i, r, n)
+		}
+	}
+	if p.usesKV {
+		if err := c.takeSpans(step); err != nil {
+			return err
+		}
+	}
+	s.tokens, s.outputs, s.controlled = n, len(step.Outputs), s.controlled[:0]
+	s.number++
+	copy(to.counts, []int32{int32(n), int32(s.outputs), int32(len(step.Spans)), s.number})
+	copy(to.ids, step.Tokens)
+	copy(to.positions, step.Positions)
+	for i := range step.Outputs {
+		o := &step.Outputs[i]
+		to.outRows[i] = o.Row
+		if o.Params.Controls != nil {
+			s.controlled = append(s.controlled, i)
+			to.draws[i] = draw{}
+			continue
+		}
+		to.draws[i] = draw{
+			seed: o.Params.Seed, choice: o.Params.Choice, position: o.Position, temperature: o.Params.Temperature,
+			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK,
+		}
+	}
+	return nil
+}
+
+// takeSpans checks that the spans cover the rows in order and that each row's
+// position follows from its span, and brings the block tables up to date.
+func (c *CUDA) takeSpans(step *backend.Step) error {
+	next := 0
+	for i := range step.Spans {
+		sp := &step.Spans[i]
+		if sp.Adapter != 0 {
+			return fmt.Errorf("%w: span %d goes through adapter %d; there are none on a GPU", backend.ErrShape, i, sp.Adapter)
+		}
+		if int(sp.Row) != next || sp.Tokens < 1 || int(sp.Tokens) > len(step.Tokens)-next || sp.Start < 0 {
+			return fmt.Errorf("%w: span %d at row %d of %d tokens from position %d, next row is %d of %d",
+				backend.ErrShape, i, sp.Row, sp.Tokens, sp.Start, next, len(step.Tokens))
+		}
+		if len(sp.Tables) != len(c.kv.spec.Groups) {
+			return fmt.Errorf("%w: span %d has %d block tables, the KV has %d groups", backend.ErrShape, i, len(sp.Tables), len(c.kv.spec.Groups))
+		}
+		for g := range sp.Tables {
+			if err := c.takeTable(i, sp, g); err != nil {
+				return err
+			}
+		}
+		for r := next; r < next+int(sp.Tokens); r++ {
+			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
+				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
+			}
+			c.memory.rowSpan[r] = int32(i)
+		}
+		next += int(sp.Tokens)
+	}
+	if next != len(step.Tokens) {
+		return fmt.Errorf("%w: spans cover %d of %d rows", backend.ErrShape, next, len(step.Tokens))
+	}
+	return nil
+}
+
+// takeTable checks one span's block table of a group, sends what of it the device
+// does not have, and notes where the span's rows are stored. Before the window
+// there may be no blocks.
+func (c *CUDA) takeTable(span int, sp *backend.Span, group int) error {
+	g, l, table := &c.kv.spec.Groups[group], c.opts.Limits, sp.Tables[group]
+	bt, end := g.BlockTokens, int(sp.Start)+int(sp.Tokens)
+	if len(table) > l.Blocks || len(table)*bt < end {
+		return fmt.Errorf("%w: span %d has %d blocks of %d tokens for %d positions, at most %d blocks",
+			backend.ErrShape, span, len(table), bt, end, l.Blocks)
+	}
+	first := 0
+	if g.Window > 0 {
+		first = max(0, int(sp.Start)-g.Window+1) / bt
+	}
+	// What the device has of this row is what pinned memory still says.
+	have := c.memory.tables[(group*l.Seqs+span)*l.Blocks:][:len(table)]
+	lo, hi := len(table), 0
+	for j, b := range table {
+		if (b < 0 && j >= first) || int(b) >= c.kv.spec.Blocks {
+			return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, span, b, j, c.kv.spec.Blocks)
+		}
+		if have[j] != b {
+			lo, hi = min(lo, j), j+1
+		}
+	}
+	if lo < hi {
+		copy(have[lo:hi], table[lo:hi])
+		if !c.dev.tables(group, span, lo, hi-lo) {
+			return c.failed("block tables")
+		}
+	}
+	slots := c.memory.slots[group*l.Tokens+int(sp.Row):]
+	for i := range int(sp.Tokens) {
+		pos := int(sp.Start) + i
+		slots[i] = table[pos/bt]*int32(bt) + int32(pos%bt)
+	}
+	return nil
+}

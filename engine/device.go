@@ -1,0 +1,89 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/backend/cuda"
+	"github.com/tandem-serving/tandem/engine/memory"
+	"github.com/tandem-serving/tandem/engine/model"
+)
+
+// gpuReserve is left of a GPU's memory for graphs, code and what the driver takes
+// as it goes, in bytes.
+const gpuReserve = 768 << 20
+
+// choice is the device that a model will compute on.
+type choice struct {
+	gpu         bool
+	number      int
+	name        string
+	total, free int64 // bytes of a GPU's memory
+}
+
+// choose reads --device and looks for a GPU unless it says cpu. Where auto finds
+// none it says why and takes the CPU; a GPU that was asked for must be there.
+func choose(o *LoadOptions) (choice, error) {
+	if o.Device == "cpu" {
+		return choice{}, nil
+	}
+	auto := o.Device == "" || o.Device == "auto"
+	c := choice{gpu: true}
+	if !auto {
+		var ok bool
+		if c.number, ok = cuda.Ordinal(o.Device); !ok {
+			return c, fmt.Errorf("%w: --device %q; use auto, cpu, cuda or cuda:N", ErrOption, o.Device)
+		}
+	}
+	p, err := cuda.Look(o.CUDALibrary, c.number)
+	if err == nil && o.SharedKV && !p.HostMemory {
+		err = fmt.Errorf("%w: KV blocks travel between prefill and decode nodes from the CPU's memory alone; `tandem serve` computes on GPUs", backend.ErrNoDevice)
+	}
+	if err == nil && o.Quantization != "" && o.Quantization != "none" {
+		err = fmt.Errorf("%w: --quantization %s is of the CPU alone; on GPUs weights stay as they are stored", backend.ErrNoDevice, o.Quantization)
+	}
+	switch {
+	case err != nil && auto:
+		o.Logger.Info("computing on the CPU", "why", err)
+		return choice{}, nil
+	case err != nil:
+		return c, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
+	}
+	c.name, c.total, c.free = p.Name, p.Total, p.Free
+	o.Logger.Info("computing on a GPU", "device", fmt.Sprintf("cuda:%d", c.number), "name", c.name, "memory", memory.Bytes(c.total), "free", memory.Bytes(c.free))
+	return c, nil
+}
+
+// kvMemory is the default memory for KV: of a GPU what --gpu-memory-utilization
+// leaves beside what is taken already, the weights and a step.
+func (c *choice) kvMemory(o *LoadOptions, weights int64, config *model.Config) (int64, error) {
+	if !c.gpu {
+		return defaultKV(o.MemoryLimit, weights), nil
+	}
+	step := config.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})
+	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - gpuReserve
+	if left <= 0 {
+		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are taken by others, weights need %s, a step %s, and %s are kept",
+			ErrOption, o.GPUMemory, memory.Bytes(c.total), memory.Bytes(c.total-c.free), memory.Bytes(weights), memory.Bytes(step), memory.Bytes(gpuReserve))
+	}
+	return left, nil
+}
+
+// open makes the backend.
+func (c *choice) open(o *LoadOptions, limits backend.Limits) (backend.Backend, error) {
+	if c.gpu {
+		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager})
+		if err != nil {
+			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
+		}
+		return b, nil
+	}
+	b, err := cpu.New(cpu.Options{
+		Threads: o.Threads, Limits: limits, Kernels: o.Kernels, Mapped: true, FaultBatchOrder: o.FaultBatchOrder,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)
+	}
+	return b, nil
+}
