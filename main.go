@@ -504,6 +504,7 @@ type node struct {
 type hooks struct {
 	step   func()
 	blocks func(events []kvcache.Event, gap bool)
+	mapKV  func(bytes int) ([]byte, error) // where KV blocks lie; nil: the device's own memory
 }
 
 // startEngine loads the model and starts its loop.
@@ -512,6 +513,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	if err != nil {
 		return nil, err
 	}
+	o.MapKV = on.mapKV
 	o.SharedKV = role != "serve"
 	l, err := engine.Load(o)
 	if err != nil {
@@ -662,8 +664,20 @@ func runPrefill(v *command.Invocation) error {
 		return err
 	}
 	defer d.End()
+	transport, err := kvTransport(&f.n)
+	if err != nil {
+		return err
+	}
+	shared, err := kvFile(d, transport)
+	if err != nil {
+		return err
+	}
 	var news blockNews
-	n, err := startEngine(d, v.Environ, &f.m, &f.p, "prefill", metrics.Prefill, hooks{blocks: news.tell})
+	on := hooks{blocks: news.tell}
+	if shared != nil {
+		on.mapKV = shared.Map
+	}
+	n, err := startEngine(d, v.Environ, &f.m, &f.p, "prefill", metrics.Prefill, on)
 	if err != nil {
 		return err
 	}
@@ -671,7 +685,7 @@ func runPrefill(v *command.Invocation) error {
 	if err := news.begin(n, bus); err != nil {
 		return err
 	}
-	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded}
+	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport}
 	if f.n.KVTLS {
 		wo.TLS = d.Certs.Client()
 	}
@@ -703,6 +717,10 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	defer d.End()
+	transport, err := kvTransport(&f.n)
+	if err != nil {
+		return err
+	}
 	var role *decode.Node
 	var news blockNews
 	n, err := startEngine(d, v.Environ, &f.m, &f.p, "decode", metrics.Decode, hooks{
@@ -721,7 +739,7 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	ro := kvtransfer.ReaderOptions{
-		Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
+		Node: d.Name, Transport: transport, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
 		OnEvent: func(ev kvtransfer.Event) { role.TransferEvent(ev) },
 	}
 	if f.n.KVTLS {

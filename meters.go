@@ -183,6 +183,7 @@ func (n *node) meterReader(r *kvtransfer.Reader) {
 		n.set.Gauge(metrics.KVLeases, state).Func(func() float64 { return float64(f(r.Stats())) })
 	}
 	counter(metrics.KVTransferBytes, func(s kvtransfer.ReaderStats) uint64 { return s.PayloadBytes }, "in")
+	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.ReaderStats) uint64 { return s.SharedBytes }, "in")
 	counter(metrics.KVTransfers, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesArrived }, "in")
 	counter(metrics.KVTransferFailures, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesFailed }, "in")
 	counter(metrics.KVLeasesExpired, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesExpired })
@@ -222,6 +223,7 @@ func (n *node) meterPrefill(p *prefill.Node, w *kvtransfer.Writer) {
 	jobs("refused", func(c prefill.Counters) uint64 { return c.Refused })
 	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + p.Counters().Overloaded }, "max_num_queued_reqs")
 	counter(metrics.KVTransferBytes, func(s kvtransfer.WriterStats) uint64 { return s.PayloadBytes }, "out")
+	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.WriterStats) uint64 { return s.SharedBytes }, "out")
 	counter(metrics.KVTransfers, func(s kvtransfer.WriterStats) uint64 { return s.PushesDone }, "out")
 	counter(metrics.KVTransferFailures, func(s kvtransfer.WriterStats) uint64 { return s.PushesFailed }, "out")
 	counter(metrics.KVTransferRetries, func(s kvtransfer.WriterStats) uint64 { return s.Retries })

@@ -80,7 +80,7 @@ func (c *choice) open(o *LoadOptions, limits backend.Limits) (backend.Backend, e
 		return b, nil
 	}
 	b, err := cpu.New(cpu.Options{
-		Threads: o.Threads, Limits: limits, Kernels: o.Kernels, Mapped: true, FaultBatchOrder: o.FaultBatchOrder,
+		Threads: o.Threads, Limits: limits, Kernels: o.Kernels, Mapped: true, MapKV: o.MapKV, FaultBatchOrder: o.FaultBatchOrder,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)

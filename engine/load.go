@@ -57,6 +57,9 @@ type LoadOptions struct {
 	KVDType     string // "auto" (as the weights), "float32" or "bfloat16"
 	BlockTokens int    // 0: 16
 
+	// MapKV maps the memory of KV blocks, a region at a time; nil: the device's own. Close unmaps only the latter.
+	MapKV func(bytes int) ([]byte, error)
+
 	MaxModelLen      int // 0: what the model was made for, or less if KVMemory is short
 	MaxSeqs          int
 	MaxBatchedTokens int

@@ -17,14 +17,15 @@ import (
 // faults are what happens to one chaos run's connections, counted.
 type faults struct {
 	Network
-	seed  uint64
-	plain bool // frames can be recognised, so that they can be repeated
-	nConn atomic.Uint64
+	seed   uint64
+	plain  bool // frames can be recognised, so that they can be repeated
+	shared bool // they have no pages behind them
+	nConn  atomic.Uint64
 
-	off                                   atomic.Bool
-	kills, flips, stalls, repeats, replay atomic.Int64
-	mu                                    sync.Mutex
-	old                                   [][]byte // whole frames of earlier leases, at most 8
+	off                                            atomic.Bool
+	kills, flips, stalls, repeats, replay, reorder atomic.Int64
+	mu                                             sync.Mutex
+	old                                            [][]byte // whole frames of earlier leases, at most 8
 }
 
 func (f *faults) Dial(ctx context.Context, addr string) (net.Conn, error) {
@@ -43,6 +44,8 @@ type faultyConn struct {
 	rng   *mrand.Rand
 	frame []byte // the one being written
 	need  int    // bytes of it to come
+	hold  bool   // it is not written as it comes
+	held  []byte // a frame that waits until the next one is written
 }
 
 func (c *faultyConn) Write(b []byte) (int, error) {
@@ -52,7 +55,11 @@ func (c *faultyConn) Write(b []byte) (int, error) {
 	if f.off.Load() {
 		return c.Conn.Write(b)
 	}
-	atHeader := f.plain && len(b) == frameSize && c.need == 0
+	header := frameSize
+	if f.shared {
+		header = sharedSize
+	}
+	atHeader := f.plain && len(b) == header && c.need <= 0
 	if atHeader {
 		f.mu.Lock()
 		if len(f.old) > 0 && c.rng.IntN(12) == 0 { // a frame that was long on its way
@@ -68,8 +75,18 @@ func (c *faultyConn) Write(b []byte) (int, error) {
 		c.frame, c.need = nil, -1
 		var h frame
 		if h.decode(b) == nil {
-			c.need = frameSize + h.count*chaosLayout.PageBytes
+			c.need = header
+			if !f.shared {
+				c.need += h.count * chaosLayout.PageBytes
+			}
+			c.hold = c.held == nil && c.rng.IntN(12) == 0
 		}
+	}
+	if c.hold {
+		if c.remember(b) { // it overtakes nothing and is overtaken by the next
+			c.held, c.hold = c.frame, false
+		}
+		return len(b), nil
 	}
 	switch n := c.rng.IntN(400); {
 	case n == 0:
@@ -93,9 +110,17 @@ func (c *faultyConn) Write(b []byte) (int, error) {
 		return cut + n, err
 	}
 	n, err := c.Conn.Write(b)
-	if err == nil && c.remember(b) && c.rng.IntN(12) == 0 {
+	if err != nil || !c.remember(b) {
+		return n, err
+	}
+	if c.rng.IntN(12) == 0 {
 		f.repeats.Add(1)
 		_, err = c.Conn.Write(c.frame)
+	}
+	if err == nil && c.held != nil {
+		f.reorder.Add(1)
+		_, err = c.Conn.Write(c.held)
+		c.held = nil
 	}
 	return n, err
 }
@@ -133,6 +158,7 @@ type chaosRun struct {
 
 	mu       sync.Mutex
 	free     []int32
+	sources  []int32 // pages of the source that no push has
 	leases   map[LeaseID]*chaosLease
 	early    map[LeaseID][]Event // events that came before Grant's caller noted the lease
 	wrong    error
@@ -141,6 +167,7 @@ type chaosRun struct {
 
 type chaosLease struct {
 	dst, src []int32
+	want     [][]byte // [region*len(dst)+i] what the source pages held
 	over     chan struct{}
 	failed   bool
 }
@@ -148,7 +175,7 @@ type chaosLease struct {
 // TestChaos runs transfers over connections that break, damage, delay and repeat what is written, with cancels, aborts and silent
 // writers between them. Pages are poisoned whenever they are the owner's: a byte that lands then, or a wrong one that arrives, is an error.
 func TestChaos(t *testing.T) {
-	nTransfers := 170 // per transport
+	nTransfers := 500 // per transport
 	if os.Getenv("TANDEM_SOAK") != "" {
 		nTransfers = 10_000
 	}
@@ -156,7 +183,7 @@ func TestChaos(t *testing.T) {
 		t.Run(tr.name, func(t *testing.T) {
 			outcomes := make(map[string]int)
 			for left, seed := nTransfers, uint64(i); left > 0; seed += 100 {
-				n := min(left, 85)
+				n := min(left, 125)
 				left -= n
 				t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { chaos(t, tr, seed, n, outcomes) })
 			}
@@ -166,7 +193,7 @@ func TestChaos(t *testing.T) {
 					t.Errorf("no transfer met %q", want)
 				}
 			}
-			for _, want := range []string{"checksum", "repeats", "replays", "stale"} {
+			for _, want := range []string{"checksum", "repeats", "replays", "reorders", "stale"} {
 				if outcomes[want] == 0 && tr.client == nil {
 					t.Errorf("no transfer met %q", want)
 				}
@@ -176,18 +203,20 @@ func TestChaos(t *testing.T) {
 }
 
 func chaos(t *testing.T, tr transport, seed uint64, nTransfers int, outcomes map[string]int) {
-	f := &faults{Network: tr.network, seed: seed, plain: tr.client == nil}
+	f := &faults{Network: tr.network, seed: seed, plain: tr.client == nil, shared: tr.shared}
 	run := &chaosRun{leases: make(map[LeaseID]*chaosLease), early: make(map[LeaseID][]Event), outcomes: outcomes}
 	var writers []*Writer
+	var wo WriterOptions
 	run.pair = newPair(t, tr, chaosLayout, chaosPages, func(r *ReaderOptions, w *WriterOptions) {
 		log := r.OnEvent
 		r.OnEvent = func(e Event) { log(e); run.event(e) }
 		r.QuarantineTimeout = 30 * time.Millisecond
 		w.Network, w.AckTimeout, w.DialAttempts = f, 200*time.Millisecond, 5
+		wo = *w
 	})
 	rng := mrand.New(mrand.NewPCG(seed, 0))
-	run.src.randomize(rng)
-	second, err := NewWriter(WriterOptions{Node: "prefill-1", Layout: chaosLayout, Memory: run.src, Network: f, TLS: tr.client, AckTimeout: 200 * time.Millisecond, DialAttempts: 5})
+	wo.Node = "prefill-1"
+	second, err := NewWriter(wo)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +225,7 @@ func chaos(t *testing.T, tr transport, seed uint64, nTransfers int, outcomes map
 	run.poison = bytes.Repeat([]byte{poison}, chaosLayout.PageBytes)
 	for i := range int32(chaosPages) {
 		run.poisonPage(i)
-		run.free = append(run.free, i)
+		run.free, run.sources = append(run.free, i), append(run.sources, i)
 	}
 	var wg sync.WaitGroup
 	for worker := range 4 {
@@ -229,9 +258,37 @@ func chaos(t *testing.T, tr transport, seed uint64, nTransfers int, outcomes map
 		t.Errorf("seed %d: at the end: %v", seed, run.wrong)
 	}
 	for what, n := range map[string]int64{"kills": f.kills.Load(), "flips": f.flips.Load(), "stalls": f.stalls.Load(), "repeats": f.repeats.Load(),
-		"replays": f.replay.Load(), "stale": int64(s.StalePieces), "duplicates": int64(s.DuplicatePieces), "quarantined": int64(s.LeasesQuarantined)} {
+		"reorders": f.reorder.Load(), "replays": f.replay.Load(), "stale": int64(s.StalePieces), "duplicates": int64(s.DuplicatePieces), "quarantined": int64(s.LeasesQuarantined)} {
 		outcomes[what] += int(n)
 	}
+}
+
+// takeSources fills pages of the source, which nobody else has until giveSources.
+func (run *chaosRun) takeSources(rng *mrand.Rand, n int) (src []int32, want [][]byte) {
+	run.mu.Lock()
+	src = append(src, run.sources[len(run.sources)-n:]...)
+	run.sources = run.sources[:len(run.sources)-n]
+	run.mu.Unlock()
+	for region := range chaosLayout.Regions {
+		for _, page := range src {
+			b := run.src.page(chaosLayout, region, page)
+			memory{b}.randomize(rng)
+			want = append(want, bytes.Clone(b))
+		}
+	}
+	return src, want
+}
+
+// giveSources makes the pages hold something else, as an owner does whose push has ended.
+func (run *chaosRun) giveSources(src []int32) {
+	for region := range chaosLayout.Regions {
+		for _, page := range src {
+			copy(run.src.page(chaosLayout, region, page), run.poison)
+		}
+	}
+	run.mu.Lock()
+	run.sources = append(run.sources, src...)
+	run.mu.Unlock()
 }
 
 func (run *chaosRun) poisonPage(page int32) {
@@ -272,7 +329,7 @@ func (run *chaosRun) event(e Event) {
 		run.outcomes["arrived"]++
 		for i := range l.dst {
 			for region := range chaosLayout.Regions {
-				if !bytes.Equal(run.dst.page(chaosLayout, region, l.dst[i]), run.src.page(chaosLayout, region, l.src[i])) && run.wrong == nil {
+				if !bytes.Equal(run.dst.page(chaosLayout, region, l.dst[i]), l.want[region*len(l.dst)+i]) && run.wrong == nil {
 					run.wrong = fmt.Errorf("lease %x arrived with wrong bytes in region %d, position %d", e.Lease, region, i)
 				}
 			}
@@ -310,12 +367,11 @@ func (run *chaosRun) transfer(t *testing.T, rng *mrand.Rand, w *Writer) {
 // begin grants random pages, lets write do what it will, and waits for the lease's end.
 func (run *chaosRun) begin(t *testing.T, rng *mrand.Rand, w *Writer, write func(context.Context, *Push, Grant, *chaosLease)) {
 	l := &chaosLease{dst: run.take(rng), over: make(chan struct{})}
-	for range l.dst {
-		l.src = append(l.src, int32(rng.IntN(chaosPages)))
-	}
 	if len(l.dst) == 0 {
 		return
 	}
+	l.src, l.want = run.takeSources(rng, len(l.dst))
+	defer func() { run.giveSources(l.src) }()
 	g, err := run.reader.Grant(GrantRequest{Pages: l.dst, Duration: 100 * time.Millisecond})
 	if err != nil {
 		t.Error(err)
@@ -333,6 +389,9 @@ func (run *chaosRun) begin(t *testing.T, rng *mrand.Rand, w *Writer, write func(
 	defer cancel()
 	if push, err := w.Open(ctx, g.Wire, PushOptions{}); err == nil {
 		write(ctx, push, g, l)
+		_ = push.Abort(errors.New("chaos: it has to end")) // nothing, if it has; and then its pages are read no more
+		run.giveSources(l.src)
+		l.src = nil
 	}
 	select {
 	case <-l.over:

@@ -37,6 +37,27 @@ func newMemory(l Layout, nPages int) memory {
 	return m
 }
 
+// sharedMemory is memory in a file, which the test closes at its end.
+func sharedMemory(t testing.TB, l Layout, nPages int) (memory, *Shared) {
+	t.Helper()
+	s, err := NewShared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := make(memory, l.Regions)
+	for i := range m {
+		if m[i], err = s.Map(nPages * l.PageBytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m, s
+}
+
 func (m memory) randomize(rng *mrand.Rand) {
 	for _, r := range m {
 		for len(r) >= 8 {
@@ -59,6 +80,7 @@ type transport struct {
 	network        Network
 	listen         string
 	server, client *tls.Config
+	shared         bool // the reader copies out of the writer's memory
 }
 
 func transports(t testing.TB) []transport {
@@ -67,6 +89,7 @@ func transports(t testing.TB) []transport {
 		{name: "mem", network: NewMem(), listen: "reader"},
 		{name: "tcp", network: TCP{}, listen: "127.0.0.1:0"},
 		{name: "tcp+tls", network: TCP{}, listen: "127.0.0.1:0", server: server, client: client},
+		{name: "shm", network: TCP{}, listen: "127.0.0.1:0", shared: true},
 	}
 }
 
@@ -147,17 +170,23 @@ type pair struct {
 	reader   *Reader
 	writer   *Writer
 	log      *eventLog
+	shared   bool
+	nFrames  int32 // made by frameBytes
 }
 
 func newPair(t testing.TB, tr transport, l Layout, nPages int, change func(*ReaderOptions, *WriterOptions)) *pair {
 	t.Helper()
-	p := &pair{layout: l, src: newMemory(l, nPages), dst: newMemory(l, nPages), log: newEventLog()}
+	p := &pair{layout: l, src: newMemory(l, nPages), dst: newMemory(l, nPages), log: newEventLog(), shared: tr.shared}
 	ro := ReaderOptions{Node: "decode-0", Layout: l, Memory: p.dst, OnEvent: p.log.add, Network: tr.network, Listen: tr.listen, TLS: tr.server}
 	wo := WriterOptions{Node: "prefill-0", Layout: l, Memory: p.src, Network: tr.network, TLS: tr.client}
+	var err error
+	if tr.shared {
+		p.src, wo.Shared = sharedMemory(t, l, nPages)
+		wo.Memory, ro.Transport, wo.Transport = p.src, OverShared, OverShared
+	}
 	if change != nil {
 		change(&ro, &wo)
 	}
-	var err error
 	if p.reader, err = NewReader(ro); err != nil {
 		t.Fatal(err)
 	}

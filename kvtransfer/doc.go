@@ -7,6 +7,9 @@
 // CRC32C the reader reports Arrived and the writer's Wait returns; anything else ends in Failed at the reader, then Released once no
 // write can land any more, and in an error at the writer.
 //
+// Pages travel behind their headers over TCP, TLS or Mem, or, between processes of one host, not at all: the reader maps the
+// writer's memory (Shared) read-only and copies each page once. Transport chooses; everything else is the same.
+//
 // A pair of nodes shares one session: a control connection and Connections data connections, dialed by the writer at its first
 // push and kept for the next. A session lives and dies as one; its death fails the leases and pushes that used it. There is no
 // resending within a lease: the owner gets a new grant, here or elsewhere, or computes the prompt itself.
@@ -22,7 +25,10 @@
 //	hello {session, data} × n         ────→           each on its own connection
 //	                                  ←────  welcome
 //	renew {lease, progress}           ────→           binds the lease to this session; progress moves its expiry
-//	frame {lease, region, index, crc…} pages ─→       on any data connection
+//	memory {session, offsets} + 2 files ─→            shm only, between the first two, on a unix socket of its own: the writer's memory, its flag
+//	                                  ←────  welcome
+//	frame {lease, region, index, crc…} pages ─→       on any data connection; shm: {…, source page…, number} without pages
+//	                                  ←────  copied {number}  shm only, on the data connection: the source pages are read no more
 //	                                  ←────  done {lease}     all pieces landed and matched
 //	                                  ←────  gone {lease, why}: expired, cancelled, checksum, unknown; in answer to renewals and frames too
 //	abort {lease, why}                ────→           ends the lease
@@ -34,6 +40,10 @@
 // there, so none outlasts its lease by more than that call; over TLS and Mem a read may be waiting for the peer inside the page, and then the pages
 // stay quarantined until it returns or, after QuarantineTimeout, the session is closed under it. Bytes of a lease that is
 // over are read into scratch and counted.
+//
+// Over shm the reader reads the writer's pages, so it is the writer whose pages could change under a slow peer: a writer that stops waiting
+// for "copied" takes the session's flag down before its pages get other contents, and a reader that finds the flag down behind a copy lets
+// nothing of it land. The writer cannot write to the reader's memory, nor the reader to the writer's: the file is sealed.
 //
 // Invariant: after Arrived or Released of a lease no byte from the network is written to its pages, and Arrived means that each
 // page holds what the writer's page held when it was sent.

@@ -213,7 +213,11 @@ func TestRefusals(t *testing.T) {
 		g := p.grant(t, time.Minute, 1)
 		other := p.layout
 		other.Hash++
-		w, err := NewWriter(WriterOptions{Node: "prefill-9", Layout: other, Memory: newMemory(other, 1), Network: tr.network, TLS: tr.client})
+		wo := WriterOptions{Node: "prefill-9", Layout: other, Memory: newMemory(other, 1), Network: tr.network, TLS: tr.client}
+		if tr.shared {
+			wo.Memory, wo.Shared = sharedMemory(t, other, 1)
+		}
+		w, err := NewWriter(wo)
 		if err != nil {
 			t.Fatal(err)
 		}

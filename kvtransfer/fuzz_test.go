@@ -60,11 +60,14 @@ func FuzzMessages(f *testing.F) {
 	f.Add(h.encode())
 	w := welcome{version: Version, status: refusedLayout, epoch: 5, layout: small, node: "decode-0"}
 	f.Add(w.encode())
-	b := make([]byte, max(controlSize, frameSize))
+	b := make([]byte, max(controlSize, sharedSize))
 	(&control{kind: msgAbort, code: goneChecksum, key: someKey, value: 6, text: "why"}).encode(b)
 	f.Add(bytes.Clone(b[:controlSize]))
-	(&frame{key: someKey, region: 7, count: 2, index: [maxBatch]uint32{1, 2}, crc: [maxBatch]uint32{3, 4}}).encode(b)
+	(&frame{key: someKey, region: 7, count: 2, index: [maxBatch]uint32{1, 2}, crc: [maxBatch]uint32{3, 4}}).encode(b[:frameSize])
 	f.Add(bytes.Clone(b[:frameSize]))
+	(&frame{key: someKey, region: 7, count: 2, index: [maxBatch]uint32{1, 2}, src: [maxBatch]uint32{5, 6}, number: 7}).encode(b[:sharedSize])
+	f.Add(bytes.Clone(b[:sharedSize]))
+	f.Add((&memoryMessage{session: 4, epoch: 5, nPages: 6, offsets: []uint64{0, 1 << 20}}).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = append(bytes.Clone(b), make([]byte, 512)...)
 		for _, reseal := range []bool{false, true} {
@@ -75,11 +78,15 @@ func FuzzMessages(f *testing.F) {
 				c.encode(b)
 				return b
 			})
-			fuzzMessage(t, b[:frameSize], reseal, magicFrame, new(frame), (*frame).decode, func(f *frame) []byte {
-				b := make([]byte, frameSize)
-				f.encode(b)
-				return b
-			})
+			for _, size := range []int{frameSize, sharedSize} {
+				fuzzMessage(t, b[:size], reseal, magicFrame, new(frame), (*frame).decode, func(f *frame) []byte {
+					b := make([]byte, size)
+					f.encode(b)
+					return b
+				})
+			}
+			fuzzMessage(t, b[:memorySize(2)], reseal, magicMemory, new(memoryMessage),
+				func(m *memoryMessage, b []byte) error { return m.decode(b, 2) }, (*memoryMessage).encode)
 		}
 	})
 }
@@ -144,9 +151,11 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	g := grant{key: someKey, layout: small, duration: 1, node: "n", addrs: []string{"a"}, pages: []int32{1, 2}}
 	runs := g
 	runs.runs = []Run{{Pages: 1, Regions: small.Regions}, {Pages: 1, Regions: 1}}
-	cb, fb := make([]byte, controlSize), make([]byte, frameSize)
+	cb, fb, sb := make([]byte, controlSize), make([]byte, frameSize), make([]byte, sharedSize)
 	c.encode(cb)
 	f.encode(fb)
+	f.encode(sb)
+	mm := memoryMessage{session: 1, epoch: 2, nPages: 3, offsets: []uint64{0, 1 << 20}}
 	for name, m := range map[string]struct {
 		b      []byte
 		decode func([]byte) error
@@ -155,6 +164,8 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		"welcome": {w.encode(), new(welcome).decode},
 		"control": {cb, new(control).decode},
 		"frame":   {fb, new(frame).decode},
+		"shared":  {sb, new(frame).decode},
+		"memory":  {mm.encode(), func(b []byte) error { return new(memoryMessage).decode(b, 2) }},
 		"runs":    {runs.encode(), func(b []byte) error { _, err := decodeGrant(b); return err }},
 		"grant":   {g.encode(), func(b []byte) error { _, err := decodeGrant(b); return err }},
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 )
 
@@ -13,13 +14,24 @@ type Network interface {
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// TCP is the network between machines.
+// TCP is the network between machines, and within one: addresses that begin with LocalScheme are unix sockets.
 type TCP struct{}
 
-func (TCP) Listen(addr string) (net.Listener, error) { return net.Listen("tcp", addr) }
+// LocalScheme begins an address that only processes of this host can dial.
+const LocalScheme = "unix:"
+
+func (TCP) Listen(addr string) (net.Listener, error) { return net.Listen(scheme(addr)) }
 
 func (TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	return new(net.Dialer).DialContext(ctx, "tcp", addr)
+	network, addr := scheme(addr)
+	return new(net.Dialer).DialContext(ctx, network, addr)
+}
+
+func scheme(addr string) (network, rest string) {
+	if rest, ok := strings.CutPrefix(addr, LocalScheme); ok {
+		return "unix", rest
+	}
+	return "tcp", addr
 }
 
 // Mem is a network inside one process: a page is copied once, from the writer's region to the reader's. Its addresses are any words.

@@ -22,6 +22,7 @@ type ReaderOptions struct {
 	Network   Network     // nil: TCP
 	Listen    string      // address to listen on
 	Advertise []string    // addresses that writers dial; none: the listener's own
+	Transport Transport   // Auto: also from writers on this host, out of their memory
 	TLS       *tls.Config // nil: plain; it should demand client certificates
 	Unchecked bool        // writers may leave out checksums: to measure what they cost, not for nodes
 
@@ -38,6 +39,9 @@ type ReaderOptions struct {
 func (o *ReaderOptions) setDefaults() {
 	if o.Network == nil {
 		o.Network = TCP{}
+	}
+	if o.Transport == "" {
+		o.Transport = Auto
 	}
 	setDefault(&o.MaxLeases, 1024)
 	setDefault(&o.MaxSessions, 256)
@@ -105,8 +109,9 @@ type Reader struct {
 	epoch uint64
 	start time.Time // of the lease clock
 	ln    net.Listener
-	wake  chan struct{} // the expiry loop has an earlier deadline
-	done  chan struct{} // closed by Close
+	local *localListeners // nil: no shared memory
+	wake  chan struct{}   // the expiry loop has an earlier deadline
+	done  chan struct{}   // closed by Close
 	conns sync.WaitGroup
 	loops sync.WaitGroup
 
@@ -149,9 +154,9 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 	if len(o.Advertise) == 0 {
 		o.Advertise = []string{ln.Addr().String()}
 	}
-	if len(o.Advertise) > maxGrantAddrs {
+	if most := maxGrantAddrs - 1; len(o.Advertise) > most { // one is for the unix socket
 		ln.Close()
-		return nil, fmt.Errorf("%w: %d addresses to advertise, want at most %d", ErrArguments, len(o.Advertise), maxGrantAddrs)
+		return nil, fmt.Errorf("%w: %d addresses to advertise, want at most %d", ErrArguments, len(o.Advertise), most)
 	}
 	r := &Reader{
 		o: o, mem: mem, epoch: random64(), start: time.Now(), ln: ln,
@@ -162,7 +167,10 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 	r.table = lease.New(lease.Options{
 		Epoch: r.epoch, Regions: o.Layout.Regions, Pages: mem.nPages, MaxLeases: o.MaxLeases, Quarantine: o.QuarantineTimeout,
 	})
-	r.loops.Go(r.acceptLoop)
+	if err := r.listenLocal(); err != nil {
+		return nil, errors.Join(err, ln.Close())
+	}
+	r.loops.Go(func() { r.acceptLoop(ln, r.serve) })
 	r.loops.Go(r.expireLoop)
 	r.loops.Go(r.tellLoop)
 	return r, nil
@@ -220,7 +228,7 @@ func (r *Reader) Grant(req GrantRequest) (Grant, error) {
 	signal(r.wake)
 	g := grant{
 		key: key, layout: r.o.Layout, duration: req.Duration, tls: r.o.TLS != nil, loose: r.o.Unchecked,
-		node: r.o.Node, addrs: r.o.Advertise, pages: pages, runs: runs,
+		node: r.o.Node, addrs: r.addrs(), pages: pages, runs: runs,
 	}
 	return Grant{Lease: idOf(key), Wire: g.encode()}, nil
 }
@@ -263,7 +271,7 @@ func (r *Reader) Close() error {
 	}
 	r.mu.Unlock()
 	closeAll(open) // not under r.mu, see closeSessionLocked
-	err := r.ln.Close()
+	err := errors.Join(r.ln.Close(), r.local.close())
 	r.conns.Wait()
 	r.mu.Lock()
 	r.drained = true
@@ -283,6 +291,11 @@ func (r *Reader) Stats() ReaderStats {
 	s.LeasesExpired, s.LeasesQuarantined = c.Expired, c.Quarantines
 	s.Granted, s.Arriving, s.Quarantined = c.ByState[lease.Granted], c.ByState[lease.Arriving], c.ByState[lease.Quarantined]
 	s.Connections, s.Sessions = len(r.open), len(r.sessions)
+	for _, x := range r.sessions {
+		if x.shared != nil {
+			s.SessionsShared++
+		}
+	}
 	return s
 }
 
@@ -412,9 +425,9 @@ func (r *Reader) expireLoop() {
 }
 
 // acceptLoop takes connections until the listener is closed.
-func (r *Reader) acceptLoop() {
+func (r *Reader) acceptLoop(ln net.Listener, serve func(net.Conn)) {
 	for {
-		conn, err := r.ln.Accept()
+		conn, err := ln.Accept()
 		if err != nil {
 			select {
 			case <-r.done:
@@ -432,7 +445,7 @@ func (r *Reader) acceptLoop() {
 		}
 		r.open[conn] = struct{}{}
 		r.nHello++
-		r.conns.Go(func() { r.serve(conn) })
+		r.conns.Go(func() { serve(conn) })
 		r.mu.Unlock()
 	}
 }

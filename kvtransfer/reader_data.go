@@ -43,14 +43,27 @@ type dataReader struct {
 	scratch []byte          // one page, for what must not land
 }
 
+// receive reads a data connection until it ends.
+func (r *Reader) receive(s *readerSession, conn net.Conn, kind connKind) error {
+	d := newDataReader(r, s, conn)
+	if kind == sharedConn {
+		m := r.useShared(s)
+		if m == nil {
+			return net.ErrClosed
+		}
+		defer m.drop()
+		return newSharedReader(d, m).run()
+	}
+	d.in = newPageReader(conn)
+	return d.run()
+}
+
 func newDataReader(r *Reader, s *readerSession, conn net.Conn) *dataReader {
-	d := &dataReader{
+	return &dataReader{
 		r: r, s: s, conn: conn,
 		window: make([][]byte, 0, windowPages), landed: make([]uint32, 0, windowPages),
 		scratch: make([]byte, r.o.Layout.PageBytes),
 	}
-	d.in = newPageReader(conn)
-	return d
 }
 
 // run reads frames until the connection ends.
@@ -62,13 +75,7 @@ func (d *dataReader) run() error {
 		if _, err := io.ReadFull(d.conn, header); err != nil {
 			return err
 		}
-		if err := d.f.decode(header); err != nil {
-			return err
-		}
-		if d.f.loose && !d.r.o.Unchecked {
-			return fmt.Errorf("%w: frame of lease %v without checksums", ErrProtocol, d.f.key)
-		}
-		if err := d.admit(); err != nil {
+		if err := d.header(header); err != nil {
 			return err
 		}
 		d.conn.SetReadDeadline(time.Now().Add(d.r.o.FrameTimeout))
@@ -76,6 +83,18 @@ func (d *dataReader) run() error {
 			return err
 		}
 	}
+}
+
+// header reads a frame's header and asks where its pieces may land.
+func (d *dataReader) header(b []byte) error {
+	if err := d.f.decode(b); err != nil {
+		return err
+	}
+	if d.f.loose && !d.r.o.Unchecked {
+		return fmt.Errorf("%w: frame of lease %v without checksums", ErrProtocol, d.f.key)
+	}
+	d.page, d.off, d.crc = 0, 0, 0
+	return d.admit()
 }
 
 // admit asks where the frame's pieces may land.
@@ -110,7 +129,6 @@ func (d *dataReader) drainLocked(from int) {
 
 // pages reads the pages behind the header.
 func (d *dataReader) pages() error {
-	d.page, d.off, d.crc = 0, 0, 0
 	for d.page < d.f.count {
 		d.aim()
 		d.fenced = false
@@ -169,14 +187,19 @@ func (d *dataReader) took(n int) {
 			return
 		}
 		if lands {
-			if d.f.loose || d.crc == d.f.crc[d.page] {
-				d.landed = append(d.landed, d.f.index[d.page])
-			} else {
-				d.bad = fmt.Errorf("%w: piece %d of region %d has %08x, its header says %08x",
-					ErrChecksum, d.f.index[d.page], d.f.region, d.crc, d.f.crc[d.page])
-			}
+			d.whole(d.crc)
 		}
 		d.page, d.off, d.crc = d.page+1, 0, 0
+	}
+}
+
+// whole judges a page that is there with all its bytes.
+func (d *dataReader) whole(crc uint32) {
+	if d.f.loose || crc == d.f.crc[d.page] {
+		d.landed = append(d.landed, d.f.index[d.page])
+	} else {
+		d.bad = fmt.Errorf("%w: piece %d of region %d has %08x, its header says %08x",
+			ErrChecksum, d.f.index[d.page], d.f.region, crc, d.f.crc[d.page])
 	}
 }
 
@@ -189,7 +212,11 @@ func (d *dataReader) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stats.Pieces += uint64(len(d.landed))
-	r.stats.PayloadBytes += uint64(len(d.landed)) * uint64(r.o.Layout.PageBytes)
+	n := uint64(len(d.landed)) * uint64(r.o.Layout.PageBytes)
+	r.stats.PayloadBytes += n
+	if d.s.shared != nil {
+		r.stats.SharedBytes += n
+	}
 	st := r.table.EndRead(r.now(), k, d.f.region, d.landed)
 	d.landed = d.landed[:0]
 	switch st {

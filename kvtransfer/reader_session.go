@@ -25,6 +25,7 @@ type readerSession struct {
 	gone   chan struct{}
 	conns  []net.Conn // control first
 	closed bool
+	shared *mapping // of the writer's memory; nil until it has handed it over
 }
 
 // serve runs one connection from its hello to its end.
@@ -43,7 +44,7 @@ func (r *Reader) serve(raw net.Conn) {
 		r.conns.Go(func() { r.sendControl(s, conn) })
 		err = r.receiveControl(s, conn)
 	} else {
-		err = newDataReader(r, s, conn).run()
+		err = r.receive(s, conn, h.kind)
 	}
 	r.mu.Lock()
 	r.closeSessionLocked(s, fmt.Errorf("%w: writer %q: %w", ErrConnection, s.node, err))
@@ -109,6 +110,8 @@ func (r *Reader) joinLocked(raw net.Conn, h hello) (*readerSession, status) {
 		return nil, refusedBusy
 	case (h.kind == controlConn) != (s == nil):
 		return nil, refusedSession
+	case (h.kind == sharedConn) != (s != nil && s.shared != nil):
+		return nil, refusedSession
 	case s != nil && len(s.conns) > maxDataConns:
 		return nil, refusedBusy
 	}
@@ -132,8 +135,11 @@ func (r *Reader) closeSessionLocked(s *readerSession, why error) {
 		r.stats.SessionsLost++
 	}
 	// Closing a socket waits for the read in progress, and that read may be waiting for r.mu to ask for the fence.
-	conns := s.conns
-	r.conns.Go(func() { closeAll(conns) })
+	conns, shared := s.conns, s.shared
+	r.conns.Go(func() {
+		closeAll(conns)
+		shared.drop()
+	})
 	for k, l := range r.leases {
 		if l.session == s {
 			r.endLocked(k, goneUnknown, why)

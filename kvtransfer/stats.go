@@ -3,6 +3,7 @@ package kvtransfer
 // ReaderStats is what a Reader has counted since it was made. Bytes are page bytes only.
 type ReaderStats struct {
 	PayloadBytes     uint64 // of pieces that landed and matched
+	SharedBytes      uint64 // of these, copied out of the memory of a writer on this host
 	Pieces           uint64 // landed and matched
 	StaleFrames      uint64 // frames, or rests of frames, of leases that were over: read into scratch
 	StalePieces      uint64 // pieces in those
@@ -11,6 +12,7 @@ type ReaderStats struct {
 	Refused          uint64 // connections refused: strangers, other layouts, too many
 	Connections      int    // open now, of all kinds
 	Sessions         int    // open now
+	SessionsShared   int    // of these, whose pages are copied out of the writer's memory
 	SessionsLost     uint64 // sessions that ended in an error other than the writer closing when idle
 
 	LeasesGranted     uint64 // ever
@@ -35,6 +37,7 @@ type WriterStats struct {
 	Dials         uint64 // sessions dialed
 	Retries       uint64 // dials after a first attempt that failed or a pooled session that had just died
 	Sessions      int    // open now
+	SharedBytes   uint64 // of PayloadBytes, copied by readers on this host
 	SessionsLost  uint64 // sessions that ended in an error
 	RenewalsSent  uint64
 	AbortsUnacked uint64 // aborts that ended by closing the session

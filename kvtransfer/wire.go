@@ -19,6 +19,8 @@ const (
 	magicControl = 0x43564b54 // "TKVC"
 	magicFrame   = 0x46564b54 // "TKVF"
 	magicGrant   = 0x47564b54 // "TKVG"
+	magicMemory  = 0x4d564b54 // "TKVM"
+	magicCopied  = 0x44564b54 // "TKVD"
 )
 
 // maxBatch is the most pages behind one frame header. Larger batches measure the same; 16 pages of 32 KiB stay in a core's L2 between
@@ -31,6 +33,9 @@ const (
 	welcomeSize = 4 + 4 + 8 + 16 + nameSize + 4     // magic, version+status+0+0, epoch, layout, node, crc
 	controlSize = 4 + 4 + 16 + 8 + nameSize + 4     // magic, type+code+0+0, lease key, value, text, crc
 	frameSize   = 4 + 4 + 16 + maxBatch*8 + 4       // magic, region u16 + count u16, lease key, {index, crc}…, crc
+	sharedSize  = frameSize + maxBatch*4 + 8        // on a sharedConn: the same with {source page u32}…, number u64 behind {index, crc}…
+	memoryFixed = 4 + 4 + 8 + 8 + 4 + 4             // magic, 0, session, epoch, pages, regions; then regions × offset u64, crc
+	copiedSize  = 4 + 8                             // magic, number of a frame that has been copied
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -41,6 +46,7 @@ type connKind uint8
 const (
 	controlConn connKind = 1 // control messages both ways
 	dataConn    connKind = 2 // frames and pages, writer to reader
+	sharedConn  connKind = 3 // frames, whose pages the reader copies out of the writer's memory; back: which have been copied
 )
 
 // hello opens every connection.
@@ -128,6 +134,8 @@ type frame struct {
 	loose  bool // crc says nothing; only for readers whose grant allows it
 	index  [maxBatch]uint32
 	crc    [maxBatch]uint32 // CRC32C of each page
+	src    [maxBatch]uint32 // page of the writer, on a sharedConn
+	number uint64           // likewise: of the frame, never twice
 }
 
 // frameLoose is the bit of the count that says so.
@@ -198,7 +206,7 @@ func (h *hello) decode(b []byte) error {
 		version: b[4], kind: connKind(b[5]),
 		session: le.Uint64(b[8:]), epoch: le.Uint64(b[16:]), layout: getLayout(b[24:]), node: getName(b[40:]),
 	}
-	if h.session == 0 || (h.kind != controlConn && h.kind != dataConn) {
+	if h.session == 0 || h.kind < controlConn || h.kind > sharedConn {
 		return fmt.Errorf("%w: hello of session %d, kind %d", ErrProtocol, h.session, h.kind)
 	}
 	return nil
@@ -247,8 +255,9 @@ func (c *control) decode(b []byte) error {
 	return nil
 }
 
+// encode writes the form that b has room for: frameSize bytes, or sharedSize.
 func (f *frame) encode(b []byte) {
-	clear(b[:frameSize])
+	clear(b)
 	le.PutUint32(b, magicFrame)
 	le.PutUint16(b[4:], uint16(f.region))
 	le.PutUint16(b[6:], uint16(f.count))
@@ -259,10 +268,17 @@ func (f *frame) encode(b []byte) {
 	for i := range f.count {
 		le.PutUint32(b[24+8*i:], f.index[i])
 		le.PutUint32(b[28+8*i:], f.crc[i])
+		if len(b) == sharedSize {
+			le.PutUint32(b[frameSize-4+4*i:], f.src[i])
+		}
 	}
-	seal(b[:frameSize])
+	if len(b) == sharedSize {
+		le.PutUint64(b[sharedSize-12:], f.number)
+	}
+	seal(b)
 }
 
+// decode reads either form.
 func (f *frame) decode(b []byte) error {
 	if err := unseal(b, magicFrame, "frame"); err != nil {
 		return err
@@ -272,11 +288,59 @@ func (f *frame) decode(b []byte) error {
 	if f.count < 1 || f.count > maxBatch {
 		return fmt.Errorf("%w: frame of %d pages, want 1..%d", ErrProtocol, f.count, maxBatch)
 	}
+	if len(b) == sharedSize {
+		f.number = le.Uint64(b[sharedSize-12:])
+	}
 	for i := range f.count {
 		f.index[i], f.crc[i] = le.Uint32(b[24+8*i:]), le.Uint32(b[28+8*i:])
+		if len(b) == sharedSize {
+			f.src[i] = le.Uint32(b[frameSize-4+4*i:])
+		}
 	}
 	return nil
 }
+
+// memoryMessage hands a writer's memory to a reader on its host. Two files come with it: the memory, and the flag of the session.
+type memoryMessage struct {
+	session uint64
+	epoch   uint64 // the reader's
+	nPages  int
+	offsets []uint64 // [region] in the file
+}
+
+func (m *memoryMessage) encode() []byte {
+	b := make([]byte, memoryFixed+8*len(m.offsets)+4)
+	le.PutUint32(b, magicMemory)
+	le.PutUint64(b[8:], m.session)
+	le.PutUint64(b[16:], m.epoch)
+	le.PutUint32(b[24:], uint32(m.nPages))
+	le.PutUint32(b[28:], uint32(len(m.offsets)))
+	for i, at := range m.offsets {
+		le.PutUint64(b[memoryFixed+8*i:], at)
+	}
+	seal(b)
+	return b
+}
+
+// decode reads a message for a reader of so many regions.
+func (m *memoryMessage) decode(b []byte, regions int) error {
+	if len(b) != memorySize(regions) {
+		return fmt.Errorf("%w: memory message of %d bytes", ErrProtocol, len(b))
+	}
+	if err := unseal(b, magicMemory, "memory message"); err != nil {
+		return err
+	}
+	*m = memoryMessage{session: le.Uint64(b[8:]), epoch: le.Uint64(b[16:]), nPages: int(le.Uint32(b[24:]))}
+	if n := le.Uint32(b[28:]); int(n) != regions || m.nPages < 1 || m.nPages > 1<<31-1 {
+		return fmt.Errorf("%w: memory of %d pages in %d regions, want %d", ErrProtocol, m.nPages, n, regions)
+	}
+	for i := range regions {
+		m.offsets = append(m.offsets, le.Uint64(b[memoryFixed+8*i:]))
+	}
+	return nil
+}
+
+func memorySize(regions int) int { return memoryFixed + 8*regions + 4 }
 
 // readControl reads one message into buf, which has controlSize bytes.
 func readControl(r io.Reader, buf []byte) (control, error) {

@@ -14,6 +14,8 @@ type WriterOptions struct {
 	Node      string      // this node's name in messages
 	Layout    Layout      // must equal each reader's
 	Memory    Memory      // where pages come from
+	Shared    *Shared     // where all of Memory lies, so that readers on this host can map it; nil: they cannot
+	Transport Transport   // Auto: readers on this host copy out of Shared
 	Network   Network     // nil: TCP
 	Unchecked bool        // leave out checksums where a reader takes that
 	TLS       *tls.Config // for readers that want TLS; its ServerName may be empty, then it is the dialed host
@@ -32,6 +34,9 @@ type WriterOptions struct {
 func (o *WriterOptions) setDefaults() {
 	if o.Network == nil {
 		o.Network = TCP{}
+	}
+	if o.Transport == "" {
+		o.Transport = Auto
 	}
 	setDefault(&o.Connections, 2)
 	setDefault(&o.MaxPushes, 1024)
@@ -72,6 +77,18 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 	if len(o.Node) > maxName || o.Connections < 1 || o.Connections > maxDataConns {
 		return nil, fmt.Errorf("%w: node name of %d bytes, %d connections: want at most %d, 1..%d",
 			ErrArguments, len(o.Node), o.Connections, maxName, maxDataConns)
+	}
+	if o.Shared != nil {
+		for i, b := range mem.mem {
+			if _, ok := o.Shared.offset(b); !ok {
+				return nil, fmt.Errorf("%w: region %d is not in the shared memory", ErrArguments, i)
+			}
+		}
+		if err := o.Shared.seal(); err != nil {
+			return nil, fmt.Errorf("kvtransfer: sealing shared memory: %w", err)
+		}
+	} else if o.Transport == OverShared {
+		return nil, fmt.Errorf("%w: transport %s without shared memory", ErrArguments, o.Transport)
 	}
 	w := &Writer{o: o, mem: mem, sessions: make(map[uint64]*writerSession)}
 	w.ctx, w.stop = context.WithCancel(context.Background())

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/tandem-serving/tandem/kvtransfer/crc32c"
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
@@ -19,7 +19,9 @@ type writerSession struct {
 	id    uint64 // of the connections being made; a new one for each address tried
 	epoch uint64 // the reader's
 	node  string // the reader's name
+	host  string // of its first address, whichever the session uses: what its certificate is to name
 	tls   bool
+	kind  connKind      // of the data connections; known when ready
 	out   chan control  // to the control connection
 	ready chan struct{} // closed when dialed
 	gone  chan struct{} // closed when dead
@@ -28,6 +30,7 @@ type writerSession struct {
 	work   *sync.Cond // turn or err changed
 	err    error      // why it is dead
 	conns  []net.Conn // control first
+	flag   *flag      // up while readers may believe what they copied; nil: nothing is copied
 	pushes map[lease.Key]*Push
 	turn   []*Push   // with pieces to send; each sender takes a batch from the first and puts it last
 	idle   time.Time // since when pushes is empty
@@ -35,12 +38,26 @@ type writerSession struct {
 
 func newWriterSession(w *Writer, g *grant) *writerSession {
 	s := &writerSession{
-		w: w, epoch: g.key.Epoch, node: g.node, tls: g.tls,
+		w: w, epoch: g.key.Epoch, node: g.node, host: hostOf(g.addrs), tls: g.tls,
 		out: make(chan control, outboxMessages), ready: make(chan struct{}), gone: make(chan struct{}),
 		pushes: make(map[lease.Key]*Push), idle: time.Now(),
 	}
 	s.work = sync.NewCond(&s.mu)
 	return s
+}
+
+// hostOf is the first address's that has one.
+func hostOf(addrs []string) string {
+	for _, a := range addrs {
+		if strings.HasPrefix(a, LocalScheme) {
+			continue
+		}
+		if host, _, err := net.SplitHostPort(a); err == nil {
+			return host
+		}
+		return a
+	}
+	return ""
 }
 
 // why returns what ended a dead session.
@@ -50,38 +67,49 @@ func (s *writerSession) why() error {
 	return s.err
 }
 
-// dial connects to the first address that answers, and runs the session.
+// dial connects on the first route that answers, and runs the session.
 func (s *writerSession) dial(addrs []string) {
-	var err error
-	for _, addr := range addrs {
+	err := fmt.Errorf("%w: reader %q offers %q, this writer wants %q", ErrArguments, s.node, addrs, s.w.o.Transport)
+	for _, r := range s.routes(addrs) {
 		var conns []net.Conn
-		if conns, err = s.connectAll(addr); err == nil {
-			s.run(conns)
+		var up *flag
+		if conns, up, err = s.connectAll(r); err == nil {
+			s.run(conns, up)
 			return
 		}
 	}
 	s.fail(err)
 }
 
-// connectAll makes the session's connections to one address; on failure none stays.
-func (s *writerSession) connectAll(addr string) ([]net.Conn, error) {
+// connectAll makes the session's connections on one route; on failure none stays.
+func (s *writerSession) connectAll(r route) (conns []net.Conn, up *flag, err error) {
 	ctx, cancel := context.WithTimeout(s.w.ctx, s.w.o.DialTimeout)
 	defer cancel()
-	s.id = random64()
-	var conns []net.Conn
+	s.id, s.kind = random64(), r.kind
+	defer func() {
+		if err != nil {
+			closeAll(conns)
+			up.close()
+			conns, up = nil, nil
+		}
+	}()
 	for i := range 1 + s.w.o.Connections {
-		kind := dataConn
+		kind := s.kind
 		if i == 0 {
 			kind = controlConn
 		}
-		c, err := s.connect(ctx, addr, kind)
+		c, err := s.connect(ctx, r.addr, kind)
 		if err != nil {
-			closeAll(conns)
-			return nil, err
+			return conns, up, err
 		}
 		conns = append(conns, c)
+		if i == 0 && s.kind == sharedConn {
+			if up, err = s.handOver(ctx, r.addr); err != nil {
+				return conns, up, err
+			}
+		}
 	}
-	return conns, nil
+	return conns, up, nil
 }
 
 // connect makes one connection and says hello on it.
@@ -106,9 +134,8 @@ func (s *writerSession) greet(ctx context.Context, raw net.Conn, addr string, ki
 	config := o.TLS
 	if config != nil && config.ServerName == "" && !config.InsecureSkipVerify {
 		config = config.Clone()
-		config.ServerName = addr
-		if host, _, err := net.SplitHostPort(addr); err == nil {
-			config.ServerName = host
+		if config.ServerName = s.host; !strings.HasPrefix(addr, LocalScheme) {
+			config.ServerName = hostOf([]string{addr})
 		}
 	}
 	conn, err := secure(ctx, raw, config, false)
@@ -143,14 +170,15 @@ func (s *writerSession) greet(ctx context.Context, raw net.Conn, addr string, ki
 }
 
 // run starts the session's loops.
-func (s *writerSession) run(conns []net.Conn) {
+func (s *writerSession) run(conns []net.Conn, up *flag) {
 	s.mu.Lock()
 	if s.err != nil { // closed meanwhile
 		s.mu.Unlock()
 		closeAll(conns)
+		up.close()
 		return
 	}
-	s.conns = conns
+	s.conns, s.flag = conns, up
 	s.idle = time.Now()
 	s.mu.Unlock()
 	s.w.loops.Go(func() {
@@ -161,7 +189,11 @@ func (s *writerSession) run(conns []net.Conn) {
 	s.w.loops.Go(func() { s.lost(s.receive(conns[0])) })
 	for _, c := range conns[1:] {
 		s.w.loops.Go(func() {
-			if err := s.send(c); err != nil {
+			send := s.send
+			if s.kind == sharedConn {
+				send = s.sendShared
+			}
+			if err := send(c); err != nil {
 				s.lost(err)
 			}
 		})
@@ -193,6 +225,8 @@ func (s *writerSession) end(err error, lost bool) {
 		return
 	}
 	s.err = err
+	s.flag.close() // before any page of a push may change
+	s.flag = nil
 	close(s.gone)
 	closeAll(s.conns)
 	for _, p := range s.pushes {
@@ -230,12 +264,18 @@ func (s *writerSession) endLocked(p *Push, err error) {
 	p.ended, p.err, p.queue = true, err, nil
 	p.renewal.Stop()
 	s.settleLocked(p)
+	if !p.settled && s.kind == sharedConn && s.err == nil { // a reader that does not say what it has copied holds the pages no longer than this
+		p.renewal = time.AfterFunc(s.w.o.AckTimeout, func() {
+			s.fail(fmt.Errorf("%w: reader %q did not acknowledge pages of a push that had ended", ErrTimeout, s.node))
+		})
+	}
 }
 
 // settleLocked closes p.done when p has ended and no sender reads its pages.
 func (s *writerSession) settleLocked(p *Push) {
 	if p.ended && p.nSending == 0 && !p.settled {
 		p.settled = true
+		p.renewal.Stop()
 		s.w.finished(p.err)
 		close(p.done)
 	}
@@ -319,16 +359,10 @@ func (s *writerSession) send(conn net.Conn) error {
 			return nil
 		}
 		bufs = append(bufs[:0], header)
-		f := frame{key: b.p.key, region: uint32(b.region), count: len(b.pages), loose: s.w.o.Unchecked && b.p.grant.loose}
-		for i, page := range b.pages {
-			data := s.w.mem.page(b.region, page)
-			f.index[i] = uint32(b.first + i)
-			if !f.loose {
-				f.crc[i] = crc32c.Update(0, data)
-			}
-			bufs = append(bufs, data)
+		s.frame(b).encode(header)
+		for _, page := range b.pages {
+			bufs = append(bufs, s.w.mem.page(b.region, page))
 		}
-		f.encode(header)
 		conn.SetWriteDeadline(time.Now().Add(s.w.o.FrameTimeout))
 		out := bufs // WriteTo consumes its receiver
 		_, err := out.WriteTo(conn)
@@ -380,6 +414,9 @@ func (s *writerSession) sent(b batch, err error) {
 		s.w.count(func(c *WriterStats) {
 			c.Pieces += n
 			c.PayloadBytes += n * uint64(s.w.o.Layout.PageBytes)
+			if s.kind == sharedConn {
+				c.SharedBytes += n * uint64(s.w.o.Layout.PageBytes)
+			}
 		})
 		if b.p.onSent != nil {
 			b.p.onSent(b.region, b.first, len(b.pages))

@@ -100,15 +100,16 @@ func (o *Options) open(l *lines, s *setup) (*side, error) {
 	if err := s.check(o.MemoryBytes); err != nil {
 		return nil, err
 	}
-	if err := known(s.Transport); err != nil {
-		return nil, err
+	transport, err := kvtransfer.ParseTransport(s.Transport)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --transport: %w", ErrOption, err)
 	}
 	host, _, err := net.SplitHostPort(l.conn.LocalAddr().String())
 	if err != nil {
 		return nil, err
 	}
 	d := &side{setup: *s, events: make(chan kvtransfer.Event, 4), ended: make(chan struct{})}
-	if d.mem, err = newMemory(&d.setup); err != nil {
+	if d.mem, err = newMemory(&d.setup, false); err != nil {
 		return nil, err
 	}
 	all := make([]int32, s.Positions)
@@ -117,7 +118,7 @@ func (o *Options) open(l *lines, s *setup) (*side, error) {
 	}
 	d.mem.spoil(all)
 	ro := kvtransfer.ReaderOptions{
-		Node: "reader", Layout: s.layout(), Memory: d.mem.kv, Listen: net.JoinHostPort(host, strconv.Itoa(o.KVPort)), TLS: o.ServerTLS,
+		Node: "reader", Layout: s.layout(), Memory: d.mem, Transport: transport, Listen: net.JoinHostPort(host, strconv.Itoa(o.KVPort)), TLS: o.ServerTLS,
 		Unchecked: s.NoChecksum,
 		OnEvent: func(e kvtransfer.Event) {
 			select {

@@ -17,9 +17,8 @@ const poison = 0xa5a5a5a5a5a5a5a5
 // memory is one side's registered memory.
 type memory struct {
 	s       *setup
-	regions [][]byte // [layer] positions × page bytes
-	kv      kvtransfer.Memory
-	free    func() error
+	regions [][]byte           // [layer] positions × page bytes
+	shared  *kvtransfer.Shared // where they lie, or nil
 }
 
 func (m *memory) page(layer int, page int32) []byte {
@@ -27,18 +26,36 @@ func (m *memory) page(layer int, page int32) []byte {
 	return m.regions[layer][at : at+m.s.PageBytes]
 }
 
-// plain is Memory on the heap.
-type plain [][]byte
+// Region is a layer's, for kvtransfer.
+func (m *memory) Region(i int) []byte { return m.regions[i] }
 
-func (p plain) Region(i int) []byte { return p[i] }
-
-func newMemory(s *setup) (*memory, error) {
-	m := &memory{s: s, free: func() error { return nil }}
+// newMemory sets a side's memory aside; a writer's that readers on its host may map lies in a file.
+func newMemory(s *setup, shared bool) (*memory, error) {
+	m := &memory{s: s}
 	for range s.Layers {
-		m.regions = append(m.regions, make([]byte, s.Positions*s.PageBytes))
+		m.regions = append(m.regions, nil)
 	}
-	m.kv = plain(m.regions)
+	var err error
+	if shared {
+		if m.shared, err = kvtransfer.NewShared(); err != nil {
+			return nil, err
+		}
+	}
+	for i := range m.regions {
+		if !shared {
+			m.regions[i] = make([]byte, s.Positions*s.PageBytes)
+		} else if m.regions[i], err = m.shared.Map(s.Positions * s.PageBytes); err != nil {
+			return nil, errors.Join(err, m.free())
+		}
+	}
 	return m, nil
+}
+
+func (m *memory) free() error {
+	if m.shared == nil {
+		return nil
+	}
+	return m.shared.Close()
 }
 
 // base of a source page's pattern: word i of it is (base+i)·odd.

@@ -6,28 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/bench/load"
 	"github.com/tandem-serving/tandem/bench/report"
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
-
-// transports are what --transport takes.
-var transports = []string{"tcp"}
-
-// Transports lists them.
-func Transports() string { return strings.Join(transports, ", ") }
-
-func known(transport string) error {
-	for _, t := range transports {
-		if t == transport {
-			return nil
-		}
-	}
-	return fmt.Errorf("%w: --transport %s, want one of %v", ErrOption, transport, transports)
-}
 
 // pusher is the writer's side of a measurement.
 type pusher struct {
@@ -43,8 +27,9 @@ func Push(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := known(o.Transport); err != nil {
-		return err
+	transport, err := kvtransfer.ParseTransport(o.Transport)
+	if err != nil {
+		return fmt.Errorf("%w: --transport: %w", ErrOption, err)
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", o.Peer)
 	if err != nil {
@@ -64,13 +49,13 @@ func Push(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	m, err := newMemory(&p.setup)
+	m, err := newMemory(&p.setup, transport != kvtransfer.OverTCP)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.free()) }()
 	m.fill()
-	wo := kvtransfer.WriterOptions{Node: "writer", Layout: s.layout(), Memory: m.kv, TLS: o.ClientTLS, Unchecked: o.NoChecksum, Connections: o.Streams}
+	wo := kvtransfer.WriterOptions{Node: "writer", Layout: s.layout(), Memory: m, Shared: m.shared, Transport: transport, TLS: o.ClientTLS, Unchecked: o.NoChecksum, Connections: o.Streams}
 	if p.writer, err = kvtransfer.NewWriter(wo); err != nil {
 		return err
 	}
@@ -86,7 +71,7 @@ func Push(ctx context.Context, o Options) error {
 // measure runs a warm-up, the rounds and the small transfers.
 func (p *pusher) measure(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{
-		Transport: o.Transport, Layers: o.Layers, Pages: o.Pages, PageBytes: o.PageBytes, Streams: o.Streams,
+		Layers: o.Layers, Pages: o.Pages, PageBytes: o.PageBytes, Streams: o.Streams,
 		Checksum: !o.NoChecksum, TLS: o.ClientTLS != nil, Bytes: int64(o.Pages) * int64(o.PageBytes),
 	}
 	for i := range o.Rounds + 1 {
@@ -104,6 +89,9 @@ func (p *pusher) measure(ctx context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 		r.smalls = append(r.smalls, x)
+	}
+	if r.Transport = string(kvtransfer.OverTCP); p.writer.Stats().SharedBytes > 0 {
+		r.Transport = string(kvtransfer.OverShared)
 	}
 	r.SmallBytes = int64(o.SmallPages) * int64(o.PageBytes)
 	r.sum()

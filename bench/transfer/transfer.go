@@ -34,7 +34,7 @@ type Options struct {
 	KVPort      int    // listener: port of the pages' connections; 0: any
 	MemoryBytes int64  // listener: the most that a peer may ask it to set aside
 
-	Transport  string // tcp, or what else kvtransfer has
+	Transport  string // one of kvtransfer.Transports
 	Pages      int    // pages of a round, over all layers
 	PageBytes  int
 	Layers     int // regions, each with Pages/Layers pages

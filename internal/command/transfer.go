@@ -15,7 +15,7 @@ func benchTransfer(v *Invocation) error {
 	memory := config.Bytes(4 << 30)
 	v.StringVar(&o.Listen, "listen", "", "HOST:PORT: own the memory where pages land, and wait for peers")
 	v.StringVar(&o.Peer, "peer", "", "HOST:PORT of a listener: push pages to it and tell what that took")
-	v.StringVar(&o.Transport, "transport", "tcp", "how pages travel: "+transfer.Transports())
+	v.StringVar(&o.Transport, "transport", "tcp", "how pages travel: tcp, shm (between processes of one host), or auto")
 	v.IntVar(&o.Pages, "pages", 16384, "pages of a round, over all layers")
 	v.IntVar(&o.PageBytes, "page-bytes", 32768, "bytes of a page")
 	v.IntVar(&o.Layers, "layers", 16, "layers that the pages are of, pushed one after the other")

@@ -87,6 +87,7 @@ type Node struct {
 	Host                      string
 	RPCPort, KVPort, HTTPPort int
 	KVTLS                     bool
+	KVTransport               string
 }
 
 // Register declares the node's flags.
@@ -95,6 +96,7 @@ func (n *Node) Register(s *Set, rpc, kv, http int) {
 	s.PortVar(&n.RPCPort, "rpc-port", rpc, "port for requests from other nodes; 0: any")
 	s.PortVar(&n.KVPort, "kv-port", kv, "port for KV blocks; 0: any (decode nodes)")
 	s.PortVar(&n.HTTPPort, "http-port", http, "port of /metrics, /livez and /readyz; 0: any")
+	s.StringVar(&n.KVTransport, "kv-transport", "auto", "how KV blocks travel: tcp; shm, between processes of one host, of which the decode node copies out of the prefill node's memory; auto: shm where both ends can, else tcp")
 	s.BoolVar(&n.KVTLS, "kv-tls", false, "encrypt KV blocks on their way; the same on all nodes")
 }
 

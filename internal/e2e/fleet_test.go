@@ -77,6 +77,7 @@ type fleet struct {
 	net     *rpc.Network
 	mem     *kvtransfer.Mem
 	kvNet   kvtransfer.Network
+	shared  bool
 	kvAddr  string // where decode listens on it
 	probes  *probes
 	loaded  []*engine.Loaded
@@ -97,12 +98,18 @@ func newFleet(t testing.TB, dec engine.LoadOptions, pre *engine.LoadOptions) *fl
 	return newFleetOver(t, nil, dec, pre)
 }
 
+// sharedTCP stands for the network whose decode nodes copy out of the prefill node's memory.
+type sharedTCP struct{ kvtransfer.TCP }
+
 func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, pre *engine.LoadOptions) *fleet {
 	t.Helper()
 	f := &fleet{t: t, net: rpc.NewNetwork(), mem: kvtransfer.NewMem(), probes: &probes{by: make(map[uint64]map[int]uint64)}}
 	f.kvNet, f.kvAddr = kv, "127.0.0.1:0"
 	if kv == nil {
 		f.kvNet, f.kvAddr = f.mem, "decode-kv"
+	}
+	if shared, ok := kv.(sharedTCP); ok {
+		f.kvNet, f.shared = shared.TCP, true
 	}
 	f.startDecode(dec)
 	if pre != nil {
@@ -219,9 +226,23 @@ func (f *fleet) startDecode(o engine.LoadOptions) {
 
 func (f *fleet) startPrefill(o engine.LoadOptions) {
 	f.t.Helper()
+	wo := kvtransfer.WriterOptions{Node: "prefill", Network: f.kvNet}
+	if f.shared {
+		var err error
+		if wo.Shared, err = kvtransfer.NewShared(); err != nil {
+			f.t.Fatal(err)
+		}
+		o.MapKV, wo.Transport = wo.Shared.Map, kvtransfer.OverShared
+		f.stop = append([]func(){func() { // after the engine, which reads it
+			if err := wo.Shared.Close(); err != nil {
+				f.t.Errorf("shared memory: %v", err)
+			}
+		}}, f.stop...)
+	}
 	l, eng := f.load(o, nil)
 	f.preEng = eng
-	w, err := kvtransfer.NewWriter(kvtransfer.WriterOptions{Node: "prefill", Layout: layout(l), Memory: l, Network: f.kvNet})
+	wo.Layout, wo.Memory = layout(l), l
+	w, err := kvtransfer.NewWriter(wo)
 	if err != nil {
 		f.t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
 const checkpoints = "../../engine/model/testdata"
@@ -35,12 +36,12 @@ type load struct {
 
 // paths counts how often each path ran.
 type paths struct {
-	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted uint64
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, tcp, shared uint64
 }
 
 func (p *paths) String() string {
-	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d",
-		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted)
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, pages over TCP %d, bytes out of shared memory %d",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.tcp, p.shared)
 }
 
 // alone runs requests one at a time, without cache hits, as the reference.
@@ -189,7 +190,8 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 		p.KVMemory = blockBytes * int64(blocks(&p)+2+rng.IntN(30))
 		pre = &p
 	}
-	f := newFleet(t, o, pre)
+	ways := []kvtransfer.Network{nil, kvtransfer.TCP{}, sharedTCP{}}
+	f := newFleetOver(t, ways[seed%3], o, pre)
 	defer f.close()
 
 	loads := schedule(rng, seed, vocab, remote)
@@ -235,6 +237,11 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 		count.accepted += n
 	}
 	count.remote += c.RemotePrefills
+	if s := f.reader.Stats(); seed%3 == 1 {
+		count.tcp += s.Pieces
+	} else {
+		count.shared += s.SharedBytes
+	}
 	count.local += c.LocalPrefills
 	return nil
 }
@@ -317,6 +324,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"local prefills", count.local, 20}, {"resumed", count.resumed, 60}, {"penalties and masks", count.controlled, 120},
 				{"stop tokens", count.stopped, 20}, {"scored prompts", count.scored, 50},
 				{"guessed tokens", count.guessed, 2000}, {"accepted guesses", count.accepted, 200},
+				{"pages over TCP", count.tcp, 150}, {"bytes out of shared memory", count.shared, 150_000},
 			} {
 				if c.n < uint64(c.min*seeds/100) {
 					t.Errorf("%s: ran %d times in %d schedules, want at least %d in a hundred: the campaign no longer covers this path", c.path, c.n, seeds, c.min)

@@ -75,6 +75,7 @@ const (
 	DecodeRefused
 	PrefillJobs
 	KVTransferBytes
+	KVTransferSharedBytes
 	KVTransfers
 	KVTransferFailures
 	KVTransferRetries

@@ -71,6 +71,10 @@ type Options struct {
 	// checkpoint does. Portable kernels then use matrices where they lie.
 	Mapped bool
 
+	// MapKV maps the zeroed bytes of a KV region instead of anonymous memory, for an owner who
+	// shares them with other processes. They must stay until Close.
+	MapKV func(n int) ([]byte, error)
+
 	// FaultBatchOrder is for tests of other packages only: Linear splits its
 	// reduction in two halves whenever the step has more than one row. Results
 	// stay right to rounding but depend on the batch, which is the fault that
@@ -304,7 +308,14 @@ func (c *CPU) AllocKV(spec backend.KVSpec) error {
 		kv.groups = append(kv.groups, kg)
 	}
 	for i := range spec.Regions {
-		b, err := c.mem.bytes(spec.Blocks*spec.PageBytes, false)
+		n := spec.Blocks * spec.PageBytes
+		var b []byte
+		var err error
+		if c.opts.MapKV != nil {
+			b, err = c.opts.MapKV(n)
+		} else {
+			b, err = c.mem.bytes(n, false)
+		}
 		if err != nil {
 			return fmt.Errorf("KV region %d of %d: %w", i, spec.Regions, err)
 		}

@@ -1,0 +1,199 @@
+package kvtransfer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Shared is memory that readers on this host can map to copy pages out of it. It is one sealed memory file: no other process can
+// write to it, shrink it under a reader, or map it writable.
+type Shared struct {
+	file  *os.File
+	size  int64
+	parts []sharedPart
+	err   error // sealed
+}
+
+// sharedPart is one mapping of the file.
+type sharedPart struct {
+	at  int64 // in the file
+	mem []byte
+}
+
+// NewShared returns an empty memory file. Maps follow, then a Writer seals it.
+func NewShared() (*Shared, error) {
+	fd, err := unix.MemfdCreate("tandem-kv", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("kvtransfer: memory file: %w", err)
+	}
+	return &Shared{file: os.NewFile(uintptr(fd), "tandem-kv")}, nil
+}
+
+// Map returns n more zeroed bytes of the file, aligned to a page of the system; each costs memory when it is first touched.
+func (s *Shared) Map(n int) ([]byte, error) {
+	if s.err != nil || n < 1 {
+		return nil, fmt.Errorf("%w: mapping %d bytes: %w", ErrArguments, n, s.err)
+	}
+	size := s.size + int64(n)
+	if page := int64(os.Getpagesize()); size%page != 0 {
+		size += page - size%page
+	}
+	if err := s.file.Truncate(size); err != nil {
+		return nil, fmt.Errorf("kvtransfer: memory file of %d bytes: %w", size, err)
+	}
+	b, err := unix.Mmap(int(s.file.Fd()), s.size, int(size-s.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("kvtransfer: mapping %d bytes of a memory file: %w", n, err)
+	}
+	s.parts = append(s.parts, sharedPart{s.size, b})
+	s.size = size
+	return b[:n:n], nil
+}
+
+// seal makes the file what readers demand of it. Parts mapped before stay writable here.
+func (s *Shared) seal() error {
+	if s.err != nil {
+		return nil
+	}
+	s.err = errors.New("the memory is in use")
+	_, err := unix.FcntlInt(s.file.Fd(), unix.F_ADD_SEALS, sharedSeals|unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
+	return err
+}
+
+// sharedSeals are those without which a reader could be killed by its own mapping.
+const sharedSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+
+// offset finds memory in the file.
+func (s *Shared) offset(b []byte) (int64, bool) {
+	for _, p := range s.parts {
+		base, at := uintptr(unsafe.Pointer(&p.mem[0])), uintptr(unsafe.Pointer(&b[0]))
+		if at >= base && at-base+uintptr(len(b)) <= uintptr(len(p.mem)) {
+			return p.at + int64(at-base), true
+		}
+	}
+	return 0, false
+}
+
+// readOnly opens the file anew, for others.
+func (s *Shared) readOnly() (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", s.file.Fd()))
+}
+
+// Close unmaps the memory, which nobody here may use any more; readers keep what they have mapped.
+func (s *Shared) Close() error {
+	errs := []error{s.file.Close()}
+	for _, p := range s.parts {
+		errs = append(errs, unix.Munmap(p.mem))
+	}
+	s.parts = nil
+	return errors.Join(errs...)
+}
+
+// flag is a word that a writer shares with one reader: as long as it is up, what the reader copied of the writer's pages is what
+// the writer meant to send. A writer that gives up on a reader takes it down before its pages get other contents, so that a reader that
+// was frozen in between throws away what it copied.
+type flag struct {
+	*Shared
+	word *atomic.Uint32
+}
+
+func newFlag() (*flag, error) {
+	s, err := NewShared()
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.Map(4)
+	if err == nil {
+		err = s.seal()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	f := &flag{s, (*atomic.Uint32)(unsafe.Pointer(&b[0]))}
+	f.word.Store(1)
+	return f, nil
+}
+
+// close takes the flag down, which a writer does before it lets go of pages that a reader may be copying. Readers keep what they have mapped.
+func (f *flag) close() {
+	if f != nil {
+		f.word.Store(0)
+		_ = f.Shared.Close() // it was mapped whole
+	}
+}
+
+// mapping is a writer's memory as a reader sees it, read-only.
+type mapping struct {
+	regions [][]byte // [region] pages × page bytes
+	nPages  int
+	all     [][]byte       // to unmap
+	word    *atomic.Uint32 // the writer's flag
+	fence   atomic.Uint32  // see torn
+	users   atomic.Int32
+}
+
+// mapShared maps what a writer handed over, if it is whole and sealed. The files are closed.
+func mapShared(l Layout, m *memoryMessage, files []*os.File) (_ *mapping, err error) {
+	s := &mapping{nPages: m.nPages}
+	defer func() {
+		if err != nil {
+			s.unmap()
+		}
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	if len(files) != 2 {
+		return nil, fmt.Errorf("%w: %d files with a memory message, want 2", ErrProtocol, len(files))
+	}
+	for _, f := range files {
+		seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+		if err != nil || seals&sharedSeals != sharedSeals {
+			return nil, fmt.Errorf("%w: memory with seals %x: %w", ErrProtocol, seals, err)
+		}
+		st, err := f.Stat()
+		if err != nil {
+			return nil, err
+		}
+		b, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			return nil, fmt.Errorf("kvtransfer: mapping a writer's %d bytes: %w", st.Size(), err)
+		}
+		s.all = append(s.all, b)
+	}
+	size := m.nPages * l.PageBytes
+	for i, at := range m.offsets {
+		if at > uint64(len(s.all[0])) || uint64(size) > uint64(len(s.all[0]))-at {
+			return nil, fmt.Errorf("%w: region %d of %d bytes at %d of %d", ErrProtocol, i, size, at, len(s.all[0]))
+		}
+		s.regions = append(s.regions, s.all[0][at:at+uint64(size)])
+	}
+	if len(s.all[1]) < 4 {
+		return nil, fmt.Errorf("%w: a flag of %d bytes", ErrProtocol, len(s.all[1]))
+	}
+	s.word = (*atomic.Uint32)(unsafe.Pointer(&s.all[1][0]))
+	return s, nil
+}
+
+// torn says that what was copied before may not be what the writer sent.
+func (s *mapping) torn() bool {
+	s.fence.Add(1) // the copy's loads come before it, and the load below after it
+	return s.word.Load() == 0
+}
+
+// page is one of the writer's pages.
+func (s *mapping) page(l Layout, region, page int) []byte {
+	return s.regions[region][page*l.PageBytes:][:l.PageBytes]
+}
+
+func (s *mapping) unmap() {
+	for _, b := range s.all {
+		_ = unix.Munmap(b) // it was mapped whole
+	}
+	s.all = nil
+}

@@ -1,0 +1,53 @@
+//go:build !linux
+
+package kvtransfer
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync/atomic"
+)
+
+// Shared needs Linux.
+type Shared struct{}
+
+var errShared = errors.New("kvtransfer: shared memory needs Linux")
+
+// NewShared returns an error here.
+func NewShared() (*Shared, error) { return nil, errShared }
+
+// Map returns an error here.
+func (*Shared) Map(int) ([]byte, error) { return nil, errShared }
+
+// Close does nothing here.
+func (*Shared) Close() error { return nil }
+
+func (*Shared) seal() error                 { return errShared }
+func (*Shared) offset([]byte) (int64, bool) { return 0, false }
+func (*Shared) readOnly() (*os.File, error) { return nil, errShared }
+
+type flag struct {
+	*Shared
+	word *atomic.Uint32
+}
+
+func (*flag) close() {}
+
+func newFlag() (*flag, error) { return nil, errShared }
+
+type mapping struct {
+	nPages int
+	users  atomic.Int32
+}
+
+func mapShared(Layout, *memoryMessage, []*os.File) (*mapping, error) { return nil, errShared }
+
+func (*mapping) torn() bool                   { return true }
+func (*mapping) page(Layout, int, int) []byte { return nil }
+func (*mapping) unmap()                       {}
+
+func sendFiles(net.Conn, []byte, ...*os.File) error          { return errShared }
+func receiveFiles(net.Conn, []byte) (int, []*os.File, error) { return 0, nil, errShared }
+func samePeer(net.Conn) error                                { return errShared }
+func listenMemory(string) (net.Listener, error)              { return nil, errShared }
