@@ -163,7 +163,7 @@ func runUp(v *command.Invocation) error {
 		Binary: self, Processes: processes, Out: v.ErrOut, Logger: log,
 		Grace: time.Duration(p.ShutdownTimeout) + 10*time.Second,
 		Started: func(ctx context.Context) error {
-			return local.Announce(ctx, v.Out, url, key, began)
+			return local.Announce(ctx, v.Out, url, key, g.SSLCert, began)
 		},
 	}, second)
 }
@@ -491,11 +491,12 @@ const leaveTimeout = 500 * time.Millisecond
 type node struct {
 	*engine.Loaded
 	*process.Process
-	eng  *engine.Engine
-	set  *metrics.Set
-	role string
-	asks rpc.Counters // of the connections that this node dials
-	tr   *trace.Tracer
+	eng   *engine.Engine
+	stats func() engine.Stats // the engine's
+	set   *metrics.Set
+	role  string
+	asks  rpc.Counters // of the connections that this node dials
+	tr    *trace.Tracer
 	// transfers adds what a role's side of KV transfers counts; nil until it runs.
 	transfers atomic.Pointer[func(*logs.Counts)]
 }
@@ -537,6 +538,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 		return nil, err
 	}
 	d.Work(n.eng.Run)
+	n.stats = n.eng.Stats
 	n.meter()
 	d.Log.Info("model loaded", "model", l.Bundle.ModelName, "weights", memory.Bytes(l.WeightBytes), "quantization", l.Quantization.String(),
 		"seconds", fmt.Sprintf("%.2f", l.LoadTime.Seconds()), "class", l.Class)
@@ -700,7 +702,7 @@ func runPrefill(v *command.Invocation) error {
 		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Transferred: transferred(n.set),
 	})
-	n.meterPrefill(p, w)
+	n.meterPrefill(p.Counters, p.Queued, p.Limit(), w.Stats)
 	d.Work(p.Positions)
 	d.Work(p.Heartbeats)
 	return n.serve(f, p, p, bus)
@@ -750,7 +752,7 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	d.OnEnd(func() { d.Report("kvtransfer", r.Close()) })
-	n.meterReader(r)
+	n.meterReader(r.Stats)
 	role = n.decodeRole(r, func(h rpc.Handler) decode.Dialer {
 		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.asks}, h)
 		d.OnEnd(p.Close)
@@ -769,7 +771,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Bundle:   n.bundle(),
 	})
-	n.meterDecode(role)
+	n.meterDecode(role.Counters, role.Owned)
 	return role
 }
 

@@ -26,7 +26,7 @@ import (
 
 // counts is what the line of rates is made of.
 func (n *node) counts() logs.Counts {
-	s := n.eng.Stats()
+	s := n.stats()
 	c := logs.Counts{
 		PromptTokens: s.PromptComputed, GeneratedTokens: s.Generated,
 		PrefixQueries: s.Scheduler.PrefixQueries, PrefixHits: s.Scheduler.PrefixHits,
@@ -41,17 +41,17 @@ func (n *node) counts() logs.Counts {
 
 // usage is the share of blocks that cannot be handed out.
 func (n *node) usage() float64 {
-	u := n.eng.Stats().Scheduler.Blocks
+	u := n.stats().Scheduler.Blocks
 	return float64(u.Blocks-u.Free-u.Cached) / float64(u.Blocks)
 }
 
 // counter feeds a counter from the engine's.
 func (n *node) counter(id metrics.ID, f func(s engine.Stats) uint64, labels ...string) {
-	n.set.Counter(id, labels...).Func(func() float64 { return float64(f(n.eng.Stats())) })
+	n.set.Counter(id, labels...).Func(func() float64 { return float64(f(n.stats())) })
 }
 
 func (n *node) gauge(id metrics.ID, f func(s engine.Stats) int, labels ...string) {
-	n.set.Gauge(id, labels...).Func(func() float64 { return float64(f(n.eng.Stats())) })
+	n.set.Gauge(id, labels...).Func(func() float64 { return float64(f(n.stats())) })
 }
 
 // meter connects the engine's counters to their metrics.
@@ -138,9 +138,9 @@ func watch(set *metrics.Set) engine.Watch {
 
 // meterDecode connects a decode role's counters, and those of its transfers
 // where there is a reader.
-func (n *node) meterDecode(role *decode.Node) {
+func (n *node) meterDecode(counters func() decode.Counters, owned func() (now, limit int)) {
 	counter := func(id metrics.ID, f func(decode.Counters) uint64, labels ...string) {
-		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(role.Counters())) })
+		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(counters())) })
 	}
 	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedStop }, metrics.ReasonStop)
 	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedLength }, metrics.ReasonLength)
@@ -151,7 +151,7 @@ func (n *node) meterDecode(role *decode.Node) {
 	counter(metrics.DecodePrefillFailures, func(c decode.Counters) uint64 { return c.PrefillFailures })
 	counter(metrics.DecodeDroppedStreams, func(c decode.Counters) uint64 { return c.DroppedStreams })
 	counter(metrics.DecodeRefused, func(c decode.Counters) uint64 { return c.Refused })
-	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + role.Counters().Overloaded }, "max_num_queued_reqs")
+	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + counters().Overloaded }, "max_num_queued_reqs")
 	n.counter(metrics.ExternalPrefixCacheQueries, func(s engine.Stats) uint64 { return s.Scheduler.ExternalQueries })
 	n.counter(metrics.ExternalPrefixCacheHits, func(s engine.Stats) uint64 { return s.Scheduler.ExternalHits })
 	n.counter(metrics.SpecDrafts, func(s engine.Stats) uint64 { return s.Scheduler.Drafts })
@@ -170,17 +170,17 @@ func (n *node) meterDecode(role *decode.Node) {
 	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Fetched }, "completed_waiting")
 	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Blocks.Arriving }, metrics.QueueArriving)
 	n.gauge(metrics.QueueLimit, func(s engine.Stats) int { return s.Scheduler.ArrivingLimit }, metrics.QueueArriving)
-	n.set.Gauge(metrics.QueueLength, metrics.QueueAttempts).Func(func() float64 { owned, _ := role.Owned(); return float64(owned) })
-	n.set.Gauge(metrics.QueueLimit, metrics.QueueAttempts).Func(func() float64 { _, limit := role.Owned(); return float64(limit) })
+	n.set.Gauge(metrics.QueueLength, metrics.QueueAttempts).Func(func() float64 { now, _ := owned(); return float64(now) })
+	n.set.Gauge(metrics.QueueLimit, metrics.QueueAttempts).Func(func() float64 { _, limit := owned(); return float64(limit) })
 }
 
 // meterReader connects what a decode node's side of transfers counts.
-func (n *node) meterReader(r *kvtransfer.Reader) {
+func (n *node) meterReader(stats func() kvtransfer.ReaderStats) {
 	counter := func(id metrics.ID, f func(kvtransfer.ReaderStats) uint64, labels ...string) {
-		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(r.Stats())) })
+		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
 	}
 	gauge := func(state string, f func(kvtransfer.ReaderStats) int) {
-		n.set.Gauge(metrics.KVLeases, state).Func(func() float64 { return float64(f(r.Stats())) })
+		n.set.Gauge(metrics.KVLeases, state).Func(func() float64 { return float64(f(stats())) })
 	}
 	counter(metrics.KVTransferBytes, func(s kvtransfer.ReaderStats) uint64 { return s.PayloadBytes }, "in")
 	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.ReaderStats) uint64 { return s.SharedBytes }, "in")
@@ -194,7 +194,7 @@ func (n *node) meterReader(r *kvtransfer.Reader) {
 	gauge("arriving", func(s kvtransfer.ReaderStats) int { return s.Arriving })
 	gauge("quarantined", func(s kvtransfer.ReaderStats) int { return s.Quarantined })
 	told := func(c *logs.Counts) {
-		s := r.Stats()
+		s := stats()
 		c.Transfers, c.TransferFailures, c.TransferBytes = s.LeasesArrived, s.LeasesFailed, s.PayloadBytes
 	}
 	n.transfers.Store(&told)
@@ -210,18 +210,18 @@ func transferred(set *metrics.Set) func(prefill.Transfer) {
 }
 
 // meterPrefill connects a prefill role's counters and those of its pushes.
-func (n *node) meterPrefill(p *prefill.Node, w *kvtransfer.Writer) {
+func (n *node) meterPrefill(counters func() prefill.Counters, jobsHeld func() (waiting, asking, all int), limit int, stats func() kvtransfer.WriterStats) {
 	jobs := func(result string, f func(prefill.Counters) uint64) {
-		n.set.Counter(metrics.PrefillJobs, result).Func(func() float64 { return float64(f(p.Counters())) })
+		n.set.Counter(metrics.PrefillJobs, result).Func(func() float64 { return float64(f(counters())) })
 	}
 	counter := func(id metrics.ID, f func(kvtransfer.WriterStats) uint64, labels ...string) {
-		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(w.Stats())) })
+		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
 	}
 	jobs("done", func(c prefill.Counters) uint64 { return c.Done })
 	jobs("cancelled", func(c prefill.Counters) uint64 { return c.Cancelled })
 	jobs("failed", func(c prefill.Counters) uint64 { return c.Failed })
 	jobs("refused", func(c prefill.Counters) uint64 { return c.Refused })
-	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + p.Counters().Overloaded }, "max_num_queued_reqs")
+	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + counters().Overloaded }, "max_num_queued_reqs")
 	counter(metrics.KVTransferBytes, func(s kvtransfer.WriterStats) uint64 { return s.PayloadBytes }, "out")
 	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.WriterStats) uint64 { return s.SharedBytes }, "out")
 	counter(metrics.KVTransfers, func(s kvtransfer.WriterStats) uint64 { return s.PushesDone }, "out")
@@ -230,19 +230,21 @@ func (n *node) meterPrefill(p *prefill.Node, w *kvtransfer.Writer) {
 
 	hidden, exposed := n.set.Histogram(metrics.KVTransferHidden), n.set.Histogram(metrics.KVTransferExposed)
 	told := func(c *logs.Counts) {
-		s := w.Stats()
+		s := stats()
 		c.Transfers, c.TransferFailures, c.TransferBytes = s.PushesDone, s.PushesFailed, s.PayloadBytes
 		c.TransferHidden = time.Duration(hidden.Sum() * float64(time.Second))
 		c.TransferExposed = time.Duration(exposed.Sum() * float64(time.Second))
 	}
 	n.transfers.Store(&told)
-	queued := func() int { waiting, _ := p.Queued(); return waiting }
-	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() })
+	queued := func() int { waiting, _, _ := jobsHeld(); return waiting }
+	asking := func() int { _, asking, _ := jobsHeld(); return asking }
+	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() + asking() })
+	n.gauge(metrics.NumRequestsWaitingByReason, func(engine.Stats) int { return asking() }, "deferred")
 	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() }, "capacity")
 	n.set.Gauge(metrics.QueueLength, metrics.QueuePrefill).Func(func() float64 { return float64(queued()) })
-	n.set.Gauge(metrics.QueueLimit, metrics.QueuePrefill).Set(float64(p.Limit()))
-	n.set.Gauge(metrics.QueueLength, metrics.QueuePushes).Func(func() float64 { return float64(w.Stats().Pushes) })
-	n.set.Gauge(metrics.QueueLimit, metrics.QueuePushes).Set(float64(w.Stats().MaxPushes))
+	n.set.Gauge(metrics.QueueLimit, metrics.QueuePrefill).Set(float64(limit))
+	n.set.Gauge(metrics.QueueLength, metrics.QueuePushes).Func(func() float64 { return float64(stats().Pushes) })
+	n.set.Gauge(metrics.QueueLimit, metrics.QueuePushes).Set(float64(stats().MaxPushes))
 }
 
 // meterRPC connects the counters of a process' connections to other nodes.

@@ -140,7 +140,7 @@ func (o *Options) registerData(s *pflag.FlagSet) {
 	s.StringVar(&d.Path, "dataset-path", "", "the dataset's file")
 	s.BoolVar(&d.NoRepeat, "no-oversample", false, "do not repeat samples when there are fewer than --num-prompts")
 	s.BoolVar(&d.NoShuffle, "disable-shuffle", false, "keep the dataset's order")
-	s.BoolVar(&o.SkipChatTemplate, "skip-chat-template", false, "custom prompts go to /v1/completions as they are, without a note about it")
+	s.BoolVar(&o.SkipChatTemplate, "skip-chat-template", false, "custom prompts go to /v1/completions as they are, not in the chat template that the server's /tokenize puts them into")
 	s.IntVar(&d.Random.Input, "random-input-len", 1024, "prompt's tokens after the prefix")
 	s.IntVar(&d.Random.Output, "random-output-len", 128, "output tokens")
 	s.StringVar(&o.RangeRatio, "random-range-ratio", "0.0", `lengths vary by this share; one number, or {"input": 0.3, "output": 0.5}`)

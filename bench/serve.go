@@ -129,6 +129,9 @@ func (r *run) prepare(ctx context.Context) error {
 	if r.requests, err = dataset.Make(r.Data); err != nil {
 		return err
 	}
+	if err := r.template(ctx); err != nil {
+		return err
+	}
 	if r.selfTimed() {
 		r.at = make([]time.Duration, len(r.requests))
 		for i := range r.at {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ type SweepOptions struct {
 	Rates         []float64 // empty: the one of --request-rate
 	Concurrencies []int     // empty: the one of --max-concurrency
 	RunSeconds    int       // arrivals last so long at each finite rate; 0: --num-prompts
+	Repeat        int       // runs of each load, each with prompts of its own; 0: 1
 	Dir           string    // of the report
 	Title         string
 	Notes         []string // for the page
@@ -107,7 +109,11 @@ func Sweep(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Writ
 	if err != nil {
 		return err
 	}
-	if s.total = len(s.Rates) * len(s.Concurrencies) * len(variants); s.total > maxRuns {
+	if s.Repeat < 0 || s.Repeat > maxRuns {
+		return fmt.Errorf("%w: --repeat %d: want 1 to %d", ErrOption, s.Repeat, maxRuns)
+	}
+	s.Repeat = max(s.Repeat, 1)
+	if s.total = len(s.Rates) * len(s.Concurrencies) * len(variants) * s.Repeat; s.total > maxRuns {
 		return fmt.Errorf("%w: %d runs, want at most %d", ErrOption, s.total, maxRuns)
 	}
 	for _, r := range s.Rates {
@@ -159,34 +165,36 @@ func (s *sweep) loads(ctx context.Context, v variant) error {
 	if len(metrics) == 0 {
 		metrics = nodeMetrics(ctx, s.base(), v.command != "")
 	}
-	for i, c := range s.Concurrencies {
-		for k, rate := range s.Rates {
-			if len(s.points) > 0 {
-				select { // the server settles between runs
-				case <-time.After(s.Pause):
-				case <-ctx.Done():
-					return ctx.Err()
-				}
+	n := len(s.Concurrencies) * len(s.Rates)
+	// Repetitions go around all loads, so that what changes slowly hits all of them.
+	for try := range s.Repeat * n {
+		i, k := try%n/len(s.Rates), try%len(s.Rates)
+		c, rate := s.Concurrencies[i], s.Rates[k]
+		if len(s.points) > 0 {
+			select { // the server settles between runs
+			case <-time.After(s.Pause):
+			case <-ctx.Done():
+				return ctx.Err()
 			}
-			one := *s.Options
-			one.RequestRate, one.MaxConcurrency, one.metrics = rate, c, metrics
-			// Other prompts in each run of a server, so that none finds those of the one
-			// before in a prefix cache; the same for every server.
-			one.Seed += uint64(i*len(s.Rates) + k)
-			if s.RunSeconds > 0 && !math.IsInf(rate, 1) {
-				one.NumPrompts = max(1, int(math.Round(rate*float64(s.RunSeconds))))
-			}
-			if err := s.run(ctx, v, &one); err != nil {
-				return err
-			}
+		}
+		one := *s.Options
+		one.RequestRate, one.MaxConcurrency, one.metrics = rate, c, metrics
+		// Other prompts in each run of a server, so that none finds those of the one
+		// before in a prefix cache; the same for every server.
+		one.Seed += uint64(try)
+		if s.RunSeconds > 0 && !math.IsInf(rate, 1) {
+			one.NumPrompts = max(1, int(math.Round(rate*float64(s.RunSeconds))))
+		}
+		if err := s.run(ctx, v, &one, try/n); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // run is one run.
-func (s *sweep) run(ctx context.Context, v variant, one *Options) error {
-	p := report.Point{Server: v.name, Rate: one.RequestRate, Concurrency: one.MaxConcurrency}
+func (s *sweep) run(ctx context.Context, v variant, one *Options, repetition int) error {
+	p := report.Point{Server: v.name, Rate: one.RequestRate, Concurrency: one.MaxConcurrency, Repetition: repetition}
 	fmt.Fprintf(s.out, "\nRun %d of %d: %s\n", len(s.points)+1, s.total, p.Name())
 	res, err := Serve(ctx, one, s.out, s.errOut)
 	if err != nil && (res == nil || !errors.Is(err, ErrFailed)) {
@@ -197,6 +205,9 @@ func (s *sweep) run(ctx context.Context, v variant, one *Options) error {
 	if v.name != "" {
 		res.Head.Metadata = append(res.Head.Metadata, report.Field{Key: "server", Value: v.name})
 	}
+	if s.Repeat > 1 {
+		res.Head.Metadata = append(res.Head.Metadata, report.Field{Key: "repetition", Value: strconv.Itoa(repetition)})
+	}
 	s.results = append(s.results, res.Summary.Result(res.Head, false))
 	load := fmt.Sprintf("%d requests per run", one.NumPrompts)
 	if s.RunSeconds > 0 {
@@ -204,7 +215,7 @@ func (s *sweep) run(ctx context.Context, v variant, one *Options) error {
 	}
 	s.facts = []string{
 		"model " + res.Head.Model + " at " + one.BaseURL + one.Endpoint,
-		fmt.Sprintf("dataset %s, %s, burstiness %g, seeds from %d on, one per load", one.Data.Name, load, one.Burstiness, s.Seed),
+		fmt.Sprintf("dataset %s, %s, burstiness %g, seeds from %d on, one per run of a server", one.Data.Name, load, one.Burstiness, s.Seed),
 		"finished " + res.Head.Date.Format(time.RFC3339) + ", on " + report.Machine(),
 	}
 	return nil

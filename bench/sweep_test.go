@@ -58,6 +58,50 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// Repetitions are runs with prompts of their own, around all loads, and the page
+// tells of each load once.
+func TestSweepRepeats(t *testing.T) {
+	var mu sync.Mutex
+	prompts := map[string]bool{}
+	url := fake(t, func(path string, body map[string]any) {
+		mu.Lock()
+		defer mu.Unlock()
+		if path == "/v1/completions" {
+			prompts[fmt.Sprint(body["prompt"])] = true
+		}
+	})
+	dir := t.TempDir()
+	o := parse(t, "--base-url", url, "--num-prompts", "4", "--input-len", "40")
+	if err := Sweep(t.Context(), o, SweepOptions{Rates: []float64{100, 200}, Repeat: 3, Dir: dir}, io.Discard, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if len(prompts) != 2*3*4 {
+		t.Errorf("%d different prompts in 6 runs of 4", len(prompts))
+	}
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	var order []string
+	for _, line := range strings.Split(strings.TrimSpace(read("sweep.csv")), "\n")[1:] {
+		f := strings.Split(line, ",")
+		order = append(order, f[1]+"#"+f[len(f)-1])
+	}
+	if want := "100#0 200#0 100#1 200#1 100#2 200#2"; strings.Join(order, " ") != want {
+		t.Errorf("runs: %v, want %s", order, want)
+	}
+	var results []map[string]any
+	if err := json.Unmarshal([]byte(read("sweep.json")), &results); err != nil || len(results) != 6 || results[5]["repetition"] != "2" {
+		t.Errorf("JSON: %v, %v", results, err)
+	}
+	if page := read("report.html"); strings.Count(strings.SplitN(page, "<h2>", 2)[0], "<tr><th>rate 100</th>") != 1 || !strings.Contains(page, "Each load was run 3 times") || strings.Contains(page, "NaN") {
+		t.Errorf("page: %.2000s", page)
+	}
+}
+
 // Servers are started one after the other, each with its flags, are asked the
 // same, and are gone afterwards.
 func TestSweepStartsServers(t *testing.T) {
@@ -120,6 +164,8 @@ func TestSweepRefuses(t *testing.T) {
 		{SweepOptions{Commands: []string{"true"}, Vary: []string{"a"}}, ErrOption},
 		{SweepOptions{Rates: make([]float64, maxRuns+1)}, ErrOption},
 		{SweepOptions{Rates: []float64{0}}, ErrOption},
+		{SweepOptions{Repeat: -1}, ErrOption},
+		{SweepOptions{Rates: []float64{1, 2}, Repeat: maxRuns}, ErrOption},
 		{SweepOptions{Commands: []string{"false"}}, ErrServer},
 	} {
 		c.o.Dir = t.TempDir()

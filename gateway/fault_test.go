@@ -429,6 +429,9 @@ func TestSlowClientLosesNothing(t *testing.T) {
 	if s.text[0] != want || !s.done || s.last.Usage.Completion != n {
 		t.Fatalf("%d bytes of %d, done %v, usage %+v, %v; log:\n%s", len(s.text[0]), len(want), s.done, s.last.Usage, s.failure, b.log.String())
 	}
+	if paused := b.g.meters.set.Counter(metrics.GatewayStreamsPaused).Get(); int(paused) != len(b.nodes["d1"].Requests())-1 {
+		t.Errorf("%g pauses, and %d attempts", paused, len(b.nodes["d1"].Requests()))
+	}
 	for i, r := range b.nodes["d1"].Requests() {
 		if int(r.Attempt) != i+1 || (i == 0) != (len(r.Output) == 0) {
 			t.Fatalf("attempt %d came as %d with %d tokens of output", i+1, r.Attempt, len(r.Output))
@@ -520,6 +523,9 @@ func TestLimits(t *testing.T) {
 	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
 	if r := b.post("/v1/completions", streamed); r.StatusCode != 503 || r.Header.Get("Retry-After") != "1" {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
+	}
+	if n := b.g.meters.set.Counter(metrics.AdmissionRejections, "max_num_queued_reqs").Get(); n != 1 {
+		t.Errorf("%g counted as refused", n)
 	}
 	c.Close()
 	b.until(func() bool { return b.g.inFlight.Load() == 0 })

@@ -25,7 +25,8 @@ type job struct {
 	req      *openai.Request
 	model    *model
 	by       by
-	key      *key // of the client; nil: there are none
+	key      *key   // of the client; nil: there are none
+	id       string // of the answer
 	answer   *openai.Answer
 	start    time.Time
 	deadline time.Time
@@ -85,6 +86,7 @@ type choice struct {
 	refused  []*upstream.Node // those of them that said no
 	lastErr  error            // of the last of them
 	since    time.Time        // start of the current attempt
+	foretold time.Duration    // from then to its first token; negative: nothing
 	lost     time.Time        // since when no node has taken it; zero: one has
 	again    time.Time        // when a stream that found no node looks again; zero: it does not wait
 	pause    time.Duration    // before that, doubling
@@ -139,7 +141,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			return j.nowhere(c, node)
 		}
 		c.attempt++
-		c.accepted, c.since, c.from = false, time.Now(), len(c.output)
+		c.accepted, c.since, c.from, c.foretold = false, time.Now(), len(c.output), decision.First
 		j.g.meters.attempts.Inc()
 		j.attemptSpan(c, node, decision)
 		ctx, cancel := context.WithDeadline(context.Background(), j.deadline)
@@ -182,7 +184,7 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 	}
 	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, len(c.output), remote, c.tried)
 	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.tried, c.home) {
-		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort}
+		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
 	j.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
@@ -461,6 +463,7 @@ func (j *job) measure(c *choice, at time.Time) {
 	if c.lastTok.IsZero() {
 		c.firstTok = at
 		m.ttft.Observe(at.Sub(j.start).Seconds())
+		m.foretold(c, at.Sub(c.since))
 		c.span.Event("first token", at)
 		m.prompt.Add(float64(len(c.prompt.tokens)))
 		m.cached.Add(float64(c.cached))

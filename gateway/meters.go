@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"time"
+
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/metrics"
 )
@@ -16,6 +18,7 @@ type meters struct {
 	queueTime                                *metrics.Histogram
 
 	ttft, interToken, perToken, e2e, decode              *metrics.Histogram
+	foreseen, waited, early, late                        *metrics.Histogram // first tokens against what routing predicted
 	promptTokens, outputTokens, mostTokens, n, maxTokens *metrics.Histogram
 }
 
@@ -43,6 +46,10 @@ func newMeters(s *metrics.Set) meters {
 		outputTokens: s.Histogram(metrics.RequestGenerationTokens),
 		n:            s.Histogram(metrics.RequestParamsN),
 		maxTokens:    s.Histogram(metrics.RequestParamsMaxTokens),
+		foreseen:     s.Histogram(metrics.GatewayPredictedFirst),
+		waited:       s.Histogram(metrics.GatewayActualFirst),
+		early:        s.Histogram(metrics.GatewayFirstError, "early"),
+		late:         s.Histogram(metrics.GatewayFirstError, "late"),
 	}
 }
 
@@ -83,6 +90,22 @@ func (j *job) forecast(c *choice, node *upstream.Node) {
 	bt, n := j.model.blockTokens, len(c.prompt.tokens)+len(c.output)
 	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.hashes)
 	j.g.meters.predicted.Add(float64(min(held, (n-1)/bt*bt)))
+}
+
+// foretold holds what a request's first token took from its routing on against
+// what routing predicted. Only first attempts count: those after a failure are
+// not what the prediction was about.
+func (m *meters) foretold(c *choice, took time.Duration) {
+	if c.attempt != 1 || c.foretold < 0 {
+		return
+	}
+	m.foreseen.Observe(c.foretold.Seconds())
+	m.waited.Observe(took.Seconds())
+	if by := took - c.foretold; by >= 0 {
+		m.late.Observe(by.Seconds())
+	} else {
+		m.early.Observe(-by.Seconds())
+	}
 }
 
 // finished counts a request's end as a whole.

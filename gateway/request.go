@@ -133,7 +133,8 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if on == openai.Chat {
 		prefix = "chatcmpl-"
 	}
-	j.answer = openai.NewAnswer(on, prefix+req.RequestID, now(), m.name, m.systemPrint)
+	j.id = prefix + req.RequestID
+	j.answer = openai.NewAnswer(on, j.id, now(), m.name, m.systemPrint)
 	j.choices = make([]choice, len(prompts)*req.N)
 	for i := range j.choices {
 		c := &j.choices[i]

@@ -58,8 +58,8 @@ func (j *job) describe(s span) {
 		tokens += len(j.prompts[i].tokens)
 	}
 	s.Name(s.operation + " " + j.model.name)
-	s.Set(trace.RequestModel.String(j.model.name), trace.ResponseModel.String(j.model.name), trace.RequestID.String(r.RequestID), trace.InputTokens.Int(tokens),
-		trace.Choices.Int(r.N), trace.MaxTokens.Int(j.prompts[0].maxTokens))
+	s.Set(trace.RequestModel.String(j.model.name), trace.ResponseModel.String(j.model.name), trace.ResponseID.String(j.id), trace.RequestID.String(r.RequestID),
+		trace.InputTokens.Int(tokens), trace.Choices.Int(r.N), trace.MaxTokens.Int(j.prompts[0].maxTokens))
 	if r.Temperature != nil {
 		s.Set(trace.Temperature.Float64(float64(*r.Temperature)))
 	}

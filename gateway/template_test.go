@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -56,7 +57,12 @@ func TestChatTurnsFromCache(t *testing.T) {
 			t.Fatalf("turn %d: prompt %v, want %v", n, got, want)
 		}
 	}
-	if hits, misses, _ := text.messages.Stats(); hits != turns*(turns-1)/2 || misses != turns {
+	hits, misses, bytes := text.messages.Stats()
+	if hits != turns*(turns-1)/2 || misses != turns {
 		t.Errorf("%d hits and %d misses, want each earlier message found and each new one missed", hits, misses)
+	}
+	// A token is four bytes, a text of n bytes some n of them at one token each.
+	if told := b.g.meters.set.Gauge(metrics.TokenizerCacheBytes).Get(); told != float64(bytes) || bytes < 5*len(rendered) {
+		t.Errorf("%g bytes are told, %d are kept, of messages of %d bytes", told, bytes, len(rendered))
 	}
 }

@@ -103,6 +103,9 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})
 	j.span.Event("asked for a grant", time.Now())
 	g, err := n.awaitGrant(ctx, j)
+	n.mu.Lock()
+	n.asking--
+	n.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}

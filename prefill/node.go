@@ -111,6 +111,7 @@ type Node struct {
 	jobs     map[key]*job
 	gateways map[*rpc.Conn]bool // that hear heartbeats
 	queue    []*job             // waiting for their turn to ask for a grant
+	asking   int                // jobs that have asked and have no grant yet
 	ahead    int                // tokens of admitted jobs that are not computed yet
 	draining bool
 	leaving  bool          // draining, for good
@@ -272,9 +273,10 @@ func (n *Node) Counters() Counters {
 // Limit is how many jobs may wait.
 func (n *Node) Limit() int { return n.o.MaxQueued }
 
-// Queued is how many jobs the node has, waiting ones first.
-func (n *Node) Queued() (waiting, all int) {
+// Queued is how many jobs the node has: those that wait for their turn, those that
+// wait for the grant they have asked for, and all.
+func (n *Node) Queued() (waiting, asking, all int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.queue), len(n.jobs)
+	return len(n.queue), n.asking, len(n.jobs)
 }

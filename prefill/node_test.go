@@ -229,7 +229,7 @@ func TestTurns(t *testing.T) {
 			t.Errorf("positions %v, %v, %v", as[2].queued, as[3].queued, as[4].queued)
 		}
 		b.dec.mu.Unlock()
-		if w, all := b.n.Queued(); w != 3 || all != 5 {
+		if w, asking, all := b.n.Queued(); w != 3 || asking != 2 || all != 5 {
 			t.Errorf("%d of %d wait", w, all)
 		}
 		as[0].grant(0, 0)

@@ -34,6 +34,7 @@ func (n *Node) admit() {
 		j.ahead = len(j.tokens)
 		n.ahead += j.ahead
 		j.admitted = true
+		n.asking++
 		ctx, cancel := context.WithCancelCause(context.Background())
 		j.stop = cancel
 		n.wg.Add(1)
@@ -131,9 +132,9 @@ func (n *Node) Check() error {
 			admitted++
 		}
 	}
-	if c := n.count; ahead != n.ahead || admitted+len(n.queue) != len(n.jobs) || c.Accepted != uint64(len(n.jobs))+c.Done+c.Cancelled+c.Failed {
-		return fmt.Errorf("%w: %d tokens ahead, jobs say %d; %d jobs, %d admitted, %d queued; %+v",
-			errBroken, n.ahead, ahead, len(n.jobs), admitted, len(n.queue), c)
+	if c := n.count; ahead != n.ahead || admitted+len(n.queue) != len(n.jobs) || n.asking < 0 || n.asking > admitted || c.Accepted != uint64(len(n.jobs))+c.Done+c.Cancelled+c.Failed {
+		return fmt.Errorf("%w: %d tokens ahead, jobs say %d; %d jobs, %d admitted, %d asking, %d queued; %+v",
+			errBroken, n.ahead, ahead, len(n.jobs), admitted, n.asking, len(n.queue), c)
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ type Point struct {
 	Server      string  // which of the sweep's servers; empty: there is one only
 	Rate        float64 // requests per second, +Inf: all at once
 	Concurrency int     // 0: no bound
+	Repetition  int     // of this load, from 0
 	Summary     *Summary
 	Limited     string // why the client was the limit; empty: it was not
 	Start       time.Time
@@ -76,7 +77,7 @@ func WriteCSV(w io.Writer, points []Point) error {
 	for _, col := range sweepColumns {
 		head = append(head, col.name)
 	}
-	if err := c.Write(append(head, "peak_kv_fill", "client_was_limit")); err != nil {
+	if err := c.Write(append(head, "peak_kv_fill", "client_was_limit", "repetition")); err != nil {
 		return err
 	}
 	for i := range points {
@@ -85,7 +86,7 @@ func WriteCSV(w io.Writer, points []Point) error {
 		for _, col := range sweepColumns {
 			line = append(line, strconv.FormatFloat(col.of(p.Summary), 'g', 8, 64))
 		}
-		if err := c.Write(append(line, strconv.FormatFloat(p.peakFill(), 'g', 4, 64), p.Limited)); err != nil {
+		if err := c.Write(append(line, strconv.FormatFloat(p.peakFill(), 'g', 4, 64), p.Limited, strconv.Itoa(p.Repetition))); err != nil {
 			return err
 		}
 	}
@@ -167,12 +168,16 @@ func prefixed(server, name string) string {
 // for a rate to be called served.
 const kneeShare = 0.9
 
-// Knee is the highest offered rate at which a server served so, and whether any was.
+// Knee is the highest offered rate at which a server served so in every run, and
+// whether any was.
 func Knee(points []*Point) (rate float64, found bool) {
-	for _, p := range points {
+	short := func(p *Point) bool {
 		s := p.Summary
-		if !math.IsInf(p.Rate, 1) && p.Rate > rate && s.Failed == 0 && float64(s.Good) >= kneeShare*float64(s.Completed) && s.Completed > 0 {
-			rate, found = p.Rate, true
+		return s.Failed > 0 || s.Completed == 0 || float64(s.Good) < kneeShare*float64(s.Completed)
+	}
+	for _, r := range loads(points) {
+		if at := r[0].Rate; !math.IsInf(at, 1) && at > rate && !slices.ContainsFunc(r, short) {
+			rate, found = at, true
 		}
 	}
 	return rate, found
@@ -187,9 +192,11 @@ func curves(points []Point, objectives bool) []plotted {
 	for _, server := range servers {
 		add := func(p *plotted, name string, x, y func(*Point) float64) {
 			s := series{name: prefixed(server, name)}
-			for _, q := range of[server] {
-				if vx := x(q); !math.IsInf(vx, 1) {
-					s.x, s.y = append(s.x, vx), append(s.y, y(q))
+			for _, r := range loads(of[server]) {
+				vx, _, _ := r.figure(x)
+				vy, _, _ := r.figure(y)
+				if !math.IsInf(vx, 1) {
+					s.x, s.y = append(s.x, vx), append(s.y, vy)
 				}
 			}
 			p.all = append(p.all, s)
@@ -264,7 +271,7 @@ func WritePage(w io.Writer, title string, facts []string, points []Point) error 
 	writeNodes(&b, points)
 	b.WriteString("<main>\n")
 	objectives := len(points) > 0 && len(points[0].Summary.Options.Goodput) > 0
-	for _, p := range append(curves(points, objectives), runPlots(points)...) {
+	for _, p := range append(curves(points, objectives), runPlots(middles(points))...) {
 		b.WriteString(p.svg())
 	}
 	b.WriteString("</main></html>\n")
@@ -279,23 +286,30 @@ func writeRuns(b *strings.Builder, points []Point) {
 		fmt.Fprintf(b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
 	}
 	b.WriteString("<th>note</th></tr>\n")
-	for i := range points {
-		p := &points[i]
-		fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(p.Name()))
+	most := 0
+	for _, r := range loads(pointers(points)) {
+		fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(r[0].Name()))
 		for _, c := range sweepColumns {
-			fmt.Fprintf(b, "<td>%.5g</td>", c.of(p.Summary))
+			fmt.Fprintf(b, "<td>%s</td>", r.cell(func(p *Point) float64 { return c.of(p.Summary) }))
 		}
 		note := ""
-		if p.Limited != "" {
-			note = "the client was the limit: " + p.Limited
+		for _, p := range r {
+			if p.Limited != "" {
+				note = "the client was the limit: " + p.Limited
+			}
 		}
 		fmt.Fprintf(b, "<td>%s</td></tr>\n", html.EscapeString(note))
+		most = max(most, len(r))
 	}
 	b.WriteString("</table>\n")
+	if most > 1 {
+		fmt.Fprintf(b, "<p>Each load was run %d times: medians, and below them the least and the most. Plots by throughput or load show medians, all others the run of the middle median TTFT.</p>\n", most)
+	}
 }
 
 // clearly is by how much two servers' figures have to differ to be called ahead or
-// behind: runs are single, and their noise is of this size.
+// behind: the noise of single runs is of this size. Where runs were repeated, all of
+// one have to be on the same side of all of the other, too.
 const clearly = 0.05
 
 // writeContest holds the first server against each other one under equal load.
@@ -313,15 +327,16 @@ func writeContest(b *strings.Builder, points []Point) {
 			}
 		}
 		b.WriteString("</tr>\n")
-		for _, p := range of[servers[0]] {
-			i := slices.IndexFunc(of[server], func(q *Point) bool { return q.Rate == p.Rate && q.Concurrency == p.Concurrency })
+		others := loads(of[server])
+		for _, r := range loads(of[servers[0]]) {
+			i := slices.IndexFunc(others, func(q repeated) bool { return q[0].Rate == r[0].Rate && q[0].Concurrency == r[0].Concurrency })
 			if i < 0 {
 				continue
 			}
-			fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(p.Load()))
+			fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(r[0].Load()))
 			for _, c := range sweepColumns {
 				if c.better != 0 {
-					b.WriteString(contestCell(c.of(p.Summary), c.of(of[server][i].Summary), c.better))
+					b.WriteString(contestCell(r, others[i], func(p *Point) float64 { return c.of(p.Summary) }, c.better))
 				}
 			}
 			b.WriteString("</tr>\n")
@@ -331,7 +346,10 @@ func writeContest(b *strings.Builder, points []Point) {
 }
 
 // contestCell is one figure of two servers as a share.
-func contestCell(a, other float64, better int) string {
+func contestCell(mine, others repeated, of func(*Point) float64, better int) string {
+	a, least, most := mine.figure(of)
+	other, otherLeast, otherMost := others.figure(of)
+	apart := least > otherMost || most < otherLeast
 	if other == 0 {
 		if a == 0 {
 			return "<td>=</td>"
@@ -340,6 +358,7 @@ func contestCell(a, other float64, better int) string {
 	}
 	class := ""
 	switch d := (a/other - 1) * float64(better); {
+	case !apart:
 	case d > clearly:
 		class = ` class="ahead"`
 	case d < -clearly:
@@ -354,11 +373,11 @@ func writeNodes(b *strings.Builder, points []Point) {
 		return
 	}
 	b.WriteString("<h2>What the server's processes used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>peak KV fill</th></tr>\n")
-	for i := range points {
-		for k := range points[i].Nodes {
-			n := &points[i].Nodes[k]
+	for _, p := range middles(points) {
+		for k := range p.Nodes {
+			n := &p.Nodes[k]
 			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.1f %%</td></tr>\n",
-				html.EscapeString(points[i].Name()), html.EscapeString(n.Name), n.Cores(), n.Generated(), 100*n.PeakFill())
+				html.EscapeString(p.Name()), html.EscapeString(n.Name), n.Cores(), n.Generated(), 100*n.PeakFill())
 		}
 	}
 	b.WriteString("</table>\n")

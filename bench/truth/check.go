@@ -46,6 +46,11 @@ const (
 	stallTokens      = 20 // shorter answers, so that many requests arrive in the stall
 )
 
+// What a stall may last: of the 20 s in which requests arrive, those of a shorter one
+// are too few to be seen in the slowest 1 %, and those of a longer one reach the
+// median, against which the tail is held.
+const shortestStall, longestStall = 1500 * time.Millisecond, 8 * time.Second
+
 // millis is the slack of small times.
 const millis = 1.0
 
@@ -157,12 +162,17 @@ func measure(ctx context.Context, s *server, args ...string) (*measured, error) 
 
 // Check makes all runs and writes the report; its error says what did not hold.
 func Check(ctx context.Context, o Options) error {
-	fmt.Fprintf(o.Out, "| streams | run | generated tokens | tokens/s | figures | worst figure | reported | truth | client, cores | CPU per token | sending late, P99 |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
-	var wrong []error
+	if o.Stall < shortestStall || o.Stall > longestStall {
+		return fmt.Errorf("%w: --stall %v: want %v to %v: a shorter one is not in the slowest 1 %% of the requests, a longer one is in their median", bench.ErrOption, o.Stall, shortestStall, longestStall)
+	}
 	for _, n := range o.Streams {
 		if n < 1 {
 			return fmt.Errorf("%w: --streams %d: want at least 1", bench.ErrOption, n)
 		}
+	}
+	fmt.Fprintf(o.Out, "| streams | run | generated tokens | tokens/s | figures | worst figure | reported | truth | client, cores | CPU per token | sending late, P99 |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	var wrong []error
+	for _, n := range o.Streams {
 		for _, stall := range []bool{false, true} {
 			fmt.Fprintf(o.ErrOut, "%d streams, stall: %v\n", n, stall)
 			if err := o.one(ctx, n, stall); errors.Is(err, ErrWrong) {

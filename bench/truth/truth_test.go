@@ -1,8 +1,10 @@
 package truth
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -14,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tandem-serving/tandem/bench"
 	"github.com/tandem-serving/tandem/bench/load"
 	"github.com/tandem-serving/tandem/bench/report"
 )
@@ -163,5 +166,21 @@ func TestMockRefuses(t *testing.T) {
 			t.Errorf("%+v: %q, %v", c, b[:n], err)
 		}
 		here.Close()
+	}
+}
+
+// What could not show anything is refused before anything runs.
+func TestCheckRefuses(t *testing.T) {
+	for _, o := range []Options{
+		{Streams: []int{10}, Stall: 500 * time.Millisecond},
+		{Streams: []int{10}, Stall: 10 * time.Second},
+		{Streams: []int{10}},
+		{Streams: []int{10, 0}, Stall: 2 * time.Second},
+	} {
+		var out bytes.Buffer
+		o.Out, o.ErrOut, o.Binary = &out, io.Discard, "/nothing"
+		if err := Check(t.Context(), o); !errors.Is(err, bench.ErrOption) || out.Len() > 0 {
+			t.Errorf("%+v: %v, %q", o, err, out.String())
+		}
 	}
 }

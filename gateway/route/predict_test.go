@@ -3,6 +3,7 @@ package route
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // states is n idle nodes that compute rate tokens per second.
@@ -81,6 +82,37 @@ func TestLocalOrRemote(t *testing.T) {
 	}
 	if d := tb.Pick(r, View{Decode: make([]State, 1), Prefill: make([]State, 1)}, nil); d.Decode != -1 || len(tb.Explain(d, View{Decode: make([]State, 1)}, 1, 1)) != 1 {
 		t.Errorf("%+v", d)
+	}
+}
+
+// What a client is predicted to wait is the time of whoever computes the prompt.
+func TestFirstTokenIsForetold(t *testing.T) {
+	tb, alone := New(fleet(1, ""), fleet(1, "")), New(fleet(1, ""), nil)
+	for _, c := range []struct {
+		name           string
+		table          *Table
+		decode, remote State
+		reason         Reason
+		want           time.Duration
+	}{
+		{"remote: queue, what is not cached, setup", tb, State{Rate: 1000}, State{Rate: 10000, Queued: 2000, Held: 500}, ReasonRemote, 252 * time.Millisecond},
+		{"remote, faster than its connection", tb, State{Held: 200}, State{Rate: 200_000}, ReasonRemote, 5*time.Millisecond + 2*time.Millisecond + 4*time.Millisecond},
+		{"remote, its speed not known", tb, State{Rate: 1000}, State{}, ReasonRemote, -1},
+		{"local, beside 4 streams", tb, State{Rate: 10000, Load: 4}, State{Rate: 10000, Queued: 2000}, ReasonLocal, 120 * time.Millisecond},
+		{"short", tb, State{Rate: 1000, Held: 950}, State{Rate: 10000}, ReasonShort, 50 * time.Millisecond},
+		{"all cached", tb, State{Rate: 1000, Held: 1000}, State{Rate: 10000}, ReasonShort, 0},
+		{"short, its speed not known", tb, State{Held: 950}, State{Rate: 10000}, ReasonShort, -1},
+		{"no prefill nodes", alone, State{Rate: 1000, Queued: 500}, State{}, ReasonNoPrefill, 1500 * time.Millisecond},
+	} {
+		c.decode.Usable, c.remote.Usable = true, true
+		v := View{Decode: []State{c.decode}, Prefill: []State{c.remote}[:len(c.table.Prefill())]}
+		d := c.table.Pick(Request{Key: 9, Uncached: 1000, MinRemote: 64}, v, nil)
+		if off := d.First - c.want; d.PrefillReason != c.reason || off.Abs() > time.Microsecond || c.want < 0 && d.First != c.want {
+			t.Errorf("%s: %v after %s, want %v after %s", c.name, d.First, d.PrefillReason, c.want, c.reason)
+		}
+	}
+	if d := tb.Pick(Request{}, View{Decode: make([]State, 1), Prefill: make([]State, 1)}, nil); d.First >= 0 {
+		t.Errorf("nobody is usable, and the first token in %v", d.First)
 	}
 }
 

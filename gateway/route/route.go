@@ -114,6 +114,9 @@ type Decision struct {
 	// What prompt computation is predicted to take on the decode node and on the
 	// first prefill node, transfer and queues included; 0: not known.
 	Local, Remote time.Duration
+	// First is that time for the node that is to compute the prompt: what a client
+	// is predicted to wait for the first token. Negative: its speed is not known.
+	First time.Duration
 }
 
 // Key is the ring key of a prompt: of its block hashes, or of the tokens
@@ -153,7 +156,7 @@ func (t *Table) Prefill() []Node { return t.prefill.nodes }
 // Pick decides. The decision's Prefill is appended to dst, which may be nil. v
 // must have an entry for every node of the table.
 func (t *Table) Pick(r Request, v View, dst []int) Decision {
-	d := Decision{Decode: -1, Reason: ReasonNoDecode, PrefillReason: ReasonNoPrefill}
+	d := Decision{Decode: -1, Reason: ReasonNoDecode, PrefillReason: ReasonNoPrefill, First: -1}
 	var far remotes
 	decode := side{ring: &t.decode, states: v.Decode}
 	if r.Policy == Prefix {
@@ -166,6 +169,9 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 		return d
 	}
 	state := v.Decode[d.Decode]
+	if state.Rate > 0 {
+		d.First = seconds(decode.local(&r, d.Decode))
+	}
 	need := r.Uncached - state.Held
 	if need < r.MinRemote {
 		d.PrefillReason = ReasonShort
@@ -181,14 +187,18 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	if best < 0 {
 		return d
 	}
-	d.PrefillReason = ReasonRemote
-	if state.Rate > 0 && v.Prefill[best].Rate > 0 { // both are known: the faster one
-		local, remote := decode.local(&r, d.Decode), prefill.compute(&r, best)+transfer(need, v.Prefill[best].Rate)
+	known := v.Prefill[best].Rate > 0
+	remote := prefill.compute(&r, best) + transfer(need, v.Prefill[best].Rate)
+	if state.Rate > 0 && known { // both are known: the faster one
+		local := decode.local(&r, d.Decode)
 		d.Local, d.Remote = seconds(local), seconds(remote)
 		if r.Policy == Prefix && r.MinRemote > 1 && staysLocal(local, remote, state.Local) {
 			d.PrefillReason = ReasonLocal
 			return d
 		}
+	}
+	if d.PrefillReason, d.First = ReasonRemote, -1; known {
+		d.First = seconds(remote)
 	}
 	start := len(dst)
 	d.Prefill = prefill.follow(r.Key, append(dst, best), start)

@@ -78,6 +78,7 @@ type cluster struct {
 	key              string            // for the API, or empty
 	traceparent      string            // sent along, or empty
 	headers          map[string]string // more of them
+	seen             map[string]bool   // "metric role" that was held to a value other than zero; nil: nobody asks
 	began            time.Time
 	cmd              *exec.Cmd
 	stdout, stderr   output
@@ -279,9 +280,19 @@ func (c *cluster) url(path string) string {
 	return "http://" + net.JoinHostPort(c.host, strconv.Itoa(c.port)) + path
 }
 
-// metric reads one metric of a node: its 0-based place after the gateway, and
-// what its line begins with; lines with several labels are added up.
+// metric reads one metric of a node, see pick; counts are whole numbers.
 func (c *cluster) metric(node int, name, label string) int64 {
+	c.t.Helper()
+	v, found := pick(c.scrape(node), name, label)
+	if !found {
+		c.t.Fatalf("node %d exposes no %s{%s}", node, name, label)
+	}
+	return int64(v)
+}
+
+// scrape reads all metrics of a node: its 0-based place after the gateway, which
+// is -1.
+func (c *cluster) scrape(node int) string {
 	c.t.Helper()
 	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/metrics", c.port+1+node))
 	if err != nil {
@@ -292,8 +303,12 @@ func (c *cluster) metric(node int, name, label string) int64 {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	sum, found := 0.0, false
-	for line := range strings.Lines(string(text)) {
+	return string(text)
+}
+
+// pick is what a scrape says of a name: the lines with the label, added up.
+func pick(text, name, label string) (sum float64, found bool) {
+	for line := range strings.Lines(text) {
 		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
 		n, labels, _ := strings.Cut(series, "{")
 		if !ok || n != name || !strings.Contains(labels, label) {
@@ -301,14 +316,11 @@ func (c *cluster) metric(node int, name, label string) int64 {
 		}
 		v, err := strconv.ParseFloat(value, 64)
 		if err != nil {
-			c.t.Fatalf("%s: %v", line, err)
+			return 0, false
 		}
 		sum, found = sum+v, true
 	}
-	if !found {
-		c.t.Fatalf("node %d exposes no %s{%s}:\n%s", node, name, label, text)
-	}
-	return int64(sum)
+	return sum, found
 }
 
 // prompt draws token ids that nobody has sent before.
@@ -322,11 +334,16 @@ func (c *cluster) prompt(r *rand.Rand, n int) []int32 {
 
 // post sends a request; the caller closes the body.
 func (c *cluster) post(path string, body map[string]any) (*http.Response, error) {
+	return c.postFor(c.t.Context(), path, body)
+}
+
+// postFor gives up when ctx ends.
+func (c *cluster) postFor(ctx context.Context, path string, body map[string]any) (*http.Response, error) {
 	text, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodPost, c.url(path), bytes.NewReader(text))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url(path), bytes.NewReader(text))
 	if err != nil {
 		return nil, err
 	}

@@ -365,7 +365,7 @@ func (n *node) idle(when string) {
 		return
 	}
 	// No job is left, so Check has held the tokens ahead against none.
-	if _, jobs := n.prefill.Queued(); jobs != 0 || n.writer.Stats().Pushes != 0 {
+	if _, asking, jobs := n.prefill.Queued(); jobs != 0 || asking != 0 || n.writer.Stats().Pushes != 0 {
 		n.c.errorf("%s %s: %d jobs, %+v", n.addr, when, jobs, n.writer.Stats())
 	}
 }

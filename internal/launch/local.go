@@ -127,28 +127,34 @@ func (l Local) PortsFree(host string) error {
 	return nil
 }
 
-// Announce waits until the cluster answers and tells a person how to use it.
-func (l Local) Announce(ctx context.Context, out io.Writer, url, key string, began time.Time) error {
+// Announce waits until the cluster answers and tells a person how to use it. cert is
+// the file of the certificate that clients get; empty: plain HTTP.
+func (l Local) Announce(ctx context.Context, out io.Writer, url, key, cert string, began time.Time) error {
 	client := console.Client{URL: url, Key: key, HTTP: console.LocalHTTP()}
 	models, err := client.WaitFleet(ctx, l.Prefill+l.Decode)
 	if err != nil {
 		return err
 	}
-	auth, flag := "", ""
+	_, err = io.WriteString(out, l.invite(url, key, cert, strings.Join(models, ", "), time.Since(began)))
+	return err
+}
+
+// invite is what Announce says. A certificate may be the user's own, which nobody
+// knows but who is told of it.
+func (l Local) invite(url, key, cert, model string, took time.Duration) string {
+	options, flag, env := "", "", ""
 	if key != "" {
-		auth, flag = " -H 'Authorization: Bearer "+key+"'", " --api-key "+key
+		options, flag = " -H 'Authorization: Bearer "+key+"'", " --api-key "+key
 	}
-	model := strings.Join(models, ", ")
-	if strings.HasPrefix(url, "https") {
-		auth += " -k"
+	if cert != "" {
+		options, env = options+" -k", "SSL_CERT_FILE='"+cert+"' "
 	}
-	fmt.Fprintf(out, `
+	return fmt.Sprintf(`
 Tandem is up at %[1]s after %.1[2]f s: %[3]d prefill and %[4]d decode processes serve %[5]s. Try:
 
   curl -sN %[1]s/v1/chat/completions%[6]s -H 'Content-Type: application/json' -d '{"model": "%[5]s", "stream": true, "messages": [{"role": "user", "content": "What is prefill?"}]}'
 
-or %[7]s chat --url %[1]s%[8]s. Metrics of the nodes: ports %[9]d to %[10]d. Ctrl-C drains and stops.
+or %[11]s%[7]s chat --url %[1]s%[8]s. Metrics of the nodes: ports %[9]d to %[10]d. Ctrl-C drains and stops.
 
-`, url, time.Since(began).Seconds(), l.Prefill, l.Decode, model, auth, os.Args[0], flag, l.Port+1, l.Port+l.Prefill+l.Decode)
-	return nil
+`, url, took.Seconds(), l.Prefill, l.Decode, model, options, os.Args[0], flag, l.Port+1, l.Port+l.Prefill+l.Decode, env)
 }

@@ -1,10 +1,13 @@
 package launch
 
 import (
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 )
 
 // flagOf is the last value of a flag, which is the one that counts.
@@ -54,6 +57,22 @@ func TestNodesShareTheMachine(t *testing.T) {
 			if port != strconv.Itoa(c.l.Port+1+i) || slices.Contains(ports[:i], port) {
 				t.Errorf("%+v: metrics at %q", c.l, ports)
 			}
+		}
+	}
+}
+
+// What up prints is what works: with a key and a certificate of one's own, too.
+func TestInvitation(t *testing.T) {
+	l := Local{Prefill: 1, Decode: 2, Port: 8000}
+	for _, c := range []struct{ url, key, cert, curl, chat string }{
+		{"http://127.0.0.1:8000", "", "", "curl -sN http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type", "or " + os.Args[0] + " chat --url http://127.0.0.1:8000."},
+		{"https://127.0.0.1:8000", "secret", "my cert.pem", "curl -sN https://127.0.0.1:8000/v1/chat/completions -H 'Authorization: Bearer secret' -k -H 'Content-Type",
+			"or SSL_CERT_FILE='my cert.pem' " + os.Args[0] + " chat --url https://127.0.0.1:8000 --api-key secret."},
+	} {
+		text := l.invite(c.url, c.key, c.cert, "m", 300*time.Millisecond)
+		if !strings.Contains(text, c.curl) || !strings.Contains(text, c.chat) || !strings.Contains(text, "after 0.3 s: 1 prefill and 2 decode") ||
+			!strings.Contains(text, "ports 8001 to 8003") || strings.Contains(text, "%!") {
+			t.Errorf("%s", text)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -14,6 +15,7 @@ import (
 // rule is one of deploy/prometheus/tandem.rules.yml.
 type rule struct {
 	Record, Alert, Expr string
+	For                 time.Duration
 	Annotations         map[string]string
 }
 
@@ -30,8 +32,41 @@ func load(t *testing.T, path string, into any, decode func([]byte, any) error) {
 
 var named = regexp.MustCompile(`\b(?:[a-z]+:)?(?:vllm|tandem)[:_][a-z0-9_:]+`)
 
+// fleets are the cases of promtool's tests in which something is asked about an
+// alert: how long they have run, and whether it is to fire.
+type fleets []struct {
+	Name  string
+	Rules []struct {
+		Eval      time.Duration `yaml:"eval_time"`
+		Alertname string
+		Alerts    []any `yaml:"exp_alerts"`
+	} `yaml:"alert_rule_test"`
+}
+
+// says is what a case of the name has to say about an alert: whether it fires at
+// the end, and, where it fires after some time, that it is quiet an evaluation
+// before that.
+func (f fleets) says(t *testing.T, r *rule, name string, fires bool) {
+	t.Helper()
+	for _, c := range f {
+		if c.Name != name || len(c.Rules) == 0 {
+			continue
+		}
+		last := c.Rules[len(c.Rules)-1]
+		if last.Alertname != r.Alert || (len(last.Alerts) > 0) != fires || last.Eval < r.For {
+			t.Errorf("%q does not end with %s, firing %v, after more than %v", name, r.Alert, fires, r.For)
+		}
+		if first := c.Rules[0]; strings.Contains(name, "before its time") && r.For > 0 && (len(first.Alerts) > 0 || first.Eval != r.For-15*time.Second) {
+			t.Errorf("%q does not say that it is quiet 15 s before %v", name, r.For)
+		}
+		return
+	}
+	t.Errorf("there is no case %q", name)
+}
+
 // Rules and dashboard speak of metrics that exist, and each alert has a case in
-// which it fires and one in which it does not; promtool runs them.
+// which it fires and one in which it does not, also at its threshold; promtool runs
+// them.
 func TestDeployNamesMetrics(t *testing.T) {
 	known := map[string]bool{}
 	for i := range Rows {
@@ -46,23 +81,8 @@ func TestDeployNamesMetrics(t *testing.T) {
 		Groups []struct{ Rules []rule }
 	}
 	load(t, "prometheus/tandem.rules.yml", &rules, yaml.Unmarshal)
-	var cases struct {
-		Tests []struct {
-			Name  string
-			Rules []struct {
-				Alertname string
-				Alerts    []any `yaml:"exp_alerts"`
-			} `yaml:"alert_rule_test"`
-		}
-	}
+	var cases struct{ Tests fleets }
 	load(t, "prometheus/tandem_test.yml", &cases, yaml.Unmarshal)
-	fires, quiet := map[string]bool{}, map[string]bool{}
-	for _, c := range cases.Tests {
-		for _, r := range c.Rules {
-			fires[r.Alertname] = fires[r.Alertname] || len(r.Alerts) > 0
-			quiet[r.Alertname] = quiet[r.Alertname] || len(r.Alerts) == 0
-		}
-	}
 	check := func(where, expr string) {
 		for _, name := range named.FindAllString(expr, -1) {
 			if !known[name] {
@@ -81,9 +101,16 @@ func TestDeployNamesMetrics(t *testing.T) {
 		for _, r := range g.Rules {
 			check(r.Record+r.Alert, r.Expr)
 			check(r.Alert, r.Annotations["action"])
-			if r.Alert != "" && (!fires[r.Alert] || !quiet[r.Alert] || r.Annotations["summary"] == "" || r.Annotations["action"] == "") {
-				t.Errorf("%s lacks a case in which it fires or is quiet, a summary or an action", r.Alert)
+			if r.Alert == "" {
+				continue
 			}
+			if r.Annotations["summary"] == "" || r.Annotations["action"] == "" {
+				t.Errorf("%s lacks a summary or an action", r.Alert)
+			}
+			cases.Tests.says(t, &r, r.Alert+" fires", true)
+			cases.Tests.says(t, &r, r.Alert+" stays quiet", false)
+			cases.Tests.says(t, &r, r.Alert+" is quiet at its threshold", false)
+			cases.Tests.says(t, &r, r.Alert+" fires just beyond its threshold, and not before its time", true)
 		}
 	}
 	var board struct {

@@ -101,6 +101,9 @@ const (
 	GatewayRoutes
 	GatewayPredictedCached
 	GatewayActualCached
+	GatewayPredictedFirst
+	GatewayActualFirst
+	GatewayFirstError
 	GatewayUsableDecodeNodes
 	GatewayBreakers
 	GatewayRetryBudget

@@ -60,7 +60,8 @@ func TestPoolBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var nDials atomic.Int64
 		broken := errors.New("cable cut")
-		pool := NewPool(Options{Hello: hello("client"), Dial: func(context.Context, string) (net.Conn, error) {
+		counters := new(Counters)
+		pool := NewPool(Options{Hello: hello("client"), Counters: counters, Dial: func(context.Context, string) (net.Conn, error) {
 			nDials.Add(1)
 			return nil, broken
 		}}, newRecorder())
@@ -80,6 +81,8 @@ func TestPoolBacksOff(t *testing.T) {
 		}
 		if n := nDials.Load(); n < 16 || n > 19 {
 			t.Errorf("%d dials in a minute", n)
+		} else if counted := counters.DialErrors.Load(); counted != uint64(n) {
+			t.Errorf("%d of %d failed dials were counted", counted, n)
 		}
 	})
 }
