@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"strconv"
@@ -66,17 +65,26 @@ func main() {
 	os.Exit(table().Main(version, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-// clientTLS is the certificate that clients see, or nil on loopback.
-func clientTLS(g *config.Gateway) (*tls.Config, error) {
-	if (g.SSLCert == "") != (g.SSLKey == "") {
+// clientTLS is the certificate that clients see, and by what they are known, or nil
+// on loopback.
+func clientTLS(g *config.Gateway) (*tlsconf.Listener, error) {
+	switch {
+	case (g.SSLCert == "") != (g.SSLKey == ""):
 		return nil, fmt.Errorf("%w: --ssl-certfile and --ssl-keyfile go together", config.ErrValue)
+	case g.SSLCert == "" && (g.SSLCA != "" || g.SSLCertReqs != 0):
+		return nil, fmt.Errorf("%w: --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile and --ssl-keyfile", config.ErrValue)
+	case (g.SSLCA == "") != (g.SSLCertReqs == 0):
+		return nil, fmt.Errorf("%w: --ssl-ca-certs says whose certificates clients may show and --ssl-cert-reqs whether they are asked: 1, if they have one, or 2, always; give both", config.ErrValue)
+	case g.SSLCertReqs > 2:
+		return nil, fmt.Errorf("%w: --ssl-cert-reqs %d: want 0 (no certificate), 1 (if the client has one) or 2 (always)", config.ErrValue, g.SSLCertReqs)
 	}
 	if g.SSLCert != "" {
-		c, err := tlsconf.ClientFacing(g.SSLCert, g.SSLKey, slog.Default())
+		auth := []tls.ClientAuthType{tls.NoClientCert, tls.VerifyClientCertIfGiven, tls.RequireAndVerifyClientCert}[g.SSLCertReqs]
+		l, err := tlsconf.ClientFacing(tlsconf.ClientFiles{Cert: g.SSLCert, Key: g.SSLKey, CA: g.SSLCA, Auth: auth})
 		if err != nil {
 			err = fmt.Errorf("%w: --ssl-certfile %s, --ssl-keyfile %s: %w", config.ErrValue, g.SSLCert, g.SSLKey, err)
 		}
-		return c, err
+		return l, err
 	}
 	if !process.Loopback(g.Host) && !g.Insecure {
 		return nil, fmt.Errorf("%w: --host %s is reachable from other machines: give --ssl-certfile and --ssl-keyfile, or --insecure to serve plain HTTP there", config.ErrValue, g.Host)
@@ -313,7 +321,7 @@ func runGateway(v *command.Invocation) error {
 	defer d.End()
 	o := gatewayOptions(&f.g, &f.p, d)
 	o.Foreign, o.ForwardAuthorization = foreignServers, f.u.ForwardCredentials
-	o.TLS, o.ServedModelName, o.ChatTemplate = cert, f.name, template
+	o.TLS, o.ServedModelName, o.ChatTemplate = tlsOf(cert), f.name, template
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {
 		o.RPC.TLS = d.Certs.Client()
@@ -332,6 +340,27 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
+	followClients(d, o.Metrics, cert)
+	followConfig(d, o.Metrics, v.Set, func() error {
+		again := gatewayFlags(io.Discard)
+		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
+			return err
+		}
+		servers, err := upstreamServers(&again.u)
+		if err != nil {
+			return err
+		}
+		limits := gatewayOptions(&again.g, &again.p, d)
+		if err := limits.CheckLimits(); err != nil {
+			return err
+		}
+		if len(o.Foreign.Targets) > 0 {
+			if err := g.SetUpstreams(servers.Targets); err != nil {
+				return err
+			}
+		}
+		return g.SetLimits(limits)
+	})
 	if alone {
 		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "upstreams", len(foreignServers.Targets), "version", version)
 		return g.Run(d.Ctx)
@@ -382,6 +411,10 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
 		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), MaxAttempts: g.MaxAttempts, Policy: g.Policy,
 		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody), MaxLogprobs: g.MaxLogprobs,
+		MaxBodyMemory: boundless(int(g.MaxBodyMemory)), HeaderTimeout: time.Duration(g.HeaderTimeout), MinBodyRate: boundless(int(g.MinBodyRate)),
+		MaxN: g.MaxN, MaxPromptTokens: g.MaxPromptTokens, MaxInFlight: g.MaxRequests, MaxConns: g.MaxConns, MaxConnsPerAddress: g.MaxConnsPerAddress,
+		SlowClientTimeout: time.Duration(g.SlowClientTimeout), StreamTokens: g.StreamTokens,
+		RetriesPerSecond: float64(g.RetriesPerSecond), ResumesPerSecond: float64(g.ResumesPerSecond),
 		Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
 	}
 }
@@ -789,16 +822,12 @@ func (n *node) bundle() *nodepb.Bundle {
 // runServe has gateway and decode node in one process, joined by an in-memory
 // connection. The one engine prefills as well, so that no KV travels.
 func runServe(v *command.Invocation) error {
-	var m config.Model
-	var g config.Gateway
-	var p config.Process
-	m.Register(v.Set)
-	g.Register(v.Set, 0)
-	p.Register(v.Set)
+	f := serveFlags(v.Set)
 	args, err := v.Parse(1)
 	if err != nil {
 		return err
 	}
+	m, g, p := f.m, f.g, f.p
 	if len(args) == 1 {
 		m.Path = args[0]
 	}
@@ -831,7 +860,7 @@ func runServe(v *command.Invocation) error {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
 	})
 	o := gatewayOptions(&g, &p, d)
-	o.TLS = cert
+	o.TLS = tlsOf(cert)
 	if m.ChatTemplate != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
 	}
@@ -846,6 +875,14 @@ func runServe(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
+	followClients(d, o.Metrics, cert)
+	followConfig(d, o.Metrics, v.Set, func() error {
+		again := serveFlags(table().Find("serve").Flags(io.Discard))
+		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
+			return err
+		}
+		return gw.SetLimits(gatewayOptions(&again.g, &again.p, d))
+	})
 	d.Log.Info("serving", "addr", gw.Addr(), "model", n.Bundle.ModelName, "version", version)
 	return gw.Run(d.Ctx)
 }

@@ -150,6 +150,12 @@ func (a *admission) charge(f *admit.Flow, priority int32, tokens int) {
 	a.q.Charge(f, priority, tokens)
 }
 
+func (a *admission) setLimits(l admit.Limits) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.q.SetLimits(l)
+}
+
 func (a *admission) setWeight(f *admit.Flow, weight float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -192,7 +198,7 @@ func (g *Gateway) keepRoom(ctx context.Context) {
 
 func (g *Gateway) lookForRoom() {
 	if m := g.model.Load(); m != nil {
-		r := g.fleet.Now().Room(m.fingerprint, g.o.NodeBacklog, g.o.NodeBacklogTime)
+		r := g.fleet.Now().Room(m.fingerprint, g.lim().NodeBacklog, g.lim().NodeBacklogTime)
 		g.admission.setRoom(r.Requests, r.Tokens)
 	}
 }
@@ -210,7 +216,7 @@ func (j *job) admit() *openai.Error {
 	w := &waiter{choices: choices, tokens: tokens, ready: make(chan struct{})}
 	w.item = admit.Item{Flow: flow, Priority: j.req.Priority, Tokens: j.nPrompt, Owner: w}
 	began := time.Now()
-	patience := min(j.g.o.QueueTimeout, j.deadline.Sub(began))
+	patience := min(j.g.lim().QueueTimeout, j.deadline.Sub(began))
 	if no := a.push(w, patience); no != nil {
 		return j.noPlace(no, patience)
 	}
@@ -334,7 +340,7 @@ func (j *job) noPlace(no *admit.Refusal, patience time.Duration) *openai.Error {
 	case admit.TooMany:
 		j.g.refused("queue")
 		_, tokens := j.g.admission.queued()
-		return tooMany(seconds(no.Wait), "%d prompt tokens wait for the fleet and this request has %d more: the bound is %d", tokens, j.nPrompt, j.g.o.MaxQueuedTokens)
+		return tooMany(seconds(no.Wait), "%d prompt tokens wait for the fleet and this request has %d more: the bound is %d", tokens, j.nPrompt, j.g.lim().MaxQueuedTokens)
 	}
 	j.g.refused("queue")
 	requests, _ := j.g.admission.queued()

@@ -1,13 +1,19 @@
 package gateway
 
 import (
+	"bytes"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/metrics"
 )
 
 // maxReadAhead bounds what a client may send while its request is being
@@ -18,34 +24,77 @@ const maxReadAhead = 16 << 10
 // listener hands out clientConns and can close all of them.
 type listener struct {
 	net.Listener
-	writeTimeout time.Duration
+	writeTimeout  atomic.Int64 // a duration
+	headerTimeout atomic.Int64 // a duration
+	minRate       atomic.Int64 // bytes of a request per second; 0: any
+	perAddress    atomic.Int64 // connections; 0: any number
+	maxHeld       atomic.Int64 // bytes of large bodies; 0: any number
+	held          atomic.Int64 // bytes of those that arrive or are being answered
+	crowded       *metrics.Value
 
 	mu    sync.Mutex
 	conns map[*clientConn]struct{}
+	from  map[netip.Addr]int // of conns
 }
 
-func newListener(l net.Listener, writeTimeout time.Duration) *listener {
-	return &listener{Listener: l, writeTimeout: writeTimeout, conns: map[*clientConn]struct{}{}}
+func newListener(l net.Listener, crowded *metrics.Value) *listener {
+	return &listener{Listener: l, crowded: crowded, conns: map[*clientConn]struct{}{}, from: map[netip.Addr]int{}}
+}
+
+// setLimits takes the limits of o.
+func (l *listener) setLimits(o *Options) {
+	l.writeTimeout.Store(int64(o.SlowClientTimeout))
+	l.headerTimeout.Store(int64(o.HeaderTimeout))
+	l.minRate.Store(int64(max(0, o.MinBodyRate)))
+	l.perAddress.Store(int64(max(0, o.MaxConnsPerAddress)))
+	l.maxHeld.Store(int64(max(0, o.MaxBodyMemory)))
 }
 
 // Accept implements net.Listener.
 func (l *listener) Accept() (net.Conn, error) {
-	nc, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	if tcp, ok := nc.(interface{ SetNoDelay(bool) error }); ok {
-		// Go's default, but the first token's time hangs on it.
-		if err := tcp.SetNoDelay(true); err != nil {
-			nc.Close()
-			return l.Accept()
+	for {
+		nc, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if tcp, ok := nc.(interface{ SetNoDelay(bool) error }); ok {
+			// Go's default, but the first token's time hangs on it.
+			if err := tcp.SetNoDelay(true); err != nil {
+				nc.Close()
+				continue
+			}
+		}
+		if c := l.admit(nc); c != nil {
+			return c, nil
 		}
 	}
-	c := &clientConn{Conn: nc, l: l}
+}
+
+// admit files a connection, or ends one of an address that has too many; nil.
+func (l *listener) admit(nc net.Conn) *clientConn {
+	c := &clientConn{Conn: nc, l: l, arrival: arrival{begun: true, start: time.Now()}}
+	c.from, _ = address(nc)
+	most := int(l.perAddress.Load())
 	l.mu.Lock()
+	if most > 0 && c.from.IsValid() && l.from[c.from] >= most {
+		l.mu.Unlock()
+		l.crowded.Inc()
+		if _, secret := nc.(*tls.Conn); !secret {
+			e := tooMany(retryAfter, "your address has %d connections to this gateway, as many as it may (--max-connections-per-address)", most)
+			body := e.Append(nil)
+			// A new connection takes that at once; whatever fails, it ends.
+			_ = nc.SetWriteDeadline(time.Now().Add(lingerTime))
+			_, _ = fmt.Fprintf(nc, crowdedAnswer, len(body), body)
+		}
+		nc.Close()
+		return nil
+	}
 	l.conns[c] = struct{}{}
+	if c.from.IsValid() {
+		l.from[c.from]++
+	}
 	l.mu.Unlock()
-	return c, nil
+	return c
 }
 
 // closeAll closes every open connection.
@@ -69,25 +118,49 @@ func (l *listener) closeAll() {
 type clientConn struct {
 	net.Conn
 	l       *listener
-	ahead   []byte      // read by a watch, not yet by the server
-	refused atomic.Bool // its request was answered before it was read to its end
+	from    netip.Addr   // invalid: none
+	arrival              // of the present request; only the server's goroutine reads it
+	held    atomic.Int64 // of MaxBodyMemory, by this request
+	ahead   []byte       // read by a watch, not yet by the server
+	refused atomic.Bool  // its request was answered before it was read to its end
 }
 
 // Read implements net.Conn.
 func (c *clientConn) Read(p []byte) (int, error) {
 	if len(c.ahead) > 0 {
+		if c.answered {
+			c.over()
+		}
 		n := copy(p, c.ahead)
 		if c.ahead = c.ahead[n:]; len(c.ahead) == 0 {
 			c.ahead = nil
 		}
+		c.came(n)
 		return n, nil
 	}
-	return c.Conn.Read(p)
+	if c.answered { // the next request is waited for
+		c.over()
+	}
+	if err := c.room(len(p)); err != nil {
+		return 0, err
+	}
+	if c.begun { // the server's own bound is longestArrival
+		if err := c.Conn.SetReadDeadline(c.deadline(c.l)); err != nil {
+			return 0, err
+		}
+	}
+	n, err := c.Conn.Read(p)
+	c.came(n)
+	return n, err
 }
+
+// goOn asks a client for its body; the answer is still to come.
+var goOn = []byte("HTTP/1.1 100 Continue\r\n\r\n")
 
 // Write implements net.Conn.
 func (c *clientConn) Write(p []byte) (int, error) {
-	if err := c.Conn.SetWriteDeadline(time.Now().Add(c.l.writeTimeout)); err != nil {
+	c.answered = c.answered || !bytes.Equal(p, goOn)
+	if err := c.Conn.SetWriteDeadline(time.Now().Add(time.Duration(c.l.writeTimeout.Load()))); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(p)
@@ -101,8 +174,9 @@ const (
 	lingerBytes = 8 << 20
 )
 
-// Close implements net.Conn.
+// Close implements net.Conn; any goroutine of the server may call it.
 func (c *clientConn) Close() error {
+	c.release()
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && c.refused.Load() && half.CloseWrite() == nil {
 		// An error of either is the end that was waited for.
 		_ = c.Conn.SetReadDeadline(time.Now().Add(lingerTime))
@@ -114,6 +188,11 @@ func (c *clientConn) Close() error {
 // end closes the connection at once.
 func (c *clientConn) end() error {
 	c.l.mu.Lock()
+	if _, open := c.l.conns[c]; open && c.from.IsValid() {
+		if c.l.from[c.from]--; c.l.from[c.from] == 0 {
+			delete(c.l.from, c.from)
+		}
+	}
 	delete(c.l.conns, c)
 	c.l.mu.Unlock()
 	return c.Conn.Close()

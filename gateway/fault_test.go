@@ -574,7 +574,7 @@ func TestWatchOutlastsReadDeadline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := newListener(raw, time.Second).Accept()
+	nc, err := newListener(raw, nil).Accept()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,6 +90,14 @@ const (
 	// DefaultMaxQueuedTokens bounds prompt tokens that wait in the gateway: minutes
 	// of work of a large fleet, and 64 MB.
 	DefaultMaxQueuedTokens = 16 << 20
+	// DefaultMaxN is OpenAI's bound of choices.
+	DefaultMaxN = openai.MaxN
+	// DefaultHeaderTimeout is for a request's head, which is one packet.
+	DefaultHeaderTimeout = 10 * time.Second
+	// DefaultMinBodyRate, in bytes per second, is below the slowest links.
+	DefaultMinBodyRate = 1024
+	// DefaultMaxBodyMemory holds 32 of the largest bodies, or thousands of long chats.
+	DefaultMaxBodyMemory = 1 << 30
 	// DefaultMaxConns bounds client connections, most of them idle.
 	DefaultMaxConns = 65536
 	// DefaultMaxAttempts is how many nodes a choice is tried on without getting a
@@ -111,7 +119,7 @@ const (
 
 // Fixed bounds of the HTTP side.
 const (
-	readTimeout    = 30 * time.Second // for a request's head and body
+	readTimeout    = 30 * time.Second // for an operator's request
 	idleTimeout    = 75 * time.Second // between requests; above usual balancers' 60 s
 	headBytes      = 16 << 10         // of a request's head
 	cutGrace       = time.Second      // for error events to leave when the shutdown timeout is over
@@ -157,6 +165,11 @@ type Options struct {
 	SlowClientTimeout time.Duration
 	StreamTokens      int
 	MaxBodyBytes      int
+	MaxBodyMemory     int // of all large bodies together; negative: no bound
+	HeaderTimeout     time.Duration
+	MinBodyRate       int // bytes per second; negative: any
+	MaxN              int // choices of a request
+	MaxPromptTokens   int // of each prompt; 0: what the model takes
 	MaxLogprobs       int // best tokens told about with each token; at most openai.MaxLogprobs
 	MaxInFlight       int
 	MaxQueuedRequests int           // that wait here while the fleet has no room
@@ -165,11 +178,13 @@ type Options struct {
 	NodeBacklog       int           // requests that wait on each decode node
 	NodeBacklogTime   time.Duration // of computing prompts that are before the nodes
 	MaxConns          int
-	MaxAttempts       int
-	RetriesPerSecond  float64
-	ResumeTimeout     time.Duration
-	ResumesPerSecond  float64
-	StallTimeout      time.Duration // negative: never
+	// MaxConnsPerAddress bounds those of one client address; 0: no bound.
+	MaxConnsPerAddress int
+	MaxAttempts        int
+	RetriesPerSecond   float64
+	ResumeTimeout      time.Duration
+	ResumesPerSecond   float64
+	StallTimeout       time.Duration // negative: never
 
 	Log    *slog.Logger  // nil: discarded
 	Tracer *trace.Tracer // nil: no spans
@@ -199,6 +214,10 @@ func (o *Options) setDefaults() {
 	or(&o.SlowClientTimeout, DefaultSlowClientTimeout)
 	or(&o.StreamTokens, DefaultStreamTokens)
 	or(&o.MaxBodyBytes, DefaultMaxBodyBytes)
+	or(&o.MaxBodyMemory, DefaultMaxBodyMemory)
+	or(&o.HeaderTimeout, DefaultHeaderTimeout)
+	or(&o.MinBodyRate, DefaultMinBodyRate)
+	or(&o.MaxN, DefaultMaxN)
 	or(&o.MaxLogprobs, DefaultMaxLogprobs)
 	or(&o.MaxInFlight, DefaultMaxInFlight)
 	or(&o.MaxConns, DefaultMaxConns)
@@ -236,6 +255,7 @@ type Gateway struct {
 	meters  meters
 	budget  *rate.Limiter // of retries before the first token
 	resumes *rate.Limiter // paces those after it
+	limits  atomic.Pointer[Options]
 
 	admission *admission
 
@@ -246,6 +266,7 @@ type Gateway struct {
 	draining       atomic.Bool
 	cut            chan struct{} // closed when the shutdown timeout is over
 	inFlight       atomic.Int64
+	buffered       atomic.Int64 // bytes of streams' buffers
 	policy         route.Policy
 	turn           atomic.Uint64                        // requests so far
 	bus            *cluster.Bus                         // nil: nobody tells of caches
@@ -263,8 +284,8 @@ func New(o Options) (*Gateway, error) {
 	if o.RPC.Hello == nil {
 		return nil, errors.New("gateway: Options.RPC.Hello is not set")
 	}
-	if o.MaxLogprobs < 1 || o.MaxLogprobs > openai.MaxLogprobs {
-		return nil, fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", o.MaxLogprobs, openai.MaxLogprobs)
+	if err := o.CheckLimits(); err != nil {
+		return nil, err
 	}
 	policy, err := policyOf(o.Policy)
 	if err != nil {
@@ -293,7 +314,6 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		o:              o,
 		log:            o.Log,
-		l:              newListener(l, o.SlowClientTimeout),
 		keys:           keys,
 		budget:         perSecond(o.RetriesPerSecond),
 		resumes:        perSecond(o.ResumesPerSecond),
@@ -306,7 +326,10 @@ func New(o Options) (*Gateway, error) {
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
 	}
+	g.limits.Store(&g.o)
 	g.meters = newMeters(o.Metrics)
+	g.l = newListener(l, o.Metrics.Counter(metrics.GatewayRefused, "address"))
+	g.l.setLimits(&g.o)
 	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
 	if len(o.Foreign.Targets) > 0 {
@@ -323,9 +346,23 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-func perSecond(n float64) *rate.Limiter {
-	return rate.NewLimiter(rate.Limit(n), int(max(1, retryBurstSecs*n)))
+// CheckLimits refuses limits beyond those of the API.
+func (o Options) CheckLimits() error {
+	o.setDefaults()
+	switch {
+	case o.MaxLogprobs < 1 || o.MaxLogprobs > openai.MaxLogprobs:
+		return fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", o.MaxLogprobs, openai.MaxLogprobs)
+	case o.MaxN < 1 || o.MaxN > openai.MaxN:
+		return fmt.Errorf("gateway: --max-n %d: want 1 to %d", o.MaxN, openai.MaxN)
+	}
+	return nil
 }
+
+func perSecond(n float64) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(n), burst(n))
+}
+
+func burst(perSecond float64) int { return int(max(1, retryBurstSecs*perSecond)) }
 
 // Addr is the address on which clients are served.
 func (g *Gateway) Addr() string { return g.l.Addr().String() }

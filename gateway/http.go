@@ -26,8 +26,9 @@ func (g *Gateway) newServer() *fasthttp.Server {
 		ErrorHandler:                 g.badHTTP,
 		Name:                         "tandem",
 		ReadBufferSize:               headBytes,
-		ReadTimeout:                  readTimeout,
+		ReadTimeout:                  longestArrival,
 		IdleTimeout:                  idleTimeout,
+		HeaderReceived:               g.bodyLimit,
 		MaxRequestBodySize:           g.o.MaxBodyBytes,
 		Concurrency:                  g.o.MaxConns,
 		DisablePreParseMultipartForm: true,
@@ -77,12 +78,15 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		e = &openai.Error{Status: 413, Type: openai.TypeTooLarge,
-			Message: fmt.Sprintf("the request body is larger than %d bytes", g.o.MaxBodyBytes)}
+			Message: fmt.Sprintf("the request body is larger than %d bytes", g.lim().MaxBodyBytes)}
 	case errors.As(err, &small):
 		e = &openai.Error{Status: 431, Type: "Request Header Fields Too Large",
 			Message: fmt.Sprintf("the request's head is larger than %d bytes", headBytes)}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive whole within %v", readTimeout)}
+		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.lim().HeaderTimeout, g.lim().MinBodyRate)}
+	case errors.Is(err, errNoMemory):
+		g.refused("body_memory")
+		e = openai.Unavailable(retryAfter, "the gateway holds as many bytes of large requests as it may: send this one again later")
 	}
 	ctx.Response.Header.Set(requestIDHeader, newID())
 	g.fail(ctx, e)

@@ -40,6 +40,7 @@ type job struct {
 	timer    *time.Timer      // to the next bound that may pass
 	timerAt  time.Time
 	buf      []byte // events to be written; streams only
+	counted  int    // bytes of buf that are part of Gateway.buffered
 	gone     bool   // the client has gone: nobody reads an answer
 	closed   bool
 	cause    string // of metrics.StreamAborts, when it did not end well

@@ -205,7 +205,7 @@ func TestRequestThatStops(t *testing.T) {
 			}
 			began := time.Now()
 			r := c.receive()
-			if took := time.Since(began); r.StatusCode != 408 || !strings.Contains(r.body, "30s") || took > 2*readTimeout {
+			if took := time.Since(began); r.StatusCode != 408 || !strings.Contains(r.body, "10s") || took > 2*DefaultHeaderTimeout {
 				t.Errorf("%s: %d %q after %v", what, r.StatusCode, r.body, took)
 			}
 		})

@@ -59,16 +59,16 @@ func (g *Gateway) meter() {
 	gauge := func(id metrics.ID, f func() float64, labels ...string) { s.Gauge(id, labels...).Func(f) }
 	gauge(metrics.GatewayUsableDecodeNodes, func() float64 { return float64(g.usable()) })
 	gauge(metrics.GatewayInFlight, func() float64 { return float64(g.inFlight.Load()) })
+	gauge(metrics.GatewayStreamBuffers, func() float64 { return float64(g.buffered.Load()) })
 	gauge(metrics.GatewayRetryBudget, func() float64 { return max(0, g.budget.Tokens()) })
 	for _, state := range []string{"closed", "half-open", "open"} {
 		gauge(metrics.GatewayBreakers, func() float64 { return float64(g.fleet.Now().Breakers(state)) }, state)
 	}
 	gauge(metrics.QueueLength, func() float64 { return float64(g.inFlight.Load()) }, metrics.QueueRequests)
-	s.Gauge(metrics.QueueLimit, metrics.QueueRequests).Set(float64(g.o.MaxInFlight))
 	gauge(metrics.QueueLength, func() float64 { return float64(g.admission.waiting.Load()) }, metrics.QueueWaiting)
-	s.Gauge(metrics.QueueLimit, metrics.QueueWaiting).Set(float64(g.o.MaxQueuedRequests))
 	gauge(metrics.QueueLength, func() float64 { _, tokens := g.admission.queued(); return float64(tokens) }, metrics.QueueWaitingTokens)
-	s.Gauge(metrics.QueueLimit, metrics.QueueWaitingTokens).Set(float64(g.o.MaxQueuedTokens))
+	gauge(metrics.QueueLength, func() float64 { return float64(g.l.held.Load()) }, metrics.QueueBodies)
+	g.meterLimits()
 	gauge(metrics.QueueLength, func() float64 { return float64(g.server.GetOpenConnectionsCount()) }, metrics.QueueConnections)
 	s.Gauge(metrics.QueueLimit, metrics.QueueConnections).Set(float64(g.o.MaxConns))
 
@@ -81,6 +81,15 @@ func (g *Gateway) meter() {
 	s.Counter(metrics.TokenizerCacheLookups, "hit").Func(func() float64 { hits, _, _ := cache(); return float64(hits) })
 	s.Counter(metrics.TokenizerCacheLookups, "miss").Func(func() float64 { _, misses, _ := cache(); return float64(misses) })
 	gauge(metrics.TokenizerCacheBytes, func() float64 { _, _, bytes := cache(); return float64(bytes) })
+}
+
+// meterLimits tells of the limits that may change.
+func (g *Gateway) meterLimits() {
+	l := g.lim()
+	for queue, most := range map[string]int{metrics.QueueRequests: l.MaxInFlight, metrics.QueueWaiting: l.MaxQueuedRequests,
+		metrics.QueueWaitingTokens: l.MaxQueuedTokens, metrics.QueueBodies: l.MaxBodyMemory} {
+		g.meters.set.Gauge(metrics.QueueLimit, queue).Set(float64(most))
+	}
 }
 
 // forecast counts the tokens of a prompt that the fleet's news say a node has; the

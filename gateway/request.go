@@ -74,7 +74,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 
 // enter counts a request as being answered, if there is room for it.
 func (g *Gateway) enter() *openai.Error {
-	if n := g.inFlight.Add(1); n > int64(g.o.MaxInFlight) {
+	if n := g.inFlight.Add(1); n > int64(g.lim().MaxInFlight) {
 		g.inFlight.Add(-1)
 		g.meters.full.Inc()
 		return openai.Unavailable(retryAfter, "the gateway is full: it is answering %d requests", n-1)
@@ -88,7 +88,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if fault != nil {
 		return nil, fault
 	}
-	if fault := req.CheckLogprobs(g.o.MaxLogprobs); fault != nil {
+	if fault := g.checkLimits(req); fault != nil {
 		return nil, fault
 	}
 	g.warnUnknown(req.Unknown)
@@ -105,6 +105,9 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 		return nil, fault
 	}
 	prompts, fault := m.prompts(req)
+	if fault == nil {
+		fault = g.checkPrompts(req, prompts)
+	}
 	if fault != nil {
 		return nil, fault
 	}
@@ -165,7 +168,7 @@ const timeoutHeader = "X-Tandem-Timeout"
 func (g *Gateway) timeout(h *fasthttp.RequestHeader) (time.Duration, *openai.Error) {
 	given := h.Peek(timeoutHeader)
 	if len(given) == 0 {
-		return g.o.RequestTimeout, nil
+		return g.lim().RequestTimeout, nil
 	}
 	d, err := time.ParseDuration(string(given))
 	if s, bare := strconv.ParseFloat(string(given), 64); bare == nil {
@@ -174,7 +177,7 @@ func (g *Gateway) timeout(h *fasthttp.RequestHeader) (time.Duration, *openai.Err
 	if err != nil || d <= 0 {
 		return 0, openai.BadRequest("", "the header %s is %q: want seconds above 0, or a time such as 500ms", timeoutHeader, clip(string(given), 50))
 	}
-	return min(d, g.o.RequestTimeout), nil
+	return min(d, g.lim().RequestTimeout), nil
 }
 
 // maxTimeout keeps a header's number within what a duration holds.

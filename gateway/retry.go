@@ -42,7 +42,7 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 	}
 	j.g.meters.resumes.Inc()
 	r := j.g.resumes.Reserve()
-	if wait := r.Delay(); wait > j.g.o.ResumeTimeout {
+	if wait := r.Delay(); wait > j.g.lim().ResumeTimeout {
 		r.Cancel()
 		return j.lose(c)
 	} else if wait > 0 { // many at once: the nodes that are left take them one after the other
@@ -75,7 +75,7 @@ func (j *job) failed(c *choice, node *upstream.Node, err error) *openai.Error {
 	}
 	var code *upstream.CodeError
 	switch {
-	case errors.As(err, &code) && !elsewhere(code.Code), c.failures >= j.g.o.MaxAttempts:
+	case errors.As(err, &code) && !elsewhere(code.Code), c.failures >= j.g.lim().MaxAttempts:
 		return j.lose(c)
 	case !c.started() && !j.g.budget.Allow():
 		return faultOf(err)
@@ -95,7 +95,7 @@ func (j *job) nowhere(c *choice, node *upstream.Node) *openai.Error {
 	case c.lost.IsZero(): // it was paused for its client
 		c.lost = time.Now()
 	}
-	if time.Since(c.lost) >= j.g.o.ResumeTimeout {
+	if time.Since(c.lost) >= j.g.lim().ResumeTimeout {
 		return j.lose(c)
 	}
 	c.tried, c.refused = c.tried[:0], c.refused[:0] // whoever said no, or was away, may have recovered

@@ -30,9 +30,22 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 const maxKeptBuffer = 64 << 10
 
 // takeBuffer gives the job the buffer for its events, giveBuffer returns it.
-func (j *job) takeBuffer() { j.buf = (*buffers.Get().(*[]byte))[:0] }
+func (j *job) takeBuffer() {
+	j.buf = (*buffers.Get().(*[]byte))[:0]
+	j.countBuffer()
+}
+
+// countBuffer keeps the sum of all streams' buffers.
+func (j *job) countBuffer() {
+	if n := cap(j.buf); n != j.counted {
+		j.g.buffered.Add(int64(n - j.counted))
+		j.counted = n
+	}
+}
 
 func (j *job) giveBuffer() {
+	j.g.buffered.Add(-int64(j.counted))
+	j.counted = 0
 	if b := j.buf; b != nil && cap(b) <= maxKeptBuffer {
 		buffers.Put(&b)
 	}
@@ -86,6 +99,7 @@ func (s *stream) fill() {
 	if len(j.buf) > 0 {
 		j.buf, s.sent = j.buf[:0], 0
 	}
+	defer j.countBuffer()
 	if fault := j.advance(); fault != nil {
 		if s.end = errCut; !j.gone {
 			j.buf = fault.AppendEvent(j.buf)

@@ -127,6 +127,8 @@ func (u *Upstreams) Register(s *Set) {
 // Gateway is the client side.
 type Gateway struct {
 	Host, SSLCert, SSLKey string
+	SSLCA                 string
+	SSLCertReqs           int
 	Port, NATSPort        int
 	APIKeys               []string
 	APIKeyFile            string
@@ -147,6 +149,16 @@ type Gateway struct {
 	Policy                string
 	MaxBody               Bytes
 	MaxLogprobs           int
+	MaxBodyMemory         Bytes
+	HeaderTimeout         Seconds
+	MinBodyRate           Bytes // a second
+	MaxN, MaxPromptTokens int
+	MaxRequests, MaxConns int
+	MaxConnsPerAddress    int
+	SlowClientTimeout     Seconds
+	StreamTokens          int
+	RetriesPerSecond      int
+	ResumesPerSecond      int
 }
 
 // Any says whether there are upstreams.
@@ -159,6 +171,8 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.PortVar(&g.Port, "port", 8000, "port to listen on for clients")
 	s.StringVar(&g.SSLCert, "ssl-certfile", "", "certificate for clients, PEM")
 	s.StringVar(&g.SSLKey, "ssl-keyfile", "", "its key, PEM")
+	s.StringVar(&g.SSLCA, "ssl-ca-certs", "", "authorities of clients' certificates, PEM; with --ssl-cert-reqs")
+	s.CountVar(&g.SSLCertReqs, "ssl-cert-reqs", 0, 0, "certificates of clients: 0 none, 1 checked if they have one, 2 required")
 	s.BoolVar(&g.Insecure, "insecure", false, "serve clients beyond loopback without certificates")
 	s.StringVar(&g.AdminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
@@ -183,5 +197,21 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.CountVar(&g.MaxAttempts, "max-attempts", 3, 1, "nodes that take a request in a row without a token from any")
 	g.MaxBody = 32 << 20
 	s.Var(someBytes{&g.MaxBody}, "max-request-body", "largest request body")
+	g.MaxBodyMemory = 1 << 30
+	s.Var(&g.MaxBodyMemory, "max-body-memory", "all large request bodies together, arriving or being answered; beyond, requests get 503; 0: no bound")
+	g.HeaderTimeout = Seconds(10 * time.Second)
+	s.Var(&g.HeaderTimeout, "header-timeout", "how long a request's head may take to arrive")
+	g.MinBodyRate = 1 << 10
+	s.Var(&g.MinBodyRate, "min-body-rate", "bytes of a request that must arrive a second, on average from its start, once --header-timeout is over; 0: any")
+	s.CountVar(&g.MaxN, "max-n", 128, 1, "choices (n) that a request may ask for; at most 128")
+	s.CountVar(&g.MaxPromptTokens, "max-prompt-tokens", 0, 0, "tokens that a prompt may have; 0: what the model takes")
+	s.CountVar(&g.MaxRequests, "max-requests", 8192, 1, "requests that are answered at once, waiting ones included; beyond, they get 503")
+	s.CountVar(&g.MaxConns, "max-connections", 65536, 1, "connections of clients")
+	s.CountVar(&g.MaxConnsPerAddress, "max-connections-per-address", 0, 0, "connections of one client address (of IPv6 its first 64 bits); beyond, they get 429; 0: no bound, as behind a proxy")
+	g.SlowClientTimeout = Seconds(30 * time.Second)
+	s.Var(&g.SlowClientTimeout, "slow-client-timeout", "how long a client may take nothing of its answer before it is given up")
+	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", 1024, 1, "tokens of a choice that may wait for a slow client before its generation pauses")
+	s.CountVar(&g.RetriesPerSecond, "retries-per-second", 50, 1, "attempts that failed before their first token and are tried elsewhere, of all requests together; bursts of ten seconds' worth")
+	s.CountVar(&g.ResumesPerSecond, "resumes-per-second", 200, 1, "streams whose node was lost that look for another, of all together; the others follow in turn")
 	s.CountVar(&g.MaxLogprobs, "max-logprobs", 20, 1, "best tokens whose log-probabilities a request may ask for with each token; at most 256")
 }

@@ -95,6 +95,8 @@ const (
 	GatewayRefused
 	GatewayKeyFileBad
 	GatewayQueueTime
+	GatewayReloadFailed
+	GatewayStreamBuffers
 	GatewayStaleTokens
 	GatewayStreamsPaused
 	GatewayStreamsAborted
@@ -226,6 +228,7 @@ const (
 	QueueConnections   = "connections"     // of clients
 	QueueWaiting       = "waiting"         // requests that wait in a gateway for the fleet
 	QueueWaitingTokens = "waiting_tokens"  // of their prompts
+	QueueBodies        = "body_bytes"      // of large requests, in a gateway
 	QueueEngine        = "engine_waiting"  // requests and jobs that wait for the engine or for KV
 	QueueRunning       = "engine_running"  // in the engine's steps
 	QueueArriving      = "arriving_blocks" // KV blocks that other nodes may write
@@ -236,9 +239,9 @@ const (
 
 var queues = []Label{{
 	Name:   "queue",
-	Values: []string{QueueRequests, QueueConnections, QueueWaiting, QueueWaitingTokens, QueueEngine, QueueRunning, QueueArriving, QueueAttempts, QueuePrefill, QueuePushes},
+	Values: []string{QueueRequests, QueueConnections, QueueWaiting, QueueWaitingTokens, QueueBodies, QueueEngine, QueueRunning, QueueArriving, QueueAttempts, QueuePrefill, QueuePushes},
 	Of: map[string]Role{
-		QueueRequests: Gateway, QueueConnections: Gateway, QueueWaiting: Gateway, QueueWaitingTokens: Gateway, QueueEngine: nodes, QueueRunning: nodes, QueueArriving: Decode,
+		QueueRequests: Gateway, QueueConnections: Gateway, QueueWaiting: Gateway, QueueWaitingTokens: Gateway, QueueBodies: Gateway, QueueEngine: nodes, QueueRunning: nodes, QueueArriving: Decode,
 		QueueAttempts: Decode, QueuePrefill: Prefill, QueuePushes: Prefill,
 	},
 }}

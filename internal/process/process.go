@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"sync"
 	"syscall"
 
 	"github.com/tandem-serving/tandem/internal/logs"
@@ -45,6 +46,7 @@ type Process struct {
 	Certs  *tlsconf.Material // nil without TLSDir
 	Level  *slog.LevelVar    // of Log; may be set at any time
 	stop   []func()
+	hung   sync.Once // the terminal is gone
 }
 
 // Logger makes a logger and the default of slog.

@@ -2,83 +2,74 @@ package tlsconf
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
-	"log/slog"
 	"os"
-	"sync"
-	"time"
+	"sync/atomic"
 )
 
-// listenerCheck is how often, at most, a handshake looks whether the files of a
-// client-facing certificate have changed.
-const listenerCheck = time.Second
-
-// listener is a client-facing certificate that follows its files.
-type listener struct {
-	certFile, keyFile string
-	log               *slog.Logger
-
-	mu      sync.Mutex
-	cert    *tls.Certificate
-	stamp   [2]time.Time // of the files behind cert
-	checked time.Time
+// ClientFiles are what a listener for clients that are no nodes shows, and by what
+// it knows them: PEM files as any authority issues them.
+type ClientFiles struct {
+	Cert, Key string
+	CA        string             // whose certificates clients may show; empty: they are not asked
+	Auth      tls.ClientAuthType // what is asked of clients, with CA
 }
 
-// ClientFacing is the configuration of a listener for clients that are no
-// nodes: a certificate and key as any authority issues them, in PEM files. A
-// renewal is taken at the next handshake; one that does not load is logged, and
-// the old certificate stays.
-func ClientFacing(certFile, keyFile string, log *slog.Logger) (*tls.Config, error) {
-	l := &listener{certFile: certFile, keyFile: keyFile, log: log}
-	if err := l.read(); err != nil {
+// Listener is a client-facing certificate.
+type Listener struct {
+	files ClientFiles
+	now   atomic.Pointer[tls.Config]
+}
+
+// ClientFacing reads the files.
+func ClientFacing(files ClientFiles) (*Listener, error) {
+	l := &Listener{files: files}
+	if err := l.Reload(); err != nil {
 		return nil, err
 	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS12, // clients are not ours to choose
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			return l.current(), nil
-		},
-	}, nil
+	return l, nil
 }
 
-// read loads the files.
-func (l *listener) read() error {
-	stamp, err := l.stamps()
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrMaterial, err)
+// Files are the files that the listener is made from.
+func (l *Listener) Files() []string {
+	files := []string{l.files.Cert, l.files.Key}
+	if l.files.CA != "" {
+		files = append(files, l.files.CA)
 	}
-	cert, err := tls.LoadX509KeyPair(l.certFile, l.keyFile)
+	return files
+}
+
+// Reload reads the files again and takes them for handshakes from now on, if they
+// fit together; if not, nothing changes. Any goroutine may call it.
+func (l *Listener) Reload() error {
+	cert, err := tls.LoadX509KeyPair(l.files.Cert, l.files.Key)
 	if err != nil {
-		return fmt.Errorf("%w: %s with %s: %w", ErrMaterial, l.certFile, l.keyFile, err)
+		return fmt.Errorf("%w: %s with %s: %w", ErrMaterial, l.files.Cert, l.files.Key, err)
 	}
-	l.cert, l.stamp = &cert, stamp
+	c := &tls.Config{
+		MinVersion:   tls.VersionTLS12, // clients are not ours to choose
+		Certificates: []tls.Certificate{cert},
+	}
+	if l.files.CA != "" {
+		pem, err := os.ReadFile(l.files.CA)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrMaterial, err)
+		}
+		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), l.files.Auth
+		if !c.ClientCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("%w: no certificate in %s", ErrMaterial, l.files.CA)
+		}
+		c.SessionTicketsDisabled = true // a changed authority must be asked again
+	}
+	l.now.Store(c)
 	return nil
 }
 
-func (l *listener) stamps() (s [2]time.Time, err error) {
-	for i, f := range []string{l.certFile, l.keyFile} {
-		info, err := os.Stat(f)
-		if err != nil {
-			return s, err
-		}
-		s[i] = info.ModTime()
+// Config is the configuration of the listener; it follows Reload.
+func (l *Listener) Config() *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return l.now.Load(), nil },
 	}
-	return s, nil
-}
-
-// current returns the certificate, read again if its files have changed.
-func (l *listener) current() *tls.Certificate {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if now := time.Now(); now.Sub(l.checked) >= listenerCheck {
-		l.checked = now
-		if s, err := l.stamps(); err == nil && s != l.stamp {
-			if err := l.read(); err != nil {
-				l.log.Warn("certificate not renewed", "err", err)
-			} else {
-				l.log.Info("certificate renewed", "file", l.certFile)
-			}
-		}
-	}
-	return l.cert
 }
