@@ -42,7 +42,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda up observe prometheus test soak bench bench-truth bench-guidellm demo-report lint fmt generate clean debian
+.PHONY: help build cuda up observe prometheus test soak bench bench-truth bench-guidellm bench-engine demo-report lint fmt generate clean debian
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +81,10 @@ bench-truth: build ## bench serve against a mock that knows the truth: 10, 100 a
 
 bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm beside it; installs it (PyPI, some gigabytes)
 	$(PRIORITY) $(BINARY) bench truth --streams 100 --guidellm $(GUIDELLM)/bin/guidellm $(ARGS)
+
+bench-engine: ## the engine beside llama.cpp, which it builds from PyPI's source package (half an hour on two cores, and 8 GB of random weights); ARGS="-only int8" picks a row
+	bench/engine/llama.sh .cache/bench-engine/llama.cpp
+	$(PRIORITY) $(GO) run ./bench/engine $(ARGS)
 
 # The same two cores for the same model either way: one prefills and one decodes,
 # or both do both. Kinds of requests: chats, and long prompts with short answers.

@@ -43,6 +43,7 @@ var mayImport = map[string][]string{
 
 	"bench":          {"bench/dataset", "bench/load", "bench/native", "bench/report", "engine/builtin", "engine/kvcache", "engine/tokenizer", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/dataset":  {},
+	"bench/engine":   {"engine/backend", "engine/backend/cpu", "engine/model"},
 	"bench/load":     {},
 	"bench/report":   {"bench/load"},
 	"bench/native":   {"bench/load", "internal/rpc", "internal/rpc/nodepb"},

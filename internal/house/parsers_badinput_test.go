@@ -36,6 +36,7 @@ var parsers = map[string][]string{
 // the table has read, and why they need no target of their own.
 var parsed = map[string]string{
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
+	"bench/engine":           "what llama.cpp prints and its own results, by encoding/json into plain fields",
 	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
 	"bench/transfer":         "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",

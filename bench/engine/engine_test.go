@@ -1,0 +1,49 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// The model has the parameters of Llama-3.2-1B, and every type of tensor is as
+// long as its header says.
+func TestWeights(t *testing.T) {
+	total := 0
+	for _, m := range matrices() {
+		total += m.out * max(m.in, 1)
+	}
+	if total != 1_235_814_400 {
+		t.Errorf("%d parameters", total)
+	}
+	random := noise(3)
+	for _, kind := range []uint32{typeF32, typeQ4, typeQ8, typeQ6K, typeBF16} {
+		m := matrix{out: 3, in: 512}
+		if kind == typeF32 {
+			m.in = 0
+		}
+		var b bytes.Buffer
+		if err := m.data(&b, kind, &random); err != nil {
+			t.Fatal(err)
+		}
+		if b.Len() != m.bytes(kind) {
+			t.Errorf("type %d: %d bytes, want %d", kind, b.Len(), m.bytes(kind))
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	if got := median([]float64{5, 1, 3, 2}); got != 2.5 {
+		t.Errorf("median = %v", got)
+	}
+	all := []result{
+		{Row: rows[2], Kernels: "avx512vnni", Peer: "avx512vnni", Ours: figures{Decode1: 12, Decode8: 60, Prefill: 150},
+			Theirs: figures{Decode1: 8, Decode8: 40, Prefill: 100}, Bandwidth: 40e9, WeightBytes: 2.5e9, Threads: 2, Rounds: 5},
+		{Row: rows[0], Kernels: "avx512vnni", Ours: figures{Decode1: 24}, Bandwidth: 40e9, WeightBytes: 1.25e9, Threads: 2, Rounds: 5},
+	}
+	for _, want := range []string{"| bf16, BF16 | avx512vnni, avx512vnni | 12.0, 8.0: **1.50×** |", "30.0 of 40.0 GB/s, 75 %", "| 24.0 |", "2 threads, medians of 5 rounds"} {
+		if !strings.Contains(page(all), want) {
+			t.Errorf("no %q in\n%s", want, page(all))
+		}
+	}
+}

@@ -1,0 +1,206 @@
+// Command engine measures the engine beside llama.cpp: on one machine, with one
+// number of threads, on random weights in the shape of Llama-3.2-1B, each side in
+// turn. It prints a table and keeps it as a file.
+//
+// What is compared: steps of one sequence and of eight, 64 tokens into their
+// context, and a prompt of 512 tokens in one step. Ours are engine/model's steps,
+// greedy draw included, theirs are what llama-bench and llama-batched-bench time.
+// A round runs both sides once; a figure is the median of the rounds. The bandwidth
+// of reading memory is measured in every round, with as many threads.
+//
+// Invariant: nothing is compared that did not run in the same call, and a figure
+// that was not measured is not written.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// row is a pair of weight types that are compared.
+type row struct {
+	Ours, Theirs string // names of --quantization, and of a GGUF's file type
+}
+
+var rows = []row{{Ours: "int8", Theirs: "Q8_0"}, {Ours: "int4", Theirs: "Q4_0"}, {Ours: "none", Theirs: "BF16"}}
+
+// figures are one side's tokens per second.
+type figures struct{ Decode1, Decode8, Prefill float64 }
+
+// result is a row with the medians of its rounds.
+type result struct {
+	Row          row
+	Kernels      string // ours
+	Peer         string // theirs: which build of their kernels
+	Threads      int
+	Rounds       int
+	Ours, Theirs figures
+	Bandwidth    float64 // bytes per second that the machine reads
+	WeightBytes  int64   // that ours reads for a token
+	Machine      string
+	Commit       string
+}
+
+type options struct {
+	dir, peer, kernels, out, only string
+	threads, rounds               int
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.dir, "dir", ".cache/bench-engine", "folder for the random models, some 8 GB, and for results")
+	flag.StringVar(&o.peer, "peer", ".cache/bench-engine/llama.cpp/avx512vnni", "folder with llama-bench and llama-batched-bench; empty: ours alone")
+	flag.StringVar(&o.kernels, "kernels", "avx512vnni", "our kernels, as --cpu-kernels")
+	flag.StringVar(&o.only, "only", "", "one row: int8, int4 or none (as stored, bf16)")
+	flag.StringVar(&o.out, "out", "bench/results/engine.md", "the table's file; empty: none")
+	flag.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads of each side")
+	flag.IntVar(&o.rounds, "rounds", 5, "rounds, whose median counts")
+	flag.Parse()
+	if err := run(&o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench/engine:", err)
+		os.Exit(1)
+	}
+}
+
+func run(o *options) error {
+	if o.rounds < 1 || o.threads < 1 {
+		return fmt.Errorf("-rounds %d, -threads %d: want at least 1", o.rounds, o.threads)
+	}
+	if err := models(o.dir); err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if o.only != "" && o.only != r.Ours {
+			continue
+		}
+		res, err := compare(o, r)
+		if err != nil {
+			return fmt.Errorf("%s and %s: %w", r.Ours, r.Theirs, err)
+		}
+		if err := keep(o.dir, res); err != nil {
+			return err
+		}
+		fmt.Print(table([]result{*res}))
+	}
+	if o.out == "" {
+		return nil
+	}
+	all, err := kept(o.dir)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.out, []byte(page(all)), 0o644)
+}
+
+// compare runs the rounds of a row.
+func compare(o *options, r row) (*result, error) {
+	ours, err := newOurs(filepath.Join(o.dir, "bf16"), r.Ours, o.kernels, o.threads)
+	if err != nil {
+		return nil, err
+	}
+	defer ours.close()
+	res := &result{Row: r, Kernels: o.kernels, Peer: filepath.Base(o.peer), Threads: o.threads, Rounds: o.rounds,
+		WeightBytes: ours.weights, Machine: machine(), Commit: commit()}
+	var mine, peers []figures
+	var reads []float64
+	for i := range o.rounds {
+		reads = append(reads, bandwidth(o.threads))
+		f, err := ours.measure()
+		if err != nil {
+			return nil, err
+		}
+		mine = append(mine, f)
+		line := fmt.Sprintf("round %d: read %.1f GB/s, %s %.1f %.1f %.0f", i+1, reads[i]/1e9, r.Ours, f.Decode1, f.Decode8, f.Prefill)
+		if o.peer != "" {
+			p, err := peer(o.peer, filepath.Join(o.dir, r.Theirs+".gguf"), o.threads)
+			if err != nil {
+				return nil, err
+			}
+			peers = append(peers, p)
+			line += fmt.Sprintf(", %s %.1f %.1f %.0f", r.Theirs, p.Decode1, p.Decode8, p.Prefill)
+		}
+		fmt.Fprintln(os.Stderr, line)
+	}
+	res.Ours, res.Theirs, res.Bandwidth = medians(mine), medians(peers), median(reads)
+	return res, nil
+}
+
+func medians(all []figures) figures {
+	of := func(get func(figures) float64) float64 {
+		var v []float64
+		for _, f := range all {
+			v = append(v, get(f))
+		}
+		return median(v)
+	}
+	return figures{
+		Decode1: of(func(f figures) float64 { return f.Decode1 }),
+		Decode8: of(func(f figures) float64 { return f.Decode8 }),
+		Prefill: of(func(f figures) float64 { return f.Prefill }),
+	}
+}
+
+func median(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	v = slices.Sorted(slices.Values(v))
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}
+
+// peer runs llama.cpp once.
+func peer(dir, gguf string, threads int) (f figures, err error) {
+	t := fmt.Sprint(threads)
+	out, err := exec.Command(filepath.Join(dir, "llama-bench"), "-m", gguf, "-t", t, "-p", "512", "-n", "24", "-d", "64", "-r", "1", "--no-warmup", "-o", "json").Output()
+	if err != nil {
+		return f, fmt.Errorf("llama-bench: %w", failure(err))
+	}
+	var runs []struct {
+		Prompt int     `json:"n_prompt"`
+		Gen    int     `json:"n_gen"`
+		Speed  float64 `json:"avg_ts"`
+	}
+	if err := json.Unmarshal(out, &runs); err != nil {
+		return f, fmt.Errorf("llama-bench: %w", err)
+	}
+	for _, r := range runs {
+		if r.Prompt > 0 {
+			f.Prefill = r.Speed
+		} else {
+			f.Decode1 = r.Speed
+		}
+	}
+	out, err = exec.Command(filepath.Join(dir, "llama-batched-bench"), "-m", gguf, "-t", t, "-c", "1024", "-npp", "64", "-ntg", "12", "-npl", "8", "--output-format", "jsonl").Output()
+	if err != nil {
+		return f, fmt.Errorf("llama-batched-bench: %w", failure(err))
+	}
+	for line := range strings.Lines(string(out)) {
+		var b struct {
+			Batch int     `json:"pl"`
+			Speed float64 `json:"speed_tg"`
+		}
+		if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &b) == nil && b.Batch == 8 {
+			f.Decode8 = b.Speed
+		}
+	}
+	if f.Decode1 == 0 || f.Decode8 == 0 || f.Prefill == 0 {
+		return f, fmt.Errorf("llama.cpp printed no figure: %+v", f)
+	}
+	return f, nil
+}
+
+func failure(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
+		return fmt.Errorf("%w: %s", err, exit.Stderr[max(0, len(exit.Stderr)-500):])
+	}
+	return err
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// keep stores a row's result, in place of that of an earlier run.
+func keep(dir string, r *result) error {
+	data, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("result-%s-%s.json", r.Kernels, r.Row.Ours)
+	return os.WriteFile(filepath.Join(dir, name), data, 0o644)
+}
+
+// kept are the results so far, by kernels and in the order of rows.
+func kept(dir string) (all []result, err error) {
+	files, err := filepath.Glob(filepath.Join(dir, "result-*.json"))
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			return nil, err
+		}
+		var r result
+		if err := json.Unmarshal(data, &r); err != nil {
+			return nil, fmt.Errorf("%s: %w", f, err)
+		}
+		all = append(all, r)
+	}
+	place := func(r result) int {
+		return slices.IndexFunc(rows, func(x row) bool { return x.Ours == r.Row.Ours })
+	}
+	slices.SortStableFunc(all, func(a, b result) int {
+		if c := -strings.Compare(a.Kernels, b.Kernels); c != 0 {
+			return c
+		}
+		return place(a) - place(b)
+	})
+	return all, nil
+}
+
+// table writes results for people.
+func table(all []result) string {
+	var b strings.Builder
+	b.WriteString("| weights | kernels | decode 1 | decode 8 | prefill 512 | reads of memory at decode 1 |\n|---|---|---|---|---|---|\n")
+	for _, r := range all {
+		name := r.Row.Ours
+		if name == "none" {
+			name = "bf16"
+		}
+		cell := func(ours, theirs float64) string {
+			if theirs == 0 {
+				return fmt.Sprintf("%.1f", ours)
+			}
+			return fmt.Sprintf("%.1f, %.1f: **%.2f×**", ours, theirs, ours/theirs)
+		}
+		read := r.Ours.Decode1 * float64(r.WeightBytes)
+		fmt.Fprintf(&b, "| %s, %s | %s, %s | %s | %s | %s | %.1f of %.1f GB/s, %.0f %% |\n", name, r.Row.Theirs, r.Kernels, r.Peer,
+			cell(r.Ours.Decode1, r.Theirs.Decode1), cell(r.Ours.Decode8, r.Theirs.Decode8), cell(r.Ours.Prefill, r.Theirs.Prefill),
+			read/1e9, r.Bandwidth/1e9, 100*read/r.Bandwidth)
+	}
+	return b.String()
+}
+
+// page is the file of results.
+func page(all []result) string {
+	var b strings.Builder
+	b.WriteString("# The engine beside llama.cpp\n\nTokens per second, ours, theirs and how many times theirs ours is; random weights in the shape of Llama-3.2-1B, both sides in turn.\n" +
+		"Written by `make bench-engine`; bench/engine says what is timed.\n\n")
+	b.WriteString(table(all))
+	b.WriteString("\n")
+	seen := map[string]bool{}
+	for _, r := range all {
+		line := fmt.Sprintf("%s, %d threads, medians of %d rounds, commit %s: %s.", r.Machine, r.Threads, r.Rounds, r.Commit, strings.Join(names(all, r), ", "))
+		if !seen[line] {
+			b.WriteString("- " + line + "\n")
+		}
+		seen[line] = true
+	}
+	return b.String()
+}
+
+// names are the rows that were measured as r was.
+func names(all []result, r result) (out []string) {
+	for _, x := range all {
+		if x.Machine == r.Machine && x.Threads == r.Threads && x.Rounds == r.Rounds && x.Commit == r.Commit {
+			out = append(out, x.Row.Ours+" on "+x.Kernels)
+		}
+	}
+	return out
+}
+
+// machine is the processor's name as Linux gives it.
+func machine() string {
+	data, _ := os.ReadFile("/proc/cpuinfo") // elsewhere there is none, and the name stays empty
+	for line := range strings.Lines(string(data)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+		}
+	}
+	return "a processor without a name"
+}
+
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
