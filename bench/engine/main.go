@@ -35,16 +35,15 @@ var rows = []row{{Ours: "int8", Theirs: "Q8_0"}, {Ours: "int4", Theirs: "Q4_0"},
 // figures are one side's tokens per second.
 type figures struct{ Decode1, Decode8, Prefill float64 }
 
-// result is a row with the medians of its rounds.
+// result is a row with its rounds.
 type result struct {
 	Row          row
 	Kernels      string // ours
 	Peer         string // theirs: which build of their kernels
 	Threads      int
-	Rounds       int
-	Ours, Theirs figures
-	Bandwidth    float64 // bytes per second that the machine reads
-	WeightBytes  int64   // that ours reads for a token
+	Ours, Theirs []figures // one per round
+	Bandwidth    []float64 // likewise: bytes per second that the machine reads
+	WeightBytes  int64     // that ours reads for a token
 	Machine      string
 	Commit       string
 }
@@ -52,6 +51,7 @@ type result struct {
 type options struct {
 	dir, peer, kernels, out, only string
 	threads, rounds               int
+	more                          bool
 }
 
 func main() {
@@ -63,6 +63,7 @@ func main() {
 	flag.StringVar(&o.out, "out", "bench/results/engine.md", "the table's file; empty: none")
 	flag.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads of each side")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds, whose median counts")
+	flag.BoolVar(&o.more, "more", false, "add rounds to those of an earlier call with the same code and machine")
 	flag.Parse()
 	if err := run(&o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench/engine:", err)
@@ -84,6 +85,11 @@ func run(o *options) error {
 		res, err := compare(o, r)
 		if err != nil {
 			return fmt.Errorf("%s and %s: %w", r.Ours, r.Theirs, err)
+		}
+		if o.more {
+			if err := join(o.dir, res); err != nil {
+				return err
+			}
 		}
 		if err := keep(o.dir, res); err != nil {
 			return err
@@ -107,29 +113,26 @@ func compare(o *options, r row) (*result, error) {
 		return nil, err
 	}
 	defer ours.close()
-	res := &result{Row: r, Kernels: o.kernels, Peer: filepath.Base(o.peer), Threads: o.threads, Rounds: o.rounds,
+	res := &result{Row: r, Kernels: o.kernels, Peer: filepath.Base(o.peer), Threads: o.threads,
 		WeightBytes: ours.weights, Machine: machine(), Commit: commit()}
-	var mine, peers []figures
-	var reads []float64
 	for i := range o.rounds {
-		reads = append(reads, bandwidth(o.threads))
+		read := bandwidth(o.threads)
 		f, err := ours.measure()
 		if err != nil {
 			return nil, err
 		}
-		mine = append(mine, f)
-		line := fmt.Sprintf("round %d: read %.1f GB/s, %s %.1f %.1f %.0f", i+1, reads[i]/1e9, r.Ours, f.Decode1, f.Decode8, f.Prefill)
+		res.Bandwidth, res.Ours = append(res.Bandwidth, read), append(res.Ours, f)
+		line := fmt.Sprintf("round %d: read %.1f GB/s, %s %.1f %.1f %.0f", i+1, read/1e9, r.Ours, f.Decode1, f.Decode8, f.Prefill)
 		if o.peer != "" {
 			p, err := peer(o.peer, filepath.Join(o.dir, r.Theirs+".gguf"), o.threads)
 			if err != nil {
 				return nil, err
 			}
-			peers = append(peers, p)
+			res.Theirs = append(res.Theirs, p)
 			line += fmt.Sprintf(", %s %.1f %.1f %.0f", r.Theirs, p.Decode1, p.Decode8, p.Prefill)
 		}
 		fmt.Fprintln(os.Stderr, line)
 	}
-	res.Ours, res.Theirs, res.Bandwidth = medians(mine), medians(peers), median(reads)
 	return res, nil
 }
 

@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,8 +18,33 @@ func keep(dir string, r *result) error {
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf("result-%s-%s.json", r.Kernels, r.Row.Ours)
-	return os.WriteFile(filepath.Join(dir, name), data, 0o644)
+	return os.WriteFile(r.file(dir), data, 0o644)
+}
+
+func (r *result) file(dir string) string {
+	return filepath.Join(dir, fmt.Sprintf("result-%s-%s.json", r.Kernels, r.Row.Ours))
+}
+
+// join puts the rounds of the earlier result before those of r, where it has one
+// of the same code, machine, threads and peer.
+func join(dir string, r *result) error {
+	data, err := os.ReadFile(r.file(dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var old result
+	if err == nil {
+		err = json.Unmarshal(data, &old)
+	}
+	if err != nil {
+		return err
+	}
+	if old.Commit != r.Commit || old.Machine != r.Machine || old.Threads != r.Threads || old.Peer != r.Peer {
+		return nil
+	}
+	r.Ours, r.Theirs = append(old.Ours, r.Ours...), append(old.Theirs, r.Theirs...)
+	r.Bandwidth = append(old.Bandwidth, r.Bandwidth...)
+	return nil
 }
 
 // kept are the results so far, by kernels and in the order of rows.
@@ -64,10 +91,11 @@ func table(all []result) string {
 			}
 			return fmt.Sprintf("%.1f, %.1f: **%.2f×**", ours, theirs, ours/theirs)
 		}
-		read := r.Ours.Decode1 * float64(r.WeightBytes)
+		ours, theirs, bandwidth := medians(r.Ours), medians(r.Theirs), median(r.Bandwidth)
+		read := ours.Decode1 * float64(r.WeightBytes)
 		fmt.Fprintf(&b, "| %s, %s | %s, %s | %s | %s | %s | %.1f of %.1f GB/s, %.0f %% |\n", name, r.Row.Theirs, r.Kernels, r.Peer,
-			cell(r.Ours.Decode1, r.Theirs.Decode1), cell(r.Ours.Decode8, r.Theirs.Decode8), cell(r.Ours.Prefill, r.Theirs.Prefill),
-			read/1e9, r.Bandwidth/1e9, 100*read/r.Bandwidth)
+			cell(ours.Decode1, theirs.Decode1), cell(ours.Decode8, theirs.Decode8), cell(ours.Prefill, theirs.Prefill),
+			read/1e9, bandwidth/1e9, 100*read/bandwidth)
 	}
 	return b.String()
 }
@@ -81,7 +109,7 @@ func page(all []result) string {
 	b.WriteString("\n")
 	seen := map[string]bool{}
 	for _, r := range all {
-		line := fmt.Sprintf("%s, %d threads, medians of %d rounds, commit %s: %s.", r.Machine, r.Threads, r.Rounds, r.Commit, strings.Join(names(all, r), ", "))
+		line := fmt.Sprintf("%s, %d threads, medians of %d rounds, commit %s: %s.", r.Machine, r.Threads, len(r.Ours), r.Commit, strings.Join(names(all, r), ", "))
 		if !seen[line] {
 			b.WriteString("- " + line + "\n")
 		}
@@ -93,7 +121,7 @@ func page(all []result) string {
 // names are the rows that were measured as r was.
 func names(all []result, r result) (out []string) {
 	for _, x := range all {
-		if x.Machine == r.Machine && x.Threads == r.Threads && x.Rounds == r.Rounds && x.Commit == r.Commit {
+		if x.Machine == r.Machine && x.Threads == r.Threads && len(x.Ours) == len(r.Ours) && x.Commit == r.Commit {
 			out = append(out, x.Row.Ours+" on "+x.Kernels)
 		}
 	}
