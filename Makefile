@@ -93,7 +93,7 @@ DEMO_OUT := bench/results/demo-report
 
 demo-report: build ## a local cluster with and without disaggregation under a mixed load, as bench/results/demo-report/report.html; takes two minutes
 	$(PRIORITY) $(BINARY) bench sweep --port 9800 --tokenizer builtin --ignore-eos --temperature 0 --random-mix 0.7:64:128 --random-mix 0.3:1536:16 \
-		--request-rates 4,8,16,32 --run-seconds 12 --num-warmups 8 --goodput ttft:250 --goodput tpot:10 --disable-tqdm --report-dir $(DEMO_OUT) \
+		--request-rates 4,8,16,32 --run-seconds 10 --num-warmups 8 --goodput ttft:250 --goodput tpot:10 --disable-tqdm --report-dir $(DEMO_OUT) \
 		--title "One prefill and one decode node, or two that do both" \
 		--serve-label disaggregated --serve-cmd "$(DEMO) --prefill 1 --decode 1" \
 		--serve-label aggregated --serve-cmd "$(DEMO) --prefill 0 --decode 2" \
