@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"strconv"
@@ -25,6 +26,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/foreign/discover"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
@@ -260,11 +262,19 @@ func beginAlone(v *command.Invocation, p *config.Process, c *config.Cluster, rol
 }
 
 // upstreamServers are the servers of another kind.
-func upstreamServers(u *config.Upstreams) (foreign.Options, error) {
+func upstreamServers(u *config.Upstreams, log *slog.Logger) (foreign.Options, error) {
 	o := foreign.Options{APIKey: u.APIKey, HealthPath: u.HealthPath}
 	for role, urls := range [][]string{foreign.Whole: u.URLs, foreign.Prefill: u.Prefill, foreign.Decode: u.Decode} {
 		for _, url := range urls {
-			o.Targets = append(o.Targets, foreign.Target{URL: url, Role: foreign.Role(role), Bootstrap: u.BootstrapPort})
+			source, target, err := discover.Parse(url, foreign.Role(role), u.BootstrapPort, discover.Options{API: u.KubernetesAPI, Log: log})
+			switch {
+			case err != nil:
+				return o, fmt.Errorf("%w: %w", config.ErrValue, err)
+			case source != nil:
+				o.Sources = append(o.Sources, source)
+			default:
+				o.Targets = append(o.Targets, target)
+			}
 		}
 	}
 	if (len(u.Prefill) > 0) != (len(u.Decode) > 0) {
@@ -305,10 +315,6 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	foreignServers, err := upstreamServers(&f.u)
-	if err != nil {
-		return err
-	}
 	alone := f.u.Any() && f.c.TLSDir == "" // no cluster
 	start := begin
 	if alone {
@@ -320,7 +326,10 @@ func runGateway(v *command.Invocation) error {
 	}
 	defer d.End()
 	o := gatewayOptions(&f.g, &f.p, d)
-	o.Foreign, o.ForwardAuthorization = foreignServers, f.u.ForwardCredentials
+	if o.Foreign, err = upstreamServers(&f.u, d.Log); err != nil {
+		return err
+	}
+	o.ForwardAuthorization = f.u.ForwardCredentials
 	o.TLS, o.ServedModelName, o.ChatTemplate = tlsOf(cert), f.name, template
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {
@@ -346,15 +355,18 @@ func runGateway(v *command.Invocation) error {
 		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
 			return err
 		}
-		servers, err := upstreamServers(&again.u)
+		servers, err := upstreamServers(&again.u, d.Log)
 		if err != nil {
 			return err
+		}
+		if now, then := fmt.Sprint(servers.Sources), fmt.Sprint(o.Foreign.Sources); now != then {
+			return fmt.Errorf("%w: sources of upstreams were %s and are %s: that takes a restart", config.ErrValue, then, now)
 		}
 		limits := gatewayOptions(&again.g, &again.p, d)
 		if err := limits.CheckLimits(); err != nil {
 			return err
 		}
-		if len(o.Foreign.Targets) > 0 {
+		if o.Foreign.Any() {
 			if err := g.SetUpstreams(servers.Targets); err != nil {
 				return err
 			}
@@ -362,7 +374,7 @@ func runGateway(v *command.Invocation) error {
 		return g.SetLimits(limits)
 	})
 	if alone {
-		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "upstreams", len(foreignServers.Targets), "version", version)
+		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "version", version)
 		return g.Run(d.Ctx)
 	}
 	host := advertised(&f.c, f.g.Host)

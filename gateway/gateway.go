@@ -332,7 +332,7 @@ func New(o Options) (*Gateway, error) {
 	g.l.setLimits(&g.o)
 	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
-	if len(o.Foreign.Targets) > 0 {
+	if o.Foreign.Any() {
 		o.Foreign.Log = o.Log
 		if g.foreign, err = foreign.New(o.Foreign); err != nil {
 			g.fleet.Close()

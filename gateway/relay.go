@@ -30,6 +30,10 @@ const (
 	// watchAfter is how long a server may take to answer before its client is
 	// watched: quick answers do without.
 	watchAfter = 10 * time.Millisecond
+	// meetPatience is how long a request for a model that nobody serves waits while
+	// there are servers that have just been found; meetPause is between two looks.
+	meetPatience = 2 * time.Second
+	meetPause    = 5 * time.Millisecond
 	// bytesPerToken is what a prompt's bytes are taken for where nobody counts
 	// tokens: of English text in JSON.
 	bytesPerToken = 4
@@ -67,7 +71,6 @@ type relay struct {
 	events  bool      // the answer is a stream of events
 	held    []byte    // the answer's body so far
 	whole   bool      // held is all of it
-	stale   bool      // a closed connection was forgiven
 	cause   string    // of metrics.StreamAborts, when it did not end well
 	status  int       // of the answer
 	first   time.Time // of the answer's body; streams only
@@ -204,7 +207,13 @@ func (r *relay) prepare() (fault *openai.Error) {
 // find is the model that the request names.
 func (r *relay) find() *openai.Error {
 	now := r.g.foreign.Now()
-	if r.model = now.Find(r.look.Model); r.model != nil {
+	r.model = now.Find(r.look.Model)
+	for until := r.start.Add(meetPatience); r.model == nil && now.Meeting() && time.Now().Before(until); {
+		time.Sleep(meetPause)
+		now = r.g.foreign.Now()
+		r.model = now.Find(r.look.Model)
+	}
+	if r.model != nil {
 		return nil
 	}
 	switch {
@@ -239,7 +248,7 @@ func keyOf(model string, prompt, body []byte) kvcache.Hash {
 
 // pick chooses the next server, around those that have failed the request, and
 // the one that computes its prompt; nil: there is none left.
-func (r *relay) pick() (s, prefill *foreign.Server, force bool) {
+func (r *relay) pick() (s, prefill *foreign.Server, force foreign.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	force = r.model.Look(view, r.tried)
@@ -254,7 +263,7 @@ func (r *relay) pick() (s, prefill *foreign.Server, force bool) {
 	r.ranks = d.Prefill
 	r.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
-		return nil, nil, false
+		return nil, nil, force
 	}
 	s = r.model.Servers[d.Decode]
 	if len(d.Prefill) > 0 && s.Role == foreign.Decode && !(r.g.foreign.Protocol() == foreign.VLLM && r.alone()) {

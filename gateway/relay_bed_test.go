@@ -162,7 +162,9 @@ func newRelayed(t testing.TB, o Options, names ...string) *relayed {
 		t.Fatal(err)
 	}
 	r.bed = newBedOn(t, n, o, nil)
-	r.until(func() bool { now := r.g.foreign.Now(); return now.Up() == len(names) && now.Unknown == 0 })
+	if nAll := len(o.Foreign.Targets); nAll > 0 {
+		r.until(func() bool { now := r.g.foreign.Now(); return now.Up() == nAll && now.Unknown == 0 })
+	}
 	t.Cleanup(func() {
 		r.close()
 		if err := r.g.foreign.Check(); err != nil {

@@ -19,13 +19,13 @@ func (r *relay) alone() bool { return r.look.Whole || r.look.N > 1 || r.look.Bat
 
 // attempt has one server answer, or a pair of them. r.server is then the one that
 // an error is about.
-func (r *relay) attempt(s, prefill *foreign.Server, force bool) error {
+func (r *relay) attempt(s, prefill *foreign.Server, force foreign.Forced) error {
 	r.mu.Lock()
 	r.unfed, r.fed = false, false
 	r.mu.Unlock()
 	switch {
 	case s.Role != foreign.Decode || r.g.foreign.Protocol() == foreign.VLLM && prefill == nil:
-		return r.ask(s, force, r.body, maxHeld)
+		return r.ask(s, force.Server, r.body, maxHeld)
 	case prefill == nil:
 		r.server = s
 		return fmt.Errorf("%w: no prefill server is left for %s", foreign.ErrServer, s.Name)
@@ -37,9 +37,9 @@ func (r *relay) attempt(s, prefill *foreign.Server, force bool) error {
 
 // inTurn is VLLM's pair: the prompt first, then the answer from its KV. What the
 // client did wrong it is told by the first leg.
-func (r *relay) inTurn(s, prefill *foreign.Server, force bool) error {
+func (r *relay) inTurn(s, prefill *foreign.Server, force foreign.Forced) error {
 	r.patched = foreign.PrefillLeg(r.patched[:0], r.body)
-	if err := r.ask(prefill, false, r.patched, maxParams); err != nil {
+	if err := r.ask(prefill, force.Prefill, r.patched, maxParams); err != nil {
 		return err
 	}
 	if r.call.Status != 200 {
@@ -51,7 +51,7 @@ func (r *relay) inTurn(s, prefill *foreign.Server, force bool) error {
 	}
 	r.patched = foreign.DecodeLeg(r.patched[:0], r.body, params)
 	r.end(nil)
-	return r.ask(s, force, r.patched, maxHeld)
+	return r.ask(s, force.Server, r.patched, maxHeld)
 }
 
 // leg is the prefill half of an SGLang pair. Its goroutine owns the call.
@@ -71,10 +71,10 @@ type leg struct {
 
 // atOnce is SGLang's pair: both legs carry the same body; the prefill server's
 // answer is read and dropped, the decode server's is the client's.
-func (r *relay) atOnce(s, prefill *foreign.Server, force bool) error {
+func (r *relay) atOnce(s, prefill *foreign.Server, force foreign.Forced) error {
 	host, port := prefill.Bootstrap()
 	r.patched = foreign.BothLegs(r.patched[:0], r.body, &r.look, host, port, rand.Int64)
-	if err := r.open(prefill, false); err != nil {
+	if err := r.open(prefill, force.Prefill); err != nil {
 		return err
 	}
 	if err := r.call.Send(r.appendHead(prefill, len(r.patched)), r.patched, r.deadline); err != nil {
@@ -92,7 +92,7 @@ func (r *relay) atOnce(s, prefill *foreign.Server, force bool) error {
 	if gone {
 		return errGone
 	}
-	err := r.open(s, force)
+	err := r.open(s, force.Server)
 	if err == nil {
 		if err = r.call.Send(r.appendHead(s, len(r.patched)), r.patched, r.deadline); err == nil {
 			err = r.await(maxHeld)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -235,7 +234,7 @@ func (p *sglangPair) meet(w http.ResponseWriter, r *http.Request, o map[string]j
 	var port int
 	var id int64
 	if json.Unmarshal(o["bootstrap_host"], &host) != nil || json.Unmarshal(o["bootstrap_port"], &port) != nil || json.Unmarshal(o["bootstrap_room"], &id) != nil ||
-		!strings.HasPrefix(host, "p") || port != p.port || id < 0 || id > math.MaxInt64 {
+		!strings.HasPrefix(host, "p") || port != p.port || id < 0 {
 		refuse(p, w, "bootstrap %s:%s room %s", o["bootstrap_host"], o["bootstrap_port"], o["bootstrap_room"])
 		return false
 	}

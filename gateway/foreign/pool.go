@@ -34,6 +34,7 @@ import (
 // Options of a Pool.
 type Options struct {
 	Targets    []Target
+	Sources    []Source    // of more of them
 	Protocol   Protocol    // between prefill and decode servers
 	APIKey     string      // sent to servers as a bearer token; empty: none
 	TLS        *tls.Config // towards https servers; nil: the system's authorities
@@ -42,15 +43,28 @@ type Options struct {
 	Log        *slog.Logger // nil: discarded
 }
 
+// Source tells of servers that come and go.
+type Source interface {
+	// Watch calls tell with all of them, now and whenever they have changed, until
+	// ctx ends.
+	Watch(ctx context.Context, tell func([]Target))
+	String() string
+}
+
+// Any says whether there are servers, or sources of them.
+func (o *Options) Any() bool { return len(o.Targets)+len(o.Sources) > 0 }
+
 // Pool is the gateway's servers.
 type Pool struct {
-	o   Options
-	ctx context.Context
-	end context.CancelFunc
-	wg  sync.WaitGroup // keepers
-	now atomic.Pointer[Snapshot]
-	mu  sync.Mutex // of the servers
-	all map[string]*Server
+	o    Options
+	ctx  context.Context
+	end  context.CancelFunc
+	wg   sync.WaitGroup // keepers
+	now  atomic.Pointer[Snapshot]
+	mu   sync.Mutex // of the servers
+	all  map[string]*Server
+	left []*Server  // that are gone and may have requests in hand
+	told [][]Target // by each source
 }
 
 // Snapshot is servers and models at one moment. It is not changed afterwards.
@@ -94,14 +108,40 @@ func New(o Options) (*Pool, error) {
 		p.Close()
 		return nil, err
 	}
+	p.watch()
 	return p, nil
 }
 
-// SetTargets replaces the servers. Those that stay keep their connections and
-// what is known of them; requests on those that leave run to their end.
+// watch follows the sources.
+func (p *Pool) watch() {
+	p.told = make([][]Target, len(p.o.Sources))
+	for i, source := range p.o.Sources {
+		p.wg.Go(func() {
+			source.Watch(p.ctx, func(targets []Target) {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				p.told[i] = targets
+				p.o.Log.Info("upstreams found", "source", source.String(), "servers", len(targets))
+				if err := p.update(p.o.Targets); err != nil {
+					p.o.Log.Warn("upstreams found cannot be used", "source", source.String(), "error", err)
+				}
+			})
+		})
+	}
+}
+
+// SetTargets replaces the servers that no source tells of. Those that stay keep
+// their connections and what is known of them; requests on those that leave run
+// to their end.
 func (p *Pool) SetTargets(targets []Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.update(targets)
+}
+
+// update is SetTargets with mu held.
+func (p *Pool) update(static []Target) error {
+	targets := slices.Concat(append([][]Target{static}, p.told...)...)
 	if p.ctx.Err() != nil {
 		return nil
 	}
@@ -123,8 +163,10 @@ func (p *Pool) SetTargets(targets []Target) error {
 		if next[name] != s {
 			s.stop()
 			s.shut()
+			p.left = append(p.left, s)
 		}
 	}
+	p.left = slices.DeleteFunc(p.left, func(s *Server) bool { return s.InFlight.Load() == 0 })
 	for name, s := range next {
 		if p.all[name] != s {
 			var ctx context.Context
@@ -132,7 +174,7 @@ func (p *Pool) SetTargets(targets []Target) error {
 			p.wg.Go(func() { s.keep(ctx) })
 		}
 	}
-	p.all = next
+	p.all, p.o.Targets = next, static
 	p.build()
 	return nil
 }
@@ -223,11 +265,19 @@ func (p *Pool) Close() {
 		s.shut()
 		s.abortAll()
 	}
+	for _, s := range p.left {
+		s.abortAll()
+	}
 }
 
 // AbortAll ends every request that servers have in hand.
 func (p *Pool) AbortAll() {
-	for _, s := range p.Now().Servers {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.all {
+		s.abortAll()
+	}
+	for _, s := range p.left {
 		s.abortAll()
 	}
 }
@@ -257,6 +307,12 @@ func (n *Snapshot) Find(name string) *Model {
 		return m
 	}
 	return n.Rest
+}
+
+// Meeting says whether there are servers that nobody has heard of yet, neither
+// well nor ill.
+func (n *Snapshot) Meeting() bool {
+	return n.Unknown > 0 && slices.ContainsFunc(n.Servers, func(s *Server) bool { return s.models.Load() == nil && s.why.Load() == nil })
 }
 
 // Up is the number of the model's servers that probes found well.
@@ -289,12 +345,15 @@ var levels = [...]func(s *Server, now int64) bool{
 }
 
 // Look fills the view of the model's servers for a request that some of them
-// have failed; forced says that decode servers' breakers are to be passed by.
-func (m *Model) Look(v *route.View, avoid []*Server) (forced bool) {
-	forced = fill(&v.Decode, m.Servers, avoid)
-	fill(&v.Prefill, m.Prefill, avoid)
+// have failed.
+func (m *Model) Look(v *route.View, avoid []*Server) (forced Forced) {
+	forced.Server = fill(&v.Decode, m.Servers, avoid)
+	forced.Prefill = fill(&v.Prefill, m.Prefill, avoid)
 	return forced
 }
+
+// Forced says of which servers the breakers are to be passed by.
+type Forced struct{ Server, Prefill bool }
 
 // fill writes the servers' states; those of the first level that any reaches are
 // usable.

@@ -195,7 +195,7 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 	for {
 		piece, err := c.next(true)
 		if err == io.EOF {
-			fit = c.reusable()
+			fit = c.reusable() && c.nc.SetDeadline(time.Time{}) == nil
 			return rep.Status, body, nil
 		}
 		if err != nil {

@@ -52,7 +52,8 @@ type Target struct {
 	Role Role
 	// Bootstrap is the port of an SGLang prefill server's bootstrap server; 0: it
 	// is asked for it.
-	Bootstrap int
+	Bootstrap  int
+	ServerName string // that its certificate is for; empty: the URL's host
 }
 
 // Server is one OpenAI-compatible server.
@@ -102,7 +103,9 @@ func newServer(p *Pool, t Target) (*Server, error) {
 		if p.o.TLS != nil {
 			s.secure = p.o.TLS.Clone()
 		}
-		s.secure.ServerName = u.Hostname()
+		if s.secure.ServerName = t.ServerName; t.ServerName == "" {
+			s.secure.ServerName = u.Hostname()
+		}
 		s.secure.NextProtos = []string{"http/1.1"}
 	}
 	if port == "" {

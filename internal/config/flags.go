@@ -105,6 +105,7 @@ type Upstreams struct {
 	URLs               []string
 	Prefill, Decode    []string
 	Protocol           string
+	KubernetesAPI      string
 	BootstrapPort      int
 	APIKey, CAFile     string
 	HealthPath         string
@@ -113,11 +114,12 @@ type Upstreams struct {
 
 // Register declares the flags of upstreams.
 func (u *Upstreams) Register(s *Set) {
-	s.StringSliceVar(&u.URLs, "upstream", nil, "http(s)://host:port of an OpenAI-compatible server (vLLM, SGLang, ...) to put the gateway in front of; without --tls-dir there is no cluster of nodes beside them")
+	s.StringSliceVar(&u.URLs, "upstream", nil, "OpenAI-compatible server (vLLM, SGLang, ...) to put the gateway in front of: http(s)://HOST:PORT; dns:HOST:PORT, srv:NAME or k8s:NAMESPACE/SERVICE:PORT for several (dns+https:… with TLS); without --tls-dir there is no cluster of nodes beside them")
 	s.StringSliceVar(&u.Prefill, "upstream-prefill", nil, "the same, of servers that compute prompts for those of --upstream-decode")
 	s.StringSliceVar(&u.Decode, "upstream-decode", nil, "the same, of servers that answer from prompts computed by those of --upstream-prefill")
 	s.StringVar(&u.Protocol, "upstream-protocol", "vllm", "how the two are joined: vllm (kv_transfer_params) or sglang (bootstrap rooms)")
 	s.PortVar(&u.BootstrapPort, "upstream-bootstrap-port", 0, "bootstrap port of SGLang's prefill servers; 0: they are asked")
+	s.StringVar(&u.KubernetesAPI, "kubernetes-api", "", "URL of the API that k8s: asks, such as kubectl proxy's http://127.0.0.1:8001; default: that of the pod's cluster")
 	s.StringVar(&u.APIKey, "upstream-api-key", "", "bearer token for them")
 	s.StringVar(&u.CAFile, "upstream-ca-file", "", "authorities of their certificates, PEM; default: the system's")
 	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path that says whether one is well; below 500 is")

@@ -19,7 +19,7 @@ import (
 var mayImport = map[string][]string{
 	".": {
 		"bench", "bench/dataset", "bench/load",
-		"gateway", "gateway/foreign", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
+		"gateway", "gateway/foreign", "gateway/foreign/discover", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
 		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/logs", "internal/metrics",
 		"internal/process", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/trace",
 	},
@@ -28,12 +28,14 @@ var mayImport = map[string][]string{
 		"gateway/admit", "gateway/foreign", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb", "internal/trace",
 	},
-	"gateway/admit":                 {},
-	"gateway/foreign":               {"gateway/route"},
-	"gateway/render":                {"engine/tokenizer"},
-	"gateway/route":                 {"engine/kvcache"},
-	"gateway/upstream":              {"gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
-	"gateway/upstream/upstreamtest": {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
+	"gateway/admit":                         {},
+	"gateway/foreign":                       {"gateway/route"},
+	"gateway/foreign/discover":              {"gateway/foreign"},
+	"gateway/foreign/discover/discovertest": {}, // an API for tests
+	"gateway/render":                        {"engine/tokenizer"},
+	"gateway/route":                         {"engine/kvcache"},
+	"gateway/upstream":                      {"gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/upstream/upstreamtest":         {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
 	"prefill": {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 	"decode":  {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},

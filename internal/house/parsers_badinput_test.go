@@ -35,16 +35,17 @@ var parsers = map[string][]string{
 // parsed are packages that decode with a library or by what another package of
 // the table has read, and why they need no target of their own.
 var parsed = map[string]string{
-	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
-	"bench/engine":           "what llama.cpp prints and its own results, by encoding/json into plain fields",
-	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
-	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
-	"bench/transfer":         "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",
-	"bench/report":           "its own reports, by encoding/json into plain fields",
-	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
-	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
-	"internal/launch":        "lines of its own children, which it passes on as they are",
-	"internal/house/testall": "the output of go test, by encoding/json into plain fields",
+	"gateway/foreign/discover": "Kubernetes' API, by encoding/json into plain fields",
+	"bench/truth":              "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
+	"bench/engine":             "what llama.cpp prints and its own results, by encoding/json into plain fields",
+	"bench/sim":                "traces that its user gives, by encoding/json into plain fields",
+	"bench/native":             "protobuf messages, by the generated code that internal/rpc's targets run",
+	"bench/transfer":           "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",
+	"bench/report":             "its own reports, by encoding/json into plain fields",
+	"decode":                   "protobuf messages, by the generated code that internal/rpc's targets run",
+	"prefill":                  "protobuf messages, by the generated code that internal/rpc's targets run",
+	"internal/launch":          "lines of its own children, which it passes on as they are",
+	"internal/house/testall":   "the output of go test, by encoding/json into plain fields",
 }
 
 // decoding finds code that takes bytes apart.

@@ -1,0 +1,97 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/foreign/discover"
+	"github.com/tandem-serving/tandem/gateway/foreign/discover/discovertest"
+)
+
+// A Kubernetes API adds servers and takes them away under load, as it does in a
+// rolling restart: a server that leaves is told of as terminating, finishes what
+// it has, and only then is gone. No request fails.
+func TestRelayKubernetesUnderLoad(t *testing.T) {
+	api := discovertest.New(t, "", "ns", "llm")
+	api.Token = "" // the API of kubectl proxy
+	kube := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Set("Authorization", "Bearer ")
+		api.ServeHTTP(w, r)
+	}))
+	t.Cleanup(kube.Close)
+	t.Cleanup(api.End)
+	source, _, err := discover.Parse("k8s:ns/llm:http", foreign.Whole, 0, discover.Options{API: kube.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"s1", "s2", "s3", "s4"}
+	api.Set("a", 80, names[:1], nil)
+	b := newRelayed(t, Options{Policy: "least_load", Foreign: foreign.Options{Sources: []foreign.Source{source}, Targets: []foreign.Target{}}}, names...)
+	b.until(func() bool { return b.g.foreign.Now().Up() == 1 })
+
+	var done, wrong atomic.Int64
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range 8 {
+		c := b.dial()
+		wg.Go(func() {
+			defer c.Close()
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				c.send("POST", "/v1/chat/completions", ask(true, fmt.Sprint(i, n)))
+				r := c.receive()
+				if r.StatusCode != 200 || r.err != nil || !strings.HasSuffix(r.body, "data: [DONE]\n\n") {
+					wrong.Add(1)
+					t.Errorf("client %d request %d: %d %q %v", i, n, r.StatusCode, r.body, r.err)
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	serving := func(want ...string) {
+		b.until(func() bool {
+			now := b.g.foreign.Now()
+			if len(now.Servers) != len(want) || now.Up() != len(want) || now.Unknown > 0 {
+				return false
+			}
+			for i, s := range now.Servers {
+				if s.Name != "http://"+want[i]+":80" {
+					return false
+				}
+			}
+			return true
+		})
+		n := done.Load()
+		b.until(func() bool { return done.Load() >= n+20 || wrong.Load() > 0 })
+	}
+	for range 2 {
+		api.Set("b", 80, []string{"s2", "s3"}, nil)
+		serving("s1", "s2", "s3")
+		api.Set("a", 80, nil, []string{"s1"})
+		serving("s2", "s3")
+		b.until(func() bool { return b.far["s1"].running.Load() == 0 })
+		b.far["s1"].kill()
+		b.far["s1"].start()
+		api.Set("a", 80, []string{"s1", "s4"}, nil)
+		api.Delete("b")
+		serving("s1", "s4")
+		api.Forget()
+		api.End()
+		api.Set("a", 80, []string{"s1"}, nil)
+		serving("s1")
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("%d requests, %d wrong", done.Load(), wrong.Load())
+}
