@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -233,10 +234,15 @@ func TestSlowReadersHoldTheirBuffers(t *testing.T) {
 				}
 			})
 		}
-		most := int64(0)
+		most, told := int64(0), b.g.meters.set.Gauge(metrics.GatewayStreamBuffers)
 		for range 100 {
 			time.Sleep(500 * time.Millisecond)
-			most = max(most, b.g.buffered.Load())
+			synctest.Wait()
+			held := b.g.buffered.Load()
+			if told.Get() != float64(held) {
+				t.Fatalf("%d bytes are held, %g are told", held, told.Get())
+			}
+			most = max(most, held)
 		}
 		// Of each an event for every token of its bound, and as many again while the
 		// buffer doubles.

@@ -108,10 +108,15 @@ func (p *prom) query(expr string) (values []float64, labels []map[string]string,
 // until queries until the result is good.
 func (p *prom) until(what, expr string, good func(values []float64, labels []map[string]string) bool) {
 	p.t.Helper()
+	p.untilIn(30*time.Second, what, expr, good)
+}
+
+func (p *prom) untilIn(bound time.Duration, what, expr string, good func(values []float64, labels []map[string]string) bool) {
+	p.t.Helper()
 	var values []float64
 	var labels []map[string]string
 	var err error
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(bound); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if values, labels, err = p.query(expr); err == nil && good(values, labels) {
 			return
 		}
