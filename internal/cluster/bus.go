@@ -22,6 +22,9 @@ const (
 	busWriteTimeout   = 2 * time.Second // a server that takes nothing for so long is given up
 	busRetryMin       = 100 * time.Millisecond
 	busRetryMax       = 5 * time.Second
+	// DefaultStale: caches change by the second, but a server that is back soon
+	// brings what was missed; after this, nothing is better than what was.
+	DefaultStale = 15 * time.Second
 )
 
 // BusOptions says how to reach NATS.
@@ -29,7 +32,9 @@ type BusOptions struct {
 	Name      string      // of this node, for the server's logs
 	InProcess *Server     // a gateway's own server; nil: SetServers tells
 	TLS       *tls.Config // mutual; nil: plain, or as a tls:// address says
-	Log       *slog.Logger
+	// Stale is how long without a server what nodes have told is believed.
+	Stale time.Duration // 0: DefaultStale
+	Log   *slog.Logger
 }
 
 // Bus is this node's connection to NATS: to one server of those it knows, and to
@@ -53,6 +58,7 @@ func NewBus(o BusOptions) *Bus {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	o.Stale = or(o.Stale, DefaultStale)
 	b := &Bus{o: o, wake: make(chan struct{}, 1), subs: map[*Subscription]struct{}{}}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.loops.Go(b.run)
@@ -91,10 +97,15 @@ func (b *Bus) Close() {
 // run keeps one connection.
 func (b *Bus) run() {
 	retry := busRetryMin
+	var gone time.Time // since when there is no server; zero: all is forgotten
 	for b.ctx.Err() == nil {
 		conn, lost, err := b.connect()
 		if err != nil {
 			b.o.Log.Debug("no NATS server", "error", err)
+			if !gone.IsZero() && time.Since(gone) >= b.o.Stale {
+				gone = time.Time{}
+				b.forget(fmt.Sprintf("NATS has been gone for %v", b.o.Stale))
+			}
 			b.pause(retry)
 			retry = min(2*retry, busRetryMax)
 			continue
@@ -104,12 +115,23 @@ func (b *Bus) run() {
 		b.attach(conn)
 		select {
 		case <-lost:
-			b.o.Log.Warn("lost NATS, routing falls back to hashing until another is found", "error", conn.LastError())
+			gone = time.Now()
+			b.o.Log.Warn("lost NATS, nobody tells what nodes cache until another is found", "error", conn.LastError())
 		case <-b.ctx.Done():
 		}
 		b.conn.Store(nil)
 		conn.Close()
 		<-lost
+	}
+}
+
+// forget has the subscribers forget what all nodes have told.
+func (b *Bus) forget(why string) {
+	b.mu.Lock()
+	subs := slices.Collect(maps.Keys(b.subs))
+	b.mu.Unlock()
+	for _, s := range subs {
+		s.forget(why)
 	}
 }
 

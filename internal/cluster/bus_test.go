@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -195,6 +196,29 @@ func TestLostServerIsAGapNotAnError(t *testing.T) {
 	if !h.has("forget n: messages 2 to 11 were lost") {
 		t.Errorf("heard %q", h.lines)
 	}
+}
+
+// With no server for a while, what nodes have told is not believed any more, and
+// they tell it anew when there is one again.
+func TestOldNewsAreForgotten(t *testing.T) {
+	first := startServer(t, nil, "gateway", "127.0.0.1:0", "")
+	addr := first.Addr()
+	gateway := NewBus(BusOptions{Name: "gateway", Stale: time.Millisecond})
+	t.Cleanup(gateway.Close)
+	gateway.SetServers([]string{addr})
+	var h heard
+	gateway.Subscribe("m", &h)
+	p, err := bus(t, nil, addr).Publisher("m", "n", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a message", func() bool { p.Publish(nil, nil); return h.last() != "" })
+	first.Close()
+	eventually(t, "all is forgotten", func() bool { return h.last() == "forget n: NATS has been gone for 1ms" })
+	startServer(t, nil, "gateway", addr, "")
+	var asked atomic.Bool
+	p.bus.answer("m", "n", func() { asked.Store(true) })
+	eventually(t, "the node is asked for everything", func() bool { p.Publish(nil, nil); return asked.Load() })
 }
 
 // Two gateways, each with its server: what a node publishes at one is heard at

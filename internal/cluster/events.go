@@ -228,6 +228,17 @@ func (s *Subscription) Drop(node string) {
 	}
 }
 
+// forget drops what all nodes have told; they are asked for it once they can be.
+func (s *Subscription) forget(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for node := range s.seen {
+		s.to.Forget(node, why)
+	}
+	clear(s.seen)
+	clear(s.asked)
+}
+
 // Malformed counts messages that were no block events.
 func (s *Subscription) Malformed() uint64 { return s.bad.Load() }
 

@@ -5,10 +5,15 @@ package e2e
 import (
 	"errors"
 	"io"
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	members "github.com/tandem-serving/tandem/internal/cluster"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // Every node is stopped in order and started again, one after the other, under
@@ -200,4 +205,52 @@ func TestBinaryGatewayReturns(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// startNATS starts the battle's server, or starts it again; the test's end closes
+// it if nobody has.
+func (b *battle) startNATS() *members.Server {
+	b.t.Helper()
+	m, err := tlsconf.Load(filepath.Join(b.certs, "node"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	s, err := members.StartServer(members.ServerOptions{Name: "nats", Listen: b.nats, TLS: m.Server()})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		s.Close()
+		if err := m.Close(); err != nil {
+			b.t.Error(err)
+		}
+	})
+	return s
+}
+
+// cached is how many blocks of its nodes' caches the gateway knows of.
+func (b *battle) cached() (blocks int) {
+	for _, n := range b.fleet() {
+		blocks += n.CacheBlocks
+	}
+	return blocks
+}
+
+// NATS is not there, comes, goes in the middle of everything, and comes back: no
+// stream notices.
+func TestBinaryNATSDown(t *testing.T) {
+	t.Parallel()
+	b := newBattle(t, 29, ranks{nats: true})
+	b.disturb(func() {
+		if n := b.cached(); n != 0 {
+			t.Errorf("without NATS the gateway knows of %d cached blocks", n)
+		}
+		for range 2 {
+			s := b.startNATS()
+			b.wait(startBound, "the gateway hears what is cached", func() bool { return b.cached() > 0 })
+			time.Sleep(time.Second)
+			s.Close()
+			time.Sleep(3 * time.Second)
+		}
+	})
 }

@@ -31,6 +31,7 @@ type battle struct {
 	gateways []*member
 	nodes    []*member // prefill nodes first
 	certs    string    // folder of the certificate that all of them show
+	nats     string    // address of the battle's NATS server; empty: the gateways'
 }
 
 // member is one process of a battle.
@@ -68,6 +69,7 @@ type ranks struct {
 	address        func(last int) string // of a node; nil: loopback
 	place          func(address string) *place
 	gateway, nodes []string // more flags
+	nats           bool     // a server of its own, which nobody of the battle is
 }
 
 func newBattle(t *testing.T, seed uint64, r ranks) *battle {
@@ -79,6 +81,10 @@ func newBattle(t *testing.T, seed uint64, r ranks) *battle {
 	}
 	if r.address == nil {
 		r.address = loopback()
+	}
+	if r.nats {
+		b.nats = net.JoinHostPort(r.address(15), "4222")
+		r.gateway, r.nodes = append(r.gateway, "--nats-url", b.nats), append(r.nodes, "--nats-url", b.nats)
 	}
 	var seeds []string
 	for i := range max(1, r.gateways) {
@@ -221,6 +227,7 @@ type seen struct {
 	ID, Role         string
 	Ready, Connected bool
 	Draining         bool
+	CacheBlocks      int `json:"cache_blocks"`
 }
 
 // fleet is whom the battle's gateway sees; nil where it does not answer or is not ready.
