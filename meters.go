@@ -149,6 +149,9 @@ func (n *node) meterDecode(counters func() decode.Counters, owned func() (now, l
 	counter(metrics.DecodePrefills, func(c decode.Counters) uint64 { return c.RemotePrefills }, "remote")
 	counter(metrics.DecodePrefills, func(c decode.Counters) uint64 { return c.LocalPrefills }, "local")
 	counter(metrics.DecodePrefillFailures, func(c decode.Counters) uint64 { return c.PrefillFailures })
+	for _, state := range metrics.BreakerStates {
+		n.set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(role.PrefillLegs(state)) })
+	}
 	counter(metrics.DecodeDroppedStreams, func(c decode.Counters) uint64 { return c.DroppedStreams })
 	counter(metrics.DecodeRefused, func(c decode.Counters) uint64 { return c.Refused })
 	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + counters().Overloaded }, "max_num_queued_reqs")

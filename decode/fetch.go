@@ -58,6 +58,9 @@ var (
 	errNoRoom   = errors.New("decode: no room for the KV in time")
 	errMismatch = errors.New("decode: prefill node does not match")
 	errPrefill  = errors.New("decode: prefill node gave up")
+	errReach    = errors.New("decode: prefill node not reached")
+	errGone     = errors.New("decode: prefill node's connection lost")
+	errMoved    = errors.New("decode: KV did not arrive")
 )
 
 // fill brings a held request's KV here: from the prefill nodes in the order the
@@ -73,7 +76,7 @@ func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *
 	}
 	if worth {
 		for _, addr := range g.Prefill {
-			err := n.fetchFrom(ctx, a, id, g, addr, tokens[:upTo], cached)
+			err := n.legs.do(addr, func() error { return n.fetchFrom(ctx, a, id, g, addr, tokens[:upTo], cached) })
 			if err == nil {
 				n.addCount(&n.count.RemotePrefills)
 				if short {
@@ -86,6 +89,9 @@ func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *
 			}
 			if errors.Is(err, scheduler.ErrNothingMissing) || errors.Is(err, scheduler.ErrNeverFits) {
 				break // the cache has it by now, or this pool never takes it: no prefill node can help
+			}
+			if errors.Is(err, errLeg) {
+				continue // it was not asked
 			}
 			n.addCount(&n.count.PrefillFailures)
 			n.log.Warn("prefill node did not deliver", "request", a.request, "prefill", addr, "err", err)
@@ -126,8 +132,11 @@ func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID
 	dctx, stop := context.WithTimeout(ctx, n.o.PrefillTimeout)
 	conn, err := n.prefill.Get(dctx, addr)
 	stop()
-	if err != nil {
-		return err
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return fmt.Errorf("%w: %w", errReach, err)
 	}
 	if err := n.matches(conn.Peer()); err != nil {
 		return err
@@ -175,10 +184,13 @@ func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		case <-ctx.Done():
 			return l, context.Cause(ctx)
 		case <-f.key.conn.Done():
-			return l, fmt.Errorf("%w: connection lost", errPrefill)
+			return l, fmt.Errorf("%w: %w", errGone, f.key.conn.Err())
 		case <-silence.C:
 			return l, fmt.Errorf("%w: %v", errSilent, n.o.PrefillTimeout)
 		case err := <-f.moved:
+			if err != nil {
+				err = fmt.Errorf("%w: %w", errMoved, err)
+			}
 			return l, err
 		case ev := <-f.events:
 			switch ev.kind {

@@ -1,8 +1,6 @@
 package decode
 
 import (
-	"fmt"
-
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
@@ -57,7 +55,7 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 		if !l.givenUp {
 			l.givenUp = true
 			n.o.Engine.Lost(l.res)
-			l.fetch.moved <- fmt.Errorf("decode: transfer failed: %w", ev.Err)
+			l.fetch.moved <- ev.Err
 		}
 	case kvtransfer.Released:
 		delete(n.leases.byID, l.id)

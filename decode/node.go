@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sony/gobreaker/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/engine"
@@ -106,6 +107,7 @@ type Node struct {
 	o       Options
 	log     *slog.Logger
 	prefill Dialer
+	legs    legs
 
 	mu       sync.Mutex
 	gateways map[*rpc.Conn]*gateway
@@ -196,6 +198,7 @@ func New(o Options) *Node {
 		fetches:  make(map[key]*fetch),
 		leases:   newLeases(),
 		recent:   newRecent(),
+		legs:     legs{by: make(map[string]*gobreaker.CircuitBreaker[struct{}])},
 	}
 	if o.Reader != nil {
 		n.prefill = o.Dial(prefillHandler{n})

@@ -61,7 +61,7 @@ func (g *Gateway) meter() {
 	gauge(metrics.GatewayInFlight, func() float64 { return float64(g.inFlight.Load()) })
 	gauge(metrics.GatewayStreamBuffers, func() float64 { return float64(g.buffered.Load()) })
 	gauge(metrics.GatewayRetryBudget, func() float64 { return max(0, g.budget.Tokens()) })
-	for _, state := range []string{"closed", "half-open", "open"} {
+	for _, state := range metrics.BreakerStates {
 		gauge(metrics.GatewayBreakers, func() float64 { return float64(g.fleet.Now().Breakers(state)) }, state)
 	}
 	gauge(metrics.QueueLength, func() float64 { return float64(g.inFlight.Load()) }, metrics.QueueRequests)

@@ -71,6 +71,7 @@ const (
 	KVBlocksPinned
 	DecodePrefills
 	DecodePrefillFailures
+	DecodePrefillBreakers
 	DecodeDroppedStreams
 	DecodeRefused
 	PrefillJobs
@@ -195,6 +196,7 @@ const (
 var (
 	finished   = []Label{{Name: "finished_reason", Values: []string{ReasonStop, ReasonLength, ReasonAbort, ReasonError}}}
 	directions = []Label{{Name: "direction", Values: []string{"in", "out"}}}
+	breakers   = []Label{{Name: "state", Values: BreakerStates}}
 
 	// Bounds of vLLM's histograms: dashboards depend on them.
 	latencyBuckets = []float64{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
@@ -218,6 +220,7 @@ var (
 	HTTPRoutes      = []string{"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "other"}
 	HTTPStatuses    = []string{"200", "400", "401", "404", "405", "413", "415", "429", "499", "500", "503", "504", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
+	BreakerStates   = []string{"closed", "half-open", "open"}
 	StreamAborts    = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
 	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "remote", "local", "short", "no_prefill"}
 )
