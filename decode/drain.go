@@ -126,7 +126,7 @@ func (n *Node) stats() *nodepb.Stats {
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting),
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
 		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
-		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending),
+		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
 	}
 }
 
