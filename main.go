@@ -816,7 +816,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Bundle:   n.bundle(),
 	})
-	n.meterDecode(role.Counters, role.Owned)
+	n.meterDecode(role.Counters, role.Owned, role.PrefillLegs)
 	return role
 }
 

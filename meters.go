@@ -138,7 +138,10 @@ func watch(set *metrics.Set) engine.Watch {
 
 // meterDecode connects a decode role's counters, and those of its transfers
 // where there is a reader.
-func (n *node) meterDecode(counters func() decode.Counters, owned func() (now, limit int)) {
+func (n *node) meterDecode(counters func() decode.Counters, owned func() (now, limit int), legs func(state string) int) {
+	for _, state := range metrics.BreakerStates {
+		n.set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(legs(state)) })
+	}
 	counter := func(id metrics.ID, f func(decode.Counters) uint64, labels ...string) {
 		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(counters())) })
 	}
@@ -149,9 +152,6 @@ func (n *node) meterDecode(counters func() decode.Counters, owned func() (now, l
 	counter(metrics.DecodePrefills, func(c decode.Counters) uint64 { return c.RemotePrefills }, "remote")
 	counter(metrics.DecodePrefills, func(c decode.Counters) uint64 { return c.LocalPrefills }, "local")
 	counter(metrics.DecodePrefillFailures, func(c decode.Counters) uint64 { return c.PrefillFailures })
-	for _, state := range metrics.BreakerStates {
-		n.set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(role.PrefillLegs(state)) })
-	}
 	counter(metrics.DecodeDroppedStreams, func(c decode.Counters) uint64 { return c.DroppedStreams })
 	counter(metrics.DecodeRefused, func(c decode.Counters) uint64 { return c.Refused })
 	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + counters().Overloaded }, "max_num_queued_reqs")

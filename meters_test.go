@@ -94,7 +94,8 @@ func TestMeters(t *testing.T) {
 		return n
 	}
 	d, p := role("decode", metrics.Decode), role("prefill", metrics.Prefill)
-	d.meterDecode(func() decode.Counters { return dec }, func() (int, int) { return 903, 904 })
+	d.meterDecode(func() decode.Counters { return dec }, func() (int, int) { return 903, 904 },
+		func(state string) int { return map[string]int{"closed": 908, "half-open": 909, "open": 910}[state] })
 	d.meterReader(func() kvtransfer.ReaderStats { return in })
 	p.meterPrefill(func() prefill.Counters { return pre }, func() (int, int, int) { return 905, 906, 9999 }, 907, func() kvtransfer.WriterStats { return out })
 
@@ -155,6 +156,9 @@ func TestMeters(t *testing.T) {
 		`tandem:decode_prefills_total{where="remote"}`:                   dec.RemotePrefills,
 		`tandem:decode_prefills_total{where="local"}`:                    dec.LocalPrefills,
 		`tandem:decode_prefill_failures_total`:                           dec.PrefillFailures,
+		`tandem:decode_prefill_breakers{state="closed"}`:                 908,
+		`tandem:decode_prefill_breakers{state="half-open"}`:              909,
+		`tandem:decode_prefill_breakers{state="open"}`:                   910,
 		`tandem:decode_dropped_streams_total`:                            dec.DroppedStreams,
 		`tandem:decode_refused_total`:                                    dec.Refused,
 		`tandem:kv_transfer_bytes_total{direction="in"}`:                 in.PayloadBytes,
