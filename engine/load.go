@@ -206,6 +206,13 @@ func (l *Loaded) load(o LoadOptions) error {
 				"kv_memory", memory.Bytes(o.KVMemory), "limit", memory.Bytes(o.MemoryLimit), "weights", memory.Bytes(l.WeightBytes))
 		}
 	}
+	if l.Source.Config.FP8 != nil {
+		as := "bfloat16"
+		if l.Quantization != model.AsStored {
+			as = l.Quantization.String()
+		}
+		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
+	}
 	if err := l.plan(o); err != nil {
 		return err
 	}

@@ -86,14 +86,6 @@ func run(o *options) error {
 		if err != nil {
 			return fmt.Errorf("%s and %s: %w", r.Ours, r.Theirs, err)
 		}
-		if o.more {
-			if err := join(o.dir, res); err != nil {
-				return err
-			}
-		}
-		if err := keep(o.dir, res); err != nil {
-			return err
-		}
 		fmt.Print(table([]result{*res}))
 	}
 	if o.out == "" {
@@ -115,13 +107,17 @@ func compare(o *options, r row) (*result, error) {
 	defer ours.close()
 	res := &result{Row: r, Kernels: o.kernels, Peer: filepath.Base(o.peer), Threads: o.threads,
 		WeightBytes: ours.weights, Machine: machine(), Commit: commit()}
+	if o.more {
+		if err := join(o.dir, res); err != nil {
+			return nil, err
+		}
+	}
 	for i := range o.rounds {
 		read := bandwidth(o.threads)
 		f, err := ours.measure()
 		if err != nil {
 			return nil, err
 		}
-		res.Bandwidth, res.Ours = append(res.Bandwidth, read), append(res.Ours, f)
 		line := fmt.Sprintf("round %d: read %.1f GB/s, %s %.1f %.1f %.0f", i+1, read/1e9, r.Ours, f.Decode1, f.Decode8, f.Prefill)
 		if o.peer != "" {
 			p, err := peer(o.peer, filepath.Join(o.dir, r.Theirs+".gguf"), o.threads)
@@ -132,6 +128,10 @@ func compare(o *options, r row) (*result, error) {
 			line += fmt.Sprintf(", %s %.1f %.1f %.0f", r.Theirs, p.Decode1, p.Decode8, p.Prefill)
 		}
 		fmt.Fprintln(os.Stderr, line)
+		res.Bandwidth, res.Ours = append(res.Bandwidth, read), append(res.Ours, f)
+		if err := keep(o.dir, res); err != nil { // what comes after may be cut short
+			return nil, err
+		}
 	}
 	return res, nil
 }

@@ -74,37 +74,39 @@ func bindStruct(v reflect.Value, prefix string, dims map[string]int) []binding {
 
 // match finds the tensor of every binding, and nothing else in the file but
 // what ignore allows. It reports all that is wrong at once, up to a bound.
-func match(all []binding, stacked []stack, c *safetensors.Checkpoint, ignore func(name string) bool) ([]backend.Tensor, error) {
-	var tensors []backend.Tensor
+func match(all []binding, stacked []stack, c *safetensors.Checkpoint, q *fp8Config, ignore func(name string) bool) ([]stored, error) {
+	var tensors []stored
 	var faults []string
 	expected := map[string]bool{}
 	for _, b := range all {
 		expected[b.name] = true
-		t, ok := c.Tensor(b.name)
-		if !ok {
-			faults = append(faults, fmt.Sprintf("%s is missing", b.name))
+		t, fault := find(c, b.name, q)
+		if fault != "" {
+			faults = append(faults, fault)
 			continue
 		}
 		if !slices.Equal(t.Shape, b.shape) {
 			faults = append(faults, fmt.Sprintf("%s: want shape %v, got %v", b.name, b.shape, t.Shape))
 			continue
 		}
-		dtype, ok := dtypes[t.DType]
-		if !ok {
-			faults = append(faults, fmt.Sprintf("%s: dtype %s; supported: F32, BF16", b.name, t.DType))
+		if widths[t.DType] == 0 {
+			faults = append(faults, fmt.Sprintf("%s: dtype %s; supported: F32, BF16, F16, F8_E4M3", b.name, t.DType))
 			continue
 		}
-		tensors = append(tensors, backend.Tensor{Name: t.Name, DType: dtype, Shape: t.Shape, Data: t.Data})
+		tensors = append(tensors, t)
 	}
 	for i := range stacked {
 		for _, name := range stacked[i].names {
 			expected[name] = true
-			t, ok := c.Tensor(name)
-			if !ok {
-				faults = append(faults, fmt.Sprintf("%s is missing", name))
+			t, fault := find(c, name, q)
+			if fault != "" {
+				faults = append(faults, fault)
 				continue
 			}
-			stacked[i].tensors = append(stacked[i].tensors, t)
+			stacked[i].tensors = append(stacked[i].tensors, t.Tensor)
+			if t.DType == "F8_E4M3" || t.DType == "F16" {
+				stacked[i].whole = t.whole
+			}
 		}
 		if len(stacked[i].tensors) == len(stacked[i].names) {
 			if fault := stacked[i].fault(); fault != "" {
@@ -113,7 +115,7 @@ func match(all []binding, stacked []stack, c *safetensors.Checkpoint, ignore fun
 		}
 	}
 	for _, name := range c.Names() {
-		if !expected[name] && !ignore(name) {
+		if !expected[name] && !ignore(name) && (q == nil || !scaleOf(name, expected)) {
 			faults = append(faults, fmt.Sprintf("%s is unexpected", name))
 		}
 	}

@@ -38,7 +38,8 @@ type Config struct {
 	MoE          MoEConfig
 	Gemma4       *gemma4Config // what only Gemma 4 has
 	Deepseek     *deepseekConfig
-	MXFP4        bool // experts are stored in four bits
+	MXFP4        bool       // experts are stored in four bits
+	FP8          *fp8Config // matrices are stored in floats of 8 bits
 
 	// Wrapped says that the checkpoint has more than the text model, whose weights
 	// have a longer prefix.
@@ -156,6 +157,12 @@ func parseConfig(text, generation []byte) (Config, error) {
 	if c.Heads > 0 {
 		c.HeadDim = or(raw.HeadDim, c.Hidden/c.Heads)
 	}
+	if len(raw.Quantization) > 0 && !bytes.Equal(raw.Quantization, []byte("null")) && raw.Architectures[0] != gptOSSName {
+		var err error
+		if c.FP8, err = raw.fp8Of(); err != nil {
+			return Config{}, err
+		}
+	}
 	if extra := architectures[c.Architecture].config; extra != nil {
 		if err := extra(&raw, &c); err != nil {
 			return Config{}, err
@@ -233,10 +240,10 @@ func (r *rawConfig) supported() error {
 		if json.Unmarshal(r.Quantization, &q) == nil && q.Method != "" {
 			method = q.Method
 		}
-		if method == "mxfp4" && oss {
+		if method == "mxfp4" && oss || !oss && (method == "fp8" || method == "compressed-tensors") {
 			return nil
 		}
-		return refuse("quantization_config", method, "none, weights in float32 or bfloat16")
+		return refuse("quantization_config", method, "none, fp8 and compressed-tensors with floats of 8 bits; weights in float32, bfloat16 or float16")
 	}
 	return nil
 }

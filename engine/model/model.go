@@ -79,7 +79,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	if s, ok := m.net.(stacker); ok {
 		stacked = s.stacks()
 	}
-	tensors, err := match(targets, stacked, checkpoint, m.net.ignore)
+	tensors, err := match(targets, stacked, checkpoint, m.config.FP8, m.net.ignore)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
@@ -93,9 +93,9 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 			o.Progress(done, total)
 		}
 	}
-	for i, t := range tensors {
-		t.As = o.Quantization.of(&targets[i])
-		if *targets[i].target, err = b.Load(t); err != nil {
+	for i := range tensors {
+		t := &tensors[i]
+		if *targets[i].target, err = b.Load(t.whole(o.Quantization.of(&targets[i]))); err != nil {
 			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
 		progress(int64(len(t.Data)))

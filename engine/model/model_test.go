@@ -114,9 +114,9 @@ func TestLoadRefuses(t *testing.T) {
 		"untied":     {nil, func(m tensors) { delete(m, "lm_head.weight") }, []string{"lm_head.weight is missing"}},
 		"dtype": {nil, func(m tensors) {
 			x := m["model.norm.weight"]
-			x.DType, x.Data = "F16", x.Data[:len(x.Data)/2]
+			x.DType, x.Data = "I16", x.Data[:len(x.Data)/2]
 			m["model.norm.weight"] = x
-		}, []string{"model.norm.weight: dtype F16"}},
+		}, []string{"model.norm.weight: dtype I16"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := tryLoad(t, memoryCopy(t, "mha", c.config, c.change), Options{})

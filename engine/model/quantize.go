@@ -53,7 +53,7 @@ func (q Quantization) of(b *binding) backend.DType {
 // have, or of what they are turned into.
 func (c *Config) WeightBytes(q Quantization) (n int64) {
 	stored := backend.BF16
-	if strings.HasPrefix(c.DType, "float32") {
+	if c.DType == "float32" || c.DType == "float16" { // which is expanded
 		stored = backend.F32
 	}
 	size := func(as backend.DType, out, in int) int64 {

@@ -143,7 +143,7 @@ func (s *Source) optional(name string) ([]byte, error) {
 // folder, unless they are turned into something smaller.
 func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	c, err := s.weights()
-	if err != nil || q != AsStored {
+	if err != nil || q != AsStored || s.Config.FP8 != nil || s.Config.DType == "float16" {
 		return s.Config.WeightBytes(q), err
 	}
 	return c.Bytes(), nil

@@ -20,6 +20,8 @@ type stack struct {
 	deal    deal
 	targets [][]backend.Weight // [targets][experts]
 
+	whole func(as backend.DType) backend.Tensor // expands a type that backends do not take
+
 	// rows, where set, says which rows of a single matrix [out, in] a target gets of
 	// an expert, or of a head, and whether they become columns.
 	rows func(expert, target int) (rows []int, turned bool)
@@ -69,8 +71,8 @@ func (s *stack) fault() string {
 		if !slices.Equal(t.Shape, want[i]) {
 			return fmt.Sprintf("%s: want shape %v, got %v", t.Name, want[i], t.Shape)
 		}
-		if _, ok := dtypes[t.DType]; len(s.names) == 2 && t.DType != "U8" || len(s.names) == 1 && !ok {
-			return fmt.Sprintf("%s: dtype %s; supported: F32, BF16, and U8 of MXFP4", t.Name, t.DType)
+		if len(s.names) == 2 && t.DType != "U8" || len(s.names) == 1 && widths[t.DType] == 0 {
+			return fmt.Sprintf("%s: dtype %s; supported: F32, BF16, F16, F8_E4M3, and U8 of MXFP4", t.Name, t.DType)
 		}
 	}
 	return ""
@@ -78,6 +80,12 @@ func (s *stack) fault() string {
 
 // load hands every expert's weights to the backend.
 func (s *stack) load(b backend.Backend, q Quantization) error {
+	if s.whole != nil { // for as long as it is cut up
+		whole, small := s.whole(q.dtype()), s.tensors[0]
+		defer func() { s.tensors[0] = small }()
+		s.tensors[0].Data = whole.Data
+		s.tensors[0].DType = map[backend.DType]string{backend.F32: "F32", backend.BF16: "BF16"}[whole.DType]
+	}
 	for e := range s.experts {
 		for i := range s.targets {
 			t := s.cut(e, i)

@@ -1,0 +1,214 @@
+package model
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/safetensors"
+)
+
+// Types of files that no backend computes with are expanded as they are loaded:
+// F16 to float32, which holds its values exactly, and F8_E4M3 with its scales to
+// bfloat16, or to float32 where it is turned into 8 or 4 bits next.
+
+// fp8Config is how a checkpoint scales its weights in 8 bits; nil without any.
+type fp8Config struct {
+	Block [2]int // rows and columns of a block with one scale; 0: per row or per tensor
+}
+
+// fp8Of reads quantization_config: quant_method fp8 as DeepSeek and Qwen have it
+// and compressed-tensors with floats of 8 bits. Scales of activations are of no
+// use here, where activations are float32.
+func (r *rawConfig) fp8Of() (*fp8Config, error) {
+	var q struct {
+		Method string                     `json:"quant_method"`
+		Format string                     `json:"fmt"`
+		Block  []int                      `json:"weight_block_size"`
+		KV     json.RawMessage            `json:"kv_cache_scheme"`
+		Groups map[string]json.RawMessage `json:"config_groups"`
+	}
+	if err := json.Unmarshal(r.Quantization, &q); err != nil {
+		return nil, fmt.Errorf("%w: config.json: quantization_config: %w", ErrConfig, err)
+	}
+	if q.KV != nil && string(q.KV) != "null" {
+		return nil, refuse("quantization_config.kv_cache_scheme", string(q.KV), "null")
+	}
+	switch {
+	case q.Method == "fp8" && !slices.Contains([]string{"", "e4m3", "float8_e4m3fn"}, q.Format):
+		return nil, refuse("quantization_config.fmt", q.Format, "e4m3")
+	case q.Method == "fp8":
+		return blocks(q.Block)
+	}
+	c := &fp8Config{}
+	for name, text := range q.Groups {
+		var group struct {
+			Weights struct {
+				Bits      int    `json:"num_bits"`
+				Type      string `json:"type"`
+				Strategy  string `json:"strategy"`
+				Symmetric *bool  `json:"symmetric"`
+				Block     []int  `json:"block_structure"`
+			} `json:"weights"`
+		}
+		if err := json.Unmarshal(text, &group); err != nil {
+			return nil, fmt.Errorf("%w: config.json: quantization_config.%s: %w", ErrConfig, name, err)
+		}
+		w := group.Weights
+		if w.Bits != 8 || w.Type != "float" || !or(w.Symmetric, true) || !slices.Contains([]string{"channel", "tensor", "block"}, w.Strategy) {
+			return nil, refuse("quantization_config", fmt.Sprintf("compressed-tensors with %s of %d bits per %s", w.Type, w.Bits, w.Strategy), "float of 8 bits per channel, tensor or block")
+		}
+		if w.Strategy == "block" {
+			b, err := blocks(w.Block)
+			if err != nil || c.Block != [2]int{} && c.Block != b.Block {
+				return nil, refuse("quantization_config", "compressed-tensors with blocks of "+fmt.Sprint(w.Block), "one size, of two numbers")
+			}
+			c = b
+		}
+	}
+	if len(q.Groups) == 0 {
+		return nil, refuse("quantization_config", "compressed-tensors without config_groups", "float of 8 bits")
+	}
+	return c, nil
+}
+
+func blocks(size []int) (*fp8Config, error) {
+	if size == nil {
+		return &fp8Config{}, nil
+	}
+	if len(size) != 2 || size[0] < 1 || size[1] < 1 || size[0] > maxDim || size[1] > maxDim {
+		return nil, fmt.Errorf("%w: config.json: quantization_config: blocks of %v, want two sizes", ErrConfig, size)
+	}
+	return &fp8Config{Block: [2]int(size)}, nil
+}
+
+// stored is a weight as the files have it.
+type stored struct {
+	safetensors.Tensor
+	scales safetensors.Tensor // of F8_E4M3
+	block  [2]int             // rows and columns that share a scale
+}
+
+// find is a tensor with the scales that belong to it, and what is wrong with them.
+func find(c *safetensors.Checkpoint, name string, q *fp8Config) (s stored, fault string) {
+	t, ok := c.Tensor(name)
+	if !ok {
+		return s, name + " is missing"
+	}
+	s.Tensor = t
+	if t.DType != "F8_E4M3" {
+		return s, ""
+	}
+	if q == nil || len(t.Shape) != 2 {
+		return s, fmt.Sprintf("%s: F8_E4M3 %v, which config.json's quantization_config does not explain", name, t.Shape)
+	}
+	if s.scales, ok = c.Tensor(name + "_scale_inv"); !ok {
+		if s.scales, ok = c.Tensor(name + "_scale"); !ok {
+			return s, fmt.Sprintf("%s: no %[1]s_scale_inv and no %[1]s_scale", name)
+		}
+	}
+	n := 1
+	for _, d := range s.scales.Shape {
+		n *= d
+	}
+	if _, ok := widths[s.scales.DType]; !ok {
+		return s, fmt.Sprintf("%s: dtype %s; supported: F32, BF16, F16", s.scales.Name, s.scales.DType)
+	}
+	out, in := t.Shape[0], t.Shape[1]
+	switch {
+	case n == 1:
+		s.block = [2]int{out, in}
+	case q.Block == [2]int{} && n == out && s.scales.Shape[0] == out:
+		s.block = [2]int{1, in}
+	case q.Block != [2]int{} && slices.Equal(s.scales.Shape, []int{(out-1)/q.Block[0] + 1, (in-1)/q.Block[1] + 1}):
+		s.block = q.Block
+	default:
+		return s, fmt.Sprintf("%s: shape %v for %v in blocks of %v", s.scales.Name, s.scales.Shape, t.Shape, q.Block)
+	}
+	return s, ""
+}
+
+// scaleOf says whether a tensor only belongs to one of those that are expected.
+func scaleOf(name string, expected map[string]bool) bool {
+	for _, end := range []string{"_scale_inv", "_scale"} {
+		if of, ok := strings.CutSuffix(name, end); ok && expected[of] {
+			return true
+		}
+	}
+	of, ok := strings.CutSuffix(name, ".input_scale")
+	return ok && expected[of+".weight"]
+}
+
+// widths are the bytes of the types that number reads.
+var widths = map[string]int{"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
+
+// number is element i of data.
+func number(data []byte, i int, dtype string) float32 {
+	switch dtype {
+	case "F32":
+		return math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
+	case "BF16":
+		return math.Float32frombits(uint32(binary.LittleEndian.Uint16(data[2*i:])) << 16)
+	case "F16":
+		return half(binary.LittleEndian.Uint16(data[2*i:]))
+	}
+	return fp8[data[i]]
+}
+
+// fp8 are the values of F8_E4M3: no infinity, and one NaN of either sign.
+var fp8 = func() (t [256]float32) {
+	for i := range t {
+		exponent, mantissa := i>>3&15, float64(i&7)
+		v := math.Ldexp(mantissa, -9)
+		if exponent > 0 {
+			v = math.Ldexp(8+mantissa, exponent-10)
+		}
+		t[i] = float32(math.Copysign(v, float64(127-i)))
+	}
+	t[0x7f], t[0xff] = float32(math.NaN()), float32(math.NaN())
+	return t
+}()
+
+// whole is the weight as a backend takes it.
+func (s *stored) whole(as backend.DType) backend.Tensor {
+	t := backend.Tensor{Name: s.Name, DType: dtypes[s.DType], Shape: s.Shape, Data: s.Data, As: as}
+	if t.DType != 0 {
+		return t
+	}
+	t.DType = backend.F32
+	if s.DType == "F8_E4M3" && as == 0 {
+		t.DType = backend.BF16
+	}
+	n := len(s.Data) / widths[s.DType]
+	t.Data = make([]byte, n*t.DType.Size())
+	cols, scale := n, float32(1)
+	if len(s.Shape) == 2 {
+		cols = s.Shape[1]
+	}
+	for i := range n {
+		if s.DType == "F8_E4M3" && i%cols%s.block[1] == 0 {
+			at := i / cols / s.block[0] * ((cols-1)/s.block[1] + 1)
+			scale = number(s.scales.Data, at+i%cols/s.block[1], s.scales.DType)
+		}
+		v := number(s.Data, i, s.DType) * scale
+		if t.DType == backend.BF16 {
+			binary.LittleEndian.PutUint16(t.Data[2*i:], roundBF16(v))
+		} else {
+			binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v))
+		}
+	}
+	return t
+}
+
+// roundBF16 rounds to nearest even; a NaN stays one.
+func roundBF16(f float32) uint16 {
+	u := math.Float32bits(f)
+	if f != f {
+		return uint16(u>>16) | 0x40
+	}
+	return uint16((u + 0x7fff + u>>16&1) >> 16)
+}
