@@ -37,7 +37,8 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 		return engine.LoadOptions{}, err
 	}
 	return engine.LoadOptions{
-		Model: path, Device: m.Device, Kernels: m.Kernels, Quantization: m.Quantization, Threads: m.Threads, Logger: log, ChatTemplate: template,
+		Progress: loading(os.Stderr, log),
+		Model:    path, Device: m.Device, Kernels: m.Kernels, Quantization: m.Quantization, Threads: m.Threads, Logger: log, ChatTemplate: template,
 		KVMemory: int64(m.KVMemory), MemoryLimit: process.MemoryLimit(os.DirFS("/")), KVDType: m.KVDType, BlockTokens: m.BlockTokens,
 		MaxModelLen: m.MaxModelLen, MaxSeqs: m.MaxSeqs, MaxBatchedTokens: m.MaxBatchedTokens, MaxQueued: m.MaxQueued,
 		CUDALibrary: m.CUDALibrary, GPUMemory: m.GPUMemory, EnforceEager: m.EnforceEager,
