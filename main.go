@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -203,7 +204,7 @@ type gatewayCommand struct {
 func gatewayFlags(out io.Writer) *gatewayCommand {
 	f := &gatewayCommand{Set: table().Find("gateway").Flags(out)}
 	f.g.Register(f.Set, gateway.DefaultMinRemotePrefillTokens)
-	f.StringVar(&f.name, "served-model-name", "", "name in the API; default: the nodes'")
+	f.StringVar(&f.name, "served-model-name", "", "name in the API; default: the nodes'; NAME=MODEL gives a model of upstreams a further name, several separated by commas")
 	f.StringVar(&f.template, "chat-template", "", "file with a chat template instead of the model's own")
 	f.u.Register(f.Set)
 	f.c.Register(f.Set, 7946)
@@ -259,6 +260,25 @@ func beginAlone(v *command.Invocation, p *config.Process, c *config.Cluster, rol
 		d.ExitAtSecondSignal()
 	}
 	return d, err
+}
+
+// servedNames takes --served-model-name apart: the nodes' model's name, and
+// further names of upstreams' models.
+func servedNames(given string) (own string, further map[string]string, err error) {
+	for part := range strings.SplitSeq(given, ",") {
+		name, of, ok := strings.Cut(part, "=")
+		switch {
+		case ok && (name == "" || of == "") || !ok && part != "" && own != "":
+			return "", nil, fmt.Errorf("%w: --served-model-name %q: want NAME, or NAME=MODEL for upstreams, separated by commas", config.ErrValue, given)
+		case ok && further == nil:
+			further = map[string]string{name: of}
+		case ok:
+			further[name] = of
+		case part != "":
+			own = part
+		}
+	}
+	return own, further, nil
 }
 
 // upstreamServers are the servers of another kind.
@@ -330,6 +350,9 @@ func runGateway(v *command.Invocation) error {
 		return err
 	}
 	o.ForwardAuthorization = f.u.ForwardCredentials
+	if f.name, o.Foreign.Names, err = servedNames(f.name); err != nil {
+		return err
+	}
 	o.TLS, o.ServedModelName, o.ChatTemplate = tlsOf(cert), f.name, template
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {

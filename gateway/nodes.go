@@ -38,6 +38,8 @@ type fleetView struct {
 	Ready   bool       `json:"ready"`
 	Reason  string     `json:"reason,omitempty"` // why not ready
 	Nodes   []nodeView `json:"nodes"`
+
+	Upstreams []upstreamView `json:"upstreams,omitempty"` // servers of another kind
 }
 
 // nodeView is a member as this gateway sees it.
@@ -72,6 +74,11 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 			ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Class: m.Class, Ready: m.Ready, Draining: m.Draining || s.Draining,
 			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.blocks.Count(m.ID),
 		})
+	}
+	if g.foreign != nil {
+		for _, s := range g.foreign.Now().Servers {
+			v.Upstreams = append(v.Upstreams, viewOf(s))
+		}
 	}
 	g.json(ctx, v)
 }

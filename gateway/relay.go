@@ -62,6 +62,7 @@ type relay struct {
 	server  *foreign.Server   // that is asked, or was last
 	prefill *leg              // SGLang's other leg; nil: none
 	patched []byte            // the body of a leg
+	renamed []byte            // the body with the name that servers know the model by
 	tried   []*foreign.Server // that failed
 	ranks   []int             // of prefill servers; a buffer
 	lastErr error
@@ -153,6 +154,7 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 	}
 	r.answerHead()
 	if r.whole {
+		r.held = r.rename(r.held)
 		ctx.Response.SetBody(r.held)
 		r.end(nil)
 		return
@@ -194,7 +196,7 @@ func (r *relay) prepare() (fault *openai.Error) {
 		return fault
 	}
 	r.id = ctx.Response.Header.Peek(requestIDHeader)
-	r.prompt = keyOf(r.model.Name, r.look.Prompt, r.body)
+	r.prompt = keyOf(r.model.Name, r.look.Prompt, ctx.PostBody())
 	k := g.keys.find(ctx.Request.Header.Peek("Authorization"))
 	if fault := g.letIn(k, len(r.look.Prompt)/bytesPerToken); fault != nil {
 		return fault
@@ -214,6 +216,10 @@ func (r *relay) find() *openai.Error {
 		r.model = now.Find(r.look.Model)
 	}
 	if r.model != nil {
+		if as := r.model.As; as != "" {
+			r.renamed = r.look.WithModel(r.renamed[:0], r.body, as)
+			r.body = r.renamed
+		}
 		return nil
 	}
 	switch {
@@ -246,12 +252,9 @@ func keyOf(model string, prompt, body []byte) kvcache.Hash {
 	return kvcache.Hash(d.Sum64())
 }
 
-// pick chooses the next server, around those that have failed the request, and
-// the one that computes its prompt; nil: there is none left.
-func (r *relay) pick() (s, prefill *foreign.Server, force foreign.Forced) {
-	view := views.Get().(*route.View)
-	defer views.Put(view)
-	force = r.model.Look(view, r.tried)
+// decide asks the router, around the servers that have failed the request.
+func (r *relay) decide(view *route.View) (route.Decision, foreign.Forced) {
+	force := r.model.Look(view, r.tried)
 	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, Uncached: 1 + len(r.look.Prompt)/bytesPerToken, MinRemote: 1}
 	switch {
 	case q.Policy == route.Session && r.by.session != 0:
@@ -261,14 +264,29 @@ func (r *relay) pick() (s, prefill *foreign.Server, force foreign.Forced) {
 	}
 	d := r.model.Table.Pick(q, *view, r.ranks[:0])
 	r.ranks = d.Prefill
-	r.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
-	if d.Decode < 0 {
-		return nil, nil, force
-	}
+	return d, force
+}
+
+// chosen are the servers of a decision; prefill is nil where one server does all.
+func (r *relay) chosen(d route.Decision) (s, prefill *foreign.Server) {
 	s = r.model.Servers[d.Decode]
 	if len(d.Prefill) > 0 && s.Role == foreign.Decode && !(r.g.foreign.Protocol() == foreign.VLLM && r.alone()) {
 		prefill = r.model.Prefill[d.Prefill[0]]
 	}
+	return s, prefill
+}
+
+// pick chooses the next server and the one that computes its prompt; nil: there
+// is none left.
+func (r *relay) pick() (s, prefill *foreign.Server, force foreign.Forced) {
+	view := views.Get().(*route.View)
+	defer views.Put(view)
+	d, force := r.decide(view)
+	r.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	if d.Decode < 0 {
+		return nil, nil, force
+	}
+	s, prefill = r.chosen(d)
 	return s, prefill, force
 }
 
@@ -533,7 +551,7 @@ func (r *relay) close() {
 	r.record()
 	r.key.done(r.nEvents)
 	r.g.inFlight.Add(-1)
-	head, lines, held, patched, tried, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.tried[:0], r.ranks[:0]
+	head, lines, held, patched, renamed, tried, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.renamed[:0], r.tried[:0], r.ranks[:0]
 	clear(tried[:cap(tried)])
 	if cap(held) > 2*maxHeld {
 		held = nil
@@ -541,7 +559,10 @@ func (r *relay) close() {
 	if cap(patched) > 2*maxHeld {
 		patched = nil
 	}
-	*r = relay{head: head, lines: lines, held: held, patched: patched, tried: tried, ranks: ranks}
+	if cap(renamed) > 2*maxHeld {
+		renamed = nil
+	}
+	*r = relay{head: head, lines: lines, held: held, patched: patched, renamed: renamed, tried: tried, ranks: ranks}
 	relays.Put(r)
 }
 
@@ -581,6 +602,21 @@ func (r *relay) measure(events int) {
 	r.last = at
 	r.nEvents += events
 	m.tokens.Add(float64(events))
+}
+
+// rename gives a piece of an answer the name by which the client knows the model.
+// Within JSON's strings quotes are escaped, so that only members are met.
+func (r *relay) rename(b []byte) []byte {
+	if r.model == nil || r.model.As == "" {
+		return b
+	}
+	for _, gap := range []string{"", " "} {
+		from := openai.AppendString([]byte(`"model":`+gap), r.model.As)
+		if bytes.Contains(b, from) {
+			b = bytes.ReplaceAll(b, from, openai.AppendString([]byte(`"model":`+gap), r.model.Name))
+		}
+	}
+	return b
 }
 
 // doneEvent ends streams of completions.

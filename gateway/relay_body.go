@@ -93,6 +93,10 @@ func (b *relayBody) fill() {
 			_ = b.r.call.Patience(time.Now().Add(lastPatience)) // an error shows at the next read
 		}
 	}
+	if b.r.model != nil && b.r.model.As != "" && b.whole > 0 && b.r.events {
+		named := b.r.rename(b.buf[:b.whole:b.whole])
+		b.buf, b.whole = append(named, b.buf[b.whole:]...), len(named)
+	}
 	if err != nil {
 		b.over(err)
 	}

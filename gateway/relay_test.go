@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -422,4 +423,48 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 		t.Fatalf("%g allocations an event; %d bytes", allocs, n)
 	}
 	call.NoVerdict()
+}
+
+// A model's further name goes to its servers as their own, and comes back.
+func TestRelayServedNames(t *testing.T) {
+	b := newRelayed(t, Options{Foreign: foreign.Options{Names: map[string]string{"best": "m"}}}, "s1")
+	s := b.far["s1"]
+	const own = `{"user":"me", "model":"best", "stream":%v,"messages":[]}`
+	if r := b.post("/v1/chat/completions", fmt.Sprintf(own, true)); r.err != nil || strings.Count(r.body, `"model":"best"`) != 3 || strings.Contains(r.body, `"m"`) {
+		t.Fatal(r.body)
+	}
+	if got, want := s.requests()[0].body, strings.Replace(fmt.Sprintf(own, true), "best", "m", 1); got != want {
+		t.Fatal(got)
+	}
+	s.does(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"model": "m","text":"\"model\": \"m\""}`)
+	})
+	if r := b.post("/v1/chat/completions", fmt.Sprintf(own, false)); r.body != `{"model": "best","text":"\"model\": \"m\""}` {
+		t.Fatal(r.body)
+	}
+	if r := b.do("GET", "/v1/models", ""); !strings.Contains(r.body, `"id":"best"`) || !strings.Contains(r.body, `"id":"m"`) {
+		t.Fatal(r.body)
+	}
+}
+
+// A decision is explained, and the explanation is what then happens.
+func TestRelayExplains(t *testing.T) {
+	b := newRelayed(t, Options{}, "s1", "s2", "s3")
+	r := b.do("GET", "/debug/route?model=m&prompt=once+upon+a+time", "")
+	var e relayExplanation
+	if err := json.Unmarshal([]byte(r.body), &e); err != nil || len(e.Words) < 2 || len(e.Upstreams) != 3 || e.Policy != "prefix" {
+		t.Fatal(r.body, err)
+	}
+	if r := b.post("/v1/completions", `{"model":"m","prompt":"once upon a time","stream":true}`); r.StatusCode != 200 {
+		t.Fatal(r.body)
+	}
+	if n := len(b.far[strings.TrimPrefix(e.Upstream, "http://")].requests()); n != 1 {
+		t.Fatalf("%s was named and got %d requests", e.Upstream, n)
+	}
+	if r := b.do("GET", "/debug/route?model=m", ""); r.StatusCode != 400 {
+		t.Fatal(r.StatusCode, r.body)
+	}
+	if r := b.do("GET", "/debug/nodes", ""); strings.Count(r.body, `"up":true`) != 3 {
+		t.Fatal(r.body)
+	}
 }

@@ -82,6 +82,9 @@ type routeNode struct {
 // explain answers where a prompt (?prompt=TEXT) would go now, and why, in words.
 // Nothing is sent.
 func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
+	if g.explainForeign(ctx) {
+		return
+	}
 	m, fault := g.find(string(ctx.QueryArgs().Peek("model")))
 	if fault != nil {
 		g.fail(ctx, fault)

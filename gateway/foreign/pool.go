@@ -34,11 +34,12 @@ import (
 // Options of a Pool.
 type Options struct {
 	Targets    []Target
-	Sources    []Source    // of more of them
-	Protocol   Protocol    // between prefill and decode servers
-	APIKey     string      // sent to servers as a bearer token; empty: none
-	TLS        *tls.Config // towards https servers; nil: the system's authorities
-	HealthPath string      // empty: /health
+	Sources    []Source          // of more of them
+	Names      map[string]string // further names of models, by the new one
+	Protocol   Protocol          // between prefill and decode servers
+	APIKey     string            // sent to servers as a bearer token; empty: none
+	TLS        *tls.Config       // towards https servers; nil: the system's authorities
+	HealthPath string            // empty: /health
 	Dial       func(ctx context.Context, network, addr string) (net.Conn, error)
 	Log        *slog.Logger // nil: discarded
 }
@@ -81,6 +82,7 @@ type Snapshot struct {
 // Model is the servers of one model.
 type Model struct {
 	Name    string
+	As      string // the servers' own name of it; empty: Name
 	Card    []byte // JSON as the first of its servers describes it
 	Table   *route.Table
 	Servers []*Server // by the table's index; decode servers among them
@@ -216,6 +218,14 @@ func (p *Pool) build() {
 			}
 		}
 	}
+	for name, of := range p.o.Names {
+		if m := n.byName[of]; m != nil && m.As == "" && n.byName[name] == nil {
+			card := patch(nil, m.Card, change{name: "id", to: quote(name)})
+			alias := &Model{Name: name, As: of, Card: card, Servers: m.Servers}
+			n.byName[name] = alias
+			n.Models = append(n.Models, alias)
+		}
+	}
 	slices.SortFunc(n.Models, func(a, b *Model) int { return strings.Compare(a.Name, b.Name) })
 	tables := n.Models
 	if n.Rest != nil {
@@ -227,7 +237,7 @@ func (p *Pool) build() {
 			nodes[i].Name = s.Name
 		}
 		for _, s := range n.Servers {
-			if s.Role == Prefill && s.lists(m.Name) {
+			if s.Role == Prefill && (s.lists(m.Name) || m.As != "" && s.lists(m.As)) {
 				m.Prefill = append(m.Prefill, s)
 			}
 		}

@@ -236,11 +236,16 @@ func (o *Body) WithModel(dst, b []byte, name string) []byte {
 	if o.modelEnd == 0 {
 		return append(dst, b...)
 	}
-	quoted, err := json.Marshal(name)
+	dst = append(dst, b[:o.modelFrom]...)
+	dst = append(dst, quote(name)...)
+	return append(dst, b[o.modelEnd:]...)
+}
+
+// quote is a text as JSON.
+func quote(s string) string {
+	quoted, err := json.Marshal(s)
 	if err != nil {
 		panic(err) // strings can be written
 	}
-	dst = append(dst, b[:o.modelFrom]...)
-	dst = append(dst, quoted...)
-	return append(dst, b[o.modelEnd:]...)
+	return string(quoted)
 }

@@ -1,0 +1,106 @@
+package gateway
+
+import (
+	"fmt"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// upstreamView is a server of another kind as people see it.
+type upstreamView struct {
+	Name    string `json:"name"`
+	Role    string `json:"role"`
+	Up      bool   `json:"up"`
+	Reason  string `json:"reason,omitempty"` // why not
+	Breaker string `json:"breaker"`
+	Load    int64  `json:"requests"`         // of this gateway
+	Usable  *bool  `json:"usable,omitempty"` // for the request in question
+}
+
+func viewOf(s *foreign.Server) upstreamView {
+	return upstreamView{Name: s.Name, Role: s.Role.String(), Up: s.Up(), Reason: s.Why(), Breaker: s.Breaker(), Load: s.InFlight.Load()}
+}
+
+// relayExplanation is the answer of /debug/route for a model of servers of another
+// kind.
+type relayExplanation struct {
+	Words     []string       `json:"words"`
+	Model     string         `json:"model"`
+	Policy    string         `json:"policy"`
+	Upstream  string         `json:"upstream,omitempty"`
+	Prefill   string         `json:"prefill,omitempty"`
+	Upstreams []upstreamView `json:"upstreams"`
+}
+
+// whyThere says in words what a reason means for a server of another kind.
+var whyThere = map[route.Reason]string{
+	route.ReasonPrefix: "it is the home of prompts that begin like this one",
+	route.ReasonLoad:   "the home of prompts that begin like this one has too many requests",
+	route.ReasonHealth: "the home of prompts that begin like this one is not usable",
+	route.ReasonPolicy: "the policy does not look at prompts",
+}
+
+// explainForeign answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a
+// model of servers of another kind would go; false: the model is not theirs.
+func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
+	if g.foreign == nil {
+		return false
+	}
+	args := ctx.QueryArgs()
+	m := g.foreign.Now().Find(string(args.Peek("model")))
+	if own := g.model.Load(); m == nil || own != nil && string(args.Peek("model")) == own.name {
+		return false
+	}
+	how, fault := g.routing(&ctx.Request.Header)
+	raw := args.Peek("messages")
+	if text := args.Peek("prompt"); len(text) > 0 {
+		raw = openai.AppendString(nil, string(text))
+	}
+	if fault == nil && len(raw) == 0 {
+		fault = openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT or messages as ?messages=JSON (and a policy in the header %s)", policyHeader)
+	}
+	if fault != nil {
+		g.fail(ctx, fault)
+		return true
+	}
+	r := relay{g: g, model: m, by: how, look: foreign.Body{Prompt: raw, N: 1, Batch: 1}, prompt: keyOf(m.Name, raw, nil)}
+	var view route.View
+	d, forced := r.decide(&view)
+	e := relayExplanation{Model: m.Name, Policy: how.policy.String(), Upstreams: []upstreamView{}}
+	see := func(servers []*foreign.Server, states []route.State) {
+		for i, s := range servers {
+			v := viewOf(s)
+			v.Usable = &states[i].Usable
+			e.Upstreams = append(e.Upstreams, v)
+		}
+	}
+	see(m.Servers, view.Decode)
+	see(m.Prefill, view.Prefill)
+	if d.Decode < 0 {
+		e.Words = []string{fmt.Sprintf("No upstream is usable: %d serve the model.", len(m.Servers))}
+		g.json(ctx, e)
+		return true
+	}
+	s, prefill := r.chosen(d)
+	e.Upstream = s.Name
+	e.Words = []string{
+		fmt.Sprintf("To %s: %s.", s.Name, whyThere[d.Reason]),
+		fmt.Sprintf("It has %d requests of this gateway; %d of the model's %d upstreams are up.", s.InFlight.Load(), m.Up(), len(m.Servers)),
+	}
+	if forced.Server {
+		e.Words = append(e.Words, "No upstream is up with its breaker closed, so that those that are not are asked all the same.")
+	}
+	switch {
+	case prefill != nil:
+		e.Prefill = prefill.Name
+		e.Words = append(e.Words, fmt.Sprintf("%s computes the prompt, joined as %s does it.", prefill.Name, g.foreign.Protocol()))
+	case s.Role == foreign.Decode:
+		e.Words = append(e.Words, "No prefill server of the model is usable.")
+	}
+	g.json(ctx, e)
+	return true
+}
