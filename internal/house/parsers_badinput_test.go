@@ -46,6 +46,7 @@ var parsed = map[string]string{
 	"prefill":                  "protobuf messages, by the generated code that internal/rpc's targets run",
 	"internal/launch":          "lines of its own children, which it passes on as they are",
 	"internal/house/testall":   "the output of go test, by encoding/json into plain fields",
+	"bench/kvtransfer":         "what the programs it runs print, by encoding/json into plain fields",
 }
 
 // decoding finds code that takes bytes apart.

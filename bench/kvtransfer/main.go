@@ -1,0 +1,242 @@
+// Command kvtransfer holds Tandem's KV transfer beside others on this machine, in one run: iperf3, a plain C program that moves the same
+// scattered pages with writev and readv, one thread's memcpy of them, NIXL (UCX over TCP) and Mooncake's transfer engine. It is
+// `make bench-kvtransfer`.
+//
+// Everything runs in turn, several times over, so that what else the machine does meets all alike; the median of each one's runs
+// counts. Every program but iperf3 compares the bytes that arrived. The report is Markdown with the bars that have to hold and whether
+// they do. Invariant: a program that could not run is a line that says why, never a number.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// What is moved: 512 MiB as scattered pages of 32 KiB, and 1 MiB.
+const (
+	nPages      = 16384
+	pageBytes   = 32768
+	smallPages  = 32
+	runTimeout  = 2 * time.Minute
+	iperfSecond = "1"
+)
+
+// options are the command's.
+type options struct {
+	binary, peers, plain, python, prefix, out string
+	repeat, rounds, smalls                    int
+}
+
+// result is what one run of a program tells.
+type result struct {
+	GBps  float64 `json:"gb_per_second"`
+	PerGB float64 `json:"cpu_seconds_per_gb"`
+	P50   float64 `json:"small_p50_ms"`
+	P90   float64 `json:"small_p90_ms"`
+}
+
+// contender is a program and its runs.
+type contender struct {
+	id, name string
+	run      func(ctx context.Context, o *options) (result, error)
+	results  []result
+	err      error
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.binary, "binary", "bin/tandem", "tandem")
+	flag.StringVar(&o.peers, "peers", "bench/kvtransfer/peers", "folder of the other programs' sources")
+	flag.StringVar(&o.python, "python", "", "Python with nixl and mooncake-transfer-engine; empty: without them")
+	flag.StringVar(&o.prefix, "prefix", "", "command line that each run is given to, such as 'nice -n -5'")
+	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
+	flag.IntVar(&o.repeat, "repeat", 5, "runs of each program")
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds of 512 MiB in a run")
+	flag.IntVar(&o.smalls, "small-rounds", 200, "transfers of 1 MiB in a run")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := o.bench(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "kvtransfer:", err)
+		os.Exit(1)
+	}
+}
+
+func (o *options) bench(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "kvtransfer")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	o.plain = filepath.Join(dir, "plain")
+	if out, err := exec.CommandContext(ctx, "gcc", "-O2", "-o", o.plain, filepath.Join(o.peers, "plain.c")).CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling plain.c: %w\n%s", err, out)
+	}
+	all := contenders(o.python != "")
+	for n := range o.repeat {
+		for _, c := range all {
+			if c.err != nil || ctx.Err() != nil {
+				continue
+			}
+			fmt.Fprintf(os.Stderr, "%d/%d %s", n+1, o.repeat, c.name)
+			r, err := c.run(ctx, o)
+			if c.err = err; err == nil {
+				c.results = append(c.results, r)
+				fmt.Fprintf(os.Stderr, ": %.2f GB/s", r.GBps)
+			}
+			fmt.Fprintln(os.Stderr)
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	text := table(o, all)
+	if o.out == "" {
+		_, err = os.Stdout.WriteString(text)
+		return err
+	}
+	return os.WriteFile(o.out, []byte(text), 0o644)
+}
+
+// contenders are all programs, in the order in which they take turns.
+func contenders(python bool) []*contender {
+	all := []*contender{
+		{id: "iperf", name: "iperf3", run: iperf("1")},
+		{id: "c", name: "C, writev and readv", run: plain(strconv.Itoa(nPages), strconv.Itoa(pageBytes))},
+		{id: "tcp", name: "Tandem", run: ours("--transport", "tcp", "--streams", "1", "--no-checksum")},
+		{id: "crc", name: "Tandem with CRC32C", run: ours("--transport", "tcp", "--streams", "1")},
+		{id: "iperf2", name: "iperf3 -P2", run: iperf("2")},
+		{id: "tcp2", name: "Tandem, 2 streams", run: ours("--transport", "tcp", "--streams", "2", "--no-checksum")},
+		{id: "crc2", name: "Tandem, 2 streams, with CRC32C: as nodes do", run: ours("--transport", "tcp", "--streams", "2")},
+		{id: "memcpy", name: "memcpy, one thread", run: plain("memcpy", strconv.Itoa(nPages), strconv.Itoa(pageBytes))},
+		{id: "shm", name: "Tandem, shared memory", run: ours("--transport", "shm", "--streams", "1", "--no-checksum")},
+		{id: "shmcrc", name: "Tandem, shared memory, with CRC32C", run: ours("--transport", "shm", "--streams", "1")},
+	}
+	nixl := &contender{id: "nixl", name: "NIXL, UCX over TCP", run: script("nixl_tcp.py")}
+	mooncake := &contender{id: "mooncake", name: "Mooncake, TCP", run: script("mooncake_tcp.py")}
+	if !python {
+		nixl.err, mooncake.err = errors.New("no --python given"), errors.New("no --python given")
+	}
+	return append(all, nixl, mooncake)
+}
+
+// command is a program with the prefix and a bound.
+func (o *options) command(ctx context.Context, name string, args ...string) (*exec.Cmd, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, runTimeout)
+	words := append(append(strings.Fields(o.prefix), name), args...)
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	return cmd, cancel
+}
+
+// output runs a program and returns what it prints.
+func (o *options) output(ctx context.Context, name string, args ...string) ([]byte, error) {
+	cmd, cancel := o.command(ctx, name, args...)
+	defer cancel()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(name), err, lines[len(lines)-1])
+	}
+	return out, nil
+}
+
+func iperf(streams string) func(context.Context, *options) (result, error) {
+	return func(ctx context.Context, o *options) (result, error) {
+		script := `iperf3 -s -1 -p 5998 >/dev/null & sleep 0.3; iperf3 -c 127.0.0.1 -p 5998 -t ` + iperfSecond + ` -J -P ` + streams + `; wait`
+		out, err := o.output(ctx, "sh", "-c", script)
+		if err != nil {
+			return result{}, err
+		}
+		var r struct {
+			Error string `json:"error"`
+			End   struct {
+				Received struct {
+					Bits    float64 `json:"bits_per_second"`
+					Bytes   float64 `json:"bytes"`
+					Seconds float64 `json:"seconds"`
+				} `json:"sum_received"`
+				CPU struct {
+					Host   float64 `json:"host_total"`
+					Remote float64 `json:"remote_total"`
+				} `json:"cpu_utilization_percent"`
+			} `json:"end"`
+		}
+		if err := json.Unmarshal(out, &r); err != nil || r.Error != "" || r.End.Received.Bytes == 0 {
+			return result{}, fmt.Errorf("iperf3: %w %s", errors.Join(err), r.Error)
+		}
+		seconds := (r.End.CPU.Host + r.End.CPU.Remote) / 100 * r.End.Received.Seconds
+		return result{GBps: r.End.Received.Bits / 8e9, PerGB: seconds / (r.End.Received.Bytes / 1e9)}, nil
+	}
+}
+
+func plain(args ...string) func(context.Context, *options) (result, error) {
+	return func(ctx context.Context, o *options) (result, error) {
+		all := append(slices.Clone(args), strconv.Itoa(o.rounds))
+		if args[0] != "memcpy" {
+			all = append(all, strconv.Itoa(smallPages), strconv.Itoa(o.smalls))
+		}
+		out, err := o.output(ctx, o.plain, all...)
+		if err != nil {
+			return result{}, err
+		}
+		var r result
+		return r, json.Unmarshal(out, &r)
+	}
+}
+
+func script(name string) func(context.Context, *options) (result, error) {
+	return func(ctx context.Context, o *options) (result, error) {
+		out, err := o.output(ctx, o.python, filepath.Join(o.peers, name), strconv.Itoa(nPages), strconv.Itoa(pageBytes),
+			strconv.Itoa(o.rounds), strconv.Itoa(smallPages), strconv.Itoa(o.smalls))
+		if err != nil {
+			return result{}, err
+		}
+		var r result
+		_, line, ok := bytes.Cut(out, []byte("RESULT "))
+		if !ok {
+			return r, fmt.Errorf("%s told no result", name)
+		}
+		line, _, _ = bytes.Cut(line, []byte("\n"))
+		return r, json.Unmarshal(line, &r)
+	}
+}
+
+// ours runs both sides of tandem bench transfer, in two processes.
+func ours(args ...string) func(context.Context, *options) (result, error) {
+	return func(ctx context.Context, o *options) (result, error) {
+		text := `"$0" bench transfer --listen 127.0.0.1:7498 >/dev/null & P=$!; sleep 0.2; "$0" bench transfer --peer 127.0.0.1:7498 --json "$@"; RC=$?; kill -INT $P; wait $P; exit $RC`
+		words := append([]string{"-c", text, o.binary}, args...)
+		words = append(words, "--pages", strconv.Itoa(nPages), "--page-bytes", strconv.Itoa(pageBytes), "--small-pages", strconv.Itoa(smallPages),
+			"--rounds", strconv.Itoa(o.rounds), "--small-rounds", strconv.Itoa(o.smalls))
+		out, err := o.output(ctx, "sh", words...)
+		if err != nil {
+			return result{}, err
+		}
+		var r struct {
+			GBps   float64   `json:"gb_per_second"`
+			Writer float64   `json:"writer_cpu_seconds_per_gb"`
+			Reader float64   `json:"reader_cpu_seconds_per_gb"`
+			Small  []float64 `json:"small_millis"`
+		}
+		if err := json.Unmarshal(out, &r); err != nil || len(r.Small) != 5 {
+			return result{}, fmt.Errorf("tandem bench transfer: %w: %s", err, out)
+		}
+		return result{r.GBps, r.Writer + r.Reader, r.Small[1], r.Small[2]}, nil
+	}
+}
