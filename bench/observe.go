@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -89,6 +90,9 @@ func (o *observer) read(ctx context.Context, url string) (s report.Sample, ok bo
 	if err != nil {
 		return s, false
 	}
+	if key := os.Getenv("OPENAI_API_KEY"); key != "" { // a gateway with keys asks for it here, too
+		q.Header.Set("Authorization", "Bearer "+key)
+	}
 	a, err := o.client.Do(q)
 	if err != nil {
 		return s, false
@@ -158,6 +162,9 @@ func (r *run) specCounters(ctx context.Context) *report.Spec {
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.BaseURL+"/metrics", nil)
 	if err != nil {
 		return nil
+	}
+	if key := os.Getenv("OPENAI_API_KEY"); key != "" {
+		q.Header.Set("Authorization", "Bearer "+key)
 	}
 	t := transport(r.Insecure)
 	defer t.CloseIdleConnections()

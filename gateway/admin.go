@@ -15,26 +15,32 @@ import (
 	"github.com/tandem-serving/tandem/internal/openai"
 )
 
-// admit says who may use what is for operators on the clients' port: this
-// machine; others with a key, where there are keys; and others without one only
-// to look. nil: welcome.
-func (g *Gateway) admit(ctx *fasthttp.RequestCtx, method string) *openai.Error {
-	if method != "GET" && method != "HEAD" && len(ctx.Request.Header.Peek("Origin")) > 0 {
+// operates says whether a request may do what an endpoint for operators does.
+// Who may come in may look. To change something takes
+// the operators' own port, or a key that may, or, where there are no keys, this machine;
+// and never a web page. nil: it may.
+func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method string, port audience) *openai.Error {
+	if here == nil || here.who != operators || method == "GET" || method == "HEAD" {
+		return nil
+	}
+	if len(ctx.Request.Header.Peek("Origin")) > 0 {
 		return fromPage
+	}
+	if port == operators {
+		return nil
+	}
+	if g.keys.len() > 0 {
+		if k := g.keys.find(ctx.Request.Header.Peek("Authorization")); k == nil || !k.admin {
+			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+				Message: "this API key may not change the gateway: give it admin=yes in the file of keys, or use the gateway's --admin-listen"}
+		}
+		return nil
 	}
 	if ip := ctx.RemoteIP(); ip.IsLoopback() || ip.IsUnspecified() { // the latter: a connection in memory
 		return nil
 	}
-	switch {
-	case !g.keys.allow(ctx.Request.Header.Peek("Authorization")):
-		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-		return &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
-			Message: "from other machines this needs an API key, sent as Authorization: Bearer KEY, or the gateway's --admin-listen"}
-	case g.keys.len() == 0 && method != "GET" && method != "HEAD":
-		return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
-			Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
-	}
-	return nil
+	return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+		Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
 }
 
 // fromPage keeps pages in a browser on an operator's machine from changing

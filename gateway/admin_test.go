@@ -50,8 +50,8 @@ func idle(t *testing.T, o Options) *Gateway {
 
 const here, there = "127.0.0.1", "10.1.2.3"
 
-// Metrics are open to this machine; others need a key where there are keys, and
-// change nothing where there are none.
+// Where there are keys, who looks needs one and who changes something one that may;
+// where there are none, only this machine changes something.
 func TestWhoMayOperate(t *testing.T) {
 	key := []string{"Authorization", "Bearer k"}
 	for _, c := range []struct {
@@ -63,7 +63,12 @@ func TestWhoMayOperate(t *testing.T) {
 	}{
 		{nil, here, "GET", "/metrics", nil, 200},
 		{nil, there, "GET", "/metrics", nil, 200},
-		{[]string{"k"}, here, "GET", "/metrics", nil, 200},
+		{[]string{"k"}, here, "GET", "/metrics", nil, 401},
+		{[]string{"k"}, here, "PUT", "/log-level", nil, 401},
+		{nil, here, "PUT", "/log-level", []string{"Origin", "http://example.com"}, 403},
+		{[]string{"k"}, there, "PUT", "/log-level", []string{"Authorization", "Bearer client"}, 403},
+		{[]string{"k"}, there, "GET", "/log-level", []string{"Authorization", "Bearer client"}, 200},
+		{[]string{"k"}, there, "PUT", "/log-level", []string{"Authorization", "Bearer admin"}, 200},
 		{[]string{"k"}, there, "GET", "/metrics", nil, 401},
 		{[]string{"k"}, there, "GET", "/metrics", key, 200},
 		{[]string{"k"}, there, "GET", "/debug/targets", nil, 401},
@@ -74,7 +79,11 @@ func TestWhoMayOperate(t *testing.T) {
 		{[]string{"k"}, there, "PUT", "/log-level", nil, 401},
 		{[]string{"k"}, there, "PUT", "/log-level", key, 200},
 	} {
-		g := idle(t, Options{APIKeys: c.keys})
+		o := Options{APIKeys: c.keys}
+		if c.keys != nil {
+			o.APIKeyFile = keyFile(t, "client\nadmin admin=yes\n")
+		}
+		g := idle(t, o)
 		if got, body := asked(g, clients, c.peer, c.method, c.path, "debug", c.headers...); got != c.want {
 			t.Errorf("%+v: %d %s", c, got, body)
 		}
@@ -88,13 +97,41 @@ func TestWhoMayOperate(t *testing.T) {
 	}
 }
 
+// Every path asks for a key, but for the probes'; also what is nowhere, in any
+// method, from any peer, with or without a trailing slash.
+func TestEveryPathAsksForAKey(t *testing.T) {
+	g := idle(t, Options{APIKeys: []string{"k"}})
+	probes := map[string]bool{"/livez": true, "/readyz": true, "/health": true, "/ping": true}
+	paths := []string{"/", "/nothing", "/v1", "/v1/nothing", "/docs", "/admin", "/debug/pprof", "/debug/pprof/", "/metrics/", "//metrics", "/v1/completions/", "/livez/x", "/inference/v1/generate", "/reset_prefix_cache", "/sleep"}
+	for i := range routes {
+		paths = append(paths, strings.NewReplacer("{model}", "tiny", "{node}", "d1").Replace(routes[i].Path))
+	}
+	for _, path := range paths {
+		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "CONNECT", "TRACE", "NONSENSE"} {
+			for _, peer := range []string{here, there} {
+				for _, key := range []string{"", "Bearer ", "Bearer x", "Basic k", "k", "Bearer kk"} {
+					got, body := asked(g, clients, peer, method, path, "{}", "Authorization", key)
+					if open := probes[path] && (method == "GET" || method == "HEAD"); (got == 401) == open && path != "/ping" {
+						t.Errorf("%s %s from %s with %q: %d %s", method, path, peer, key, got, body)
+					}
+				}
+			}
+		}
+	}
+	for i := range routes {
+		if probes[routes[i].Path] == routes[i].Key {
+			t.Errorf("%s: the document says that it asks for a key: %t", routes[i].Path, routes[i].Key)
+		}
+	}
+}
+
 // With --admin-listen what is for operators is there and only there, and what is
 // for clients is not.
 func TestAdminListener(t *testing.T) {
 	admin := fasthttputil.NewInmemoryListener()
 	b := newBed(t, Options{AdminListener: admin, APIKeys: []string{"k"}}, map[string]upstreamtest.Options{"d": {}})
 	for path, want := range map[string][2]int{
-		"/metrics": {404, 200}, "/debug/targets": {404, 200}, "/livez": {200, 200}, "/readyz": {200, 200}, "/version": {200, 200}, "/v1/models": {401, 401}, "/openapi.json": {200, 404},
+		"/metrics": {401, 200}, "/debug/targets": {401, 200}, "/livez": {200, 200}, "/readyz": {200, 200}, "/version": {401, 200}, "/v1/models": {401, 404}, "/openapi.json": {401, 404},
 	} {
 		if r := b.do("GET", path, ""); r.StatusCode != want[0] {
 			t.Errorf("clients: %s is %d, want %d", path, r.StatusCode, want[0])

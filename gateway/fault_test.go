@@ -51,8 +51,8 @@ func TestErrors(t *testing.T) {
 		{"GET", "/readyz", "", "X-A: b", 200, "", "", ""},
 		{"HEAD", "/health", "", "X-A: b", 200, "", "", ""},
 		{"GET", "/ping", "", "X-A: b", 200, "", "", ""},
-		{"GET", "/version", "", "X-A: b", 200, "", "", ""},
-		{"GET", "/metrics", "", "X-A: b", 200, "", "", ""},
+		{"GET", "/version", "", "X-A: b", 401, "Unauthorized", "", "API key"},
+		{"GET", "/metrics", "", key, 200, "", "", ""},
 	} {
 		r := b.do(c.method, c.path, c.body, c.header, "Connection: close")
 		if r.StatusCode != c.status || r.Header.Get("X-Request-Id") == "" || r.Header.Get("Date") != "" {
@@ -67,13 +67,13 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s %s %.60s: %s", c.method, c.path, c.body, r.body)
 		}
 	}
-	if r := b.do("GET", "/version", ""); r.body != `{"version":"9.9"}` {
+	if r := b.do("GET", "/version", "", key); r.body != `{"version":"9.9"}` {
 		t.Errorf("%q", r.body)
 	}
 	if r := b.do("GET", "/v1/completions", "", key); r.Header.Get("Allow") != "POST, OPTIONS" {
 		t.Errorf("%v", r.Header)
 	}
-	text := b.do("GET", "/metrics", "").body
+	text := b.do("GET", "/metrics", "", key).body
 	for _, want := range []string{`tandem:http_requests_total{route="/v1/completions",status="200"} 1`, `tandem:http_requests_total{route="/v1/completions",status="401"} 3`,
 		`tandem:http_requests_total{route="other",status="other"} 1`, "tandem:gateway_usable_decode_nodes 1", "tandem:gateway_requests_in_flight 0"} {
 		if !strings.Contains(text, want+"\n") {

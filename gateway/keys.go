@@ -39,6 +39,7 @@ type key struct {
 	hash   [sha256.Size]byte // comparing hashes takes the same time whatever was sent
 	name   string            // for logs and messages; empty: none
 	limits limits
+	admin  bool          // may change the gateway itself
 	tokens *rate.Limiter // nil: no limit
 	use    *use          // outlives a change of the file
 }
@@ -90,7 +91,7 @@ func withPlain(keys []*key, plain []string) []*key {
 		hash := sha256.Sum256([]byte(p))
 		if !slices.ContainsFunc(keys, func(k *key) bool { return k.hash == hash }) {
 			k := newKey(hash)
-			k.limits.priority = math.MinInt32
+			k.limits.priority, k.admin = math.MinInt32, true
 			keys = append(keys, k)
 		}
 	}
@@ -113,7 +114,7 @@ func readKeyFile(file string) (string, error) {
 }
 
 // parseKeys reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N]
-// [weight=N] [priority=N]"; KEY may be sha256:HEX, the hash of one. Empty lines and those that begin with # are
+// [weight=N] [priority=N] [admin=yes]"; KEY may be sha256:HEX, the hash of one. Empty lines and those that begin with # are
 // nothing. Errors never show a key.
 func parseKeys(text string) ([]*key, error) {
 	var keys []*key
@@ -158,6 +159,8 @@ func (k *key) set(field string) error {
 	switch {
 	case name == "name" && value != "":
 		k.name = value
+	case name == "admin" && (value == "yes" || value == "no"):
+		k.admin = value == "yes"
 	case name == "concurrency" && !bad && x == math.Trunc(x):
 		k.limits.concurrency = int(x)
 	case name == "tokens-per-second" && !bad:
@@ -175,7 +178,7 @@ func (k *key) set(field string) error {
 	case name == "concurrency" || name == "tokens-per-second":
 		return fmt.Errorf("%s is %q: want a number of 0 (no limit) or more", name, value)
 	default:
-		return fmt.Errorf("%q is none of name=N, concurrency=N, tokens-per-second=N, weight=N, priority=N", name)
+		return fmt.Errorf("%q is none of name=N, concurrency=N, tokens-per-second=N, weight=N, priority=N, admin=yes", name)
 	}
 	return nil
 }

@@ -48,16 +48,16 @@ var routes = []endpoint{
 	{openai.Operation{Method: "GET", Path: "/health", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
 	{openai.Operation{Method: "GET", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
 	{openai.Operation{Method: "POST", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
-	{openai.Operation{Method: "GET", Path: "/version", Summary: "The program's version", Answer: "Version"}, (*Gateway).version, everybody},
-	{openai.Operation{Method: "GET", Path: "/load", Summary: "Requests being answered", Answer: "Load"}, (*Gateway).load, clients},
-	{openai.Operation{Method: "GET", Path: "/metrics", Summary: "Prometheus metrics", Errors: []int{401}}, (*Gateway).exposition, operators},
-	{openai.Operation{Method: "GET", Path: "/debug/targets", Summary: "The fleet's addresses of metrics, for Prometheus' http_sd_configs", Answer: "Targets", Errors: []int{401}}, (*Gateway).targets, operators},
-	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
-	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
-	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Summary: "Have a node (its name or address) take no more work; what runs after ?timeout=30s goes on elsewhere", Answer: "Object",
+	{openai.Operation{Method: "GET", Path: "/version", Key: true, Summary: "The program's version", Answer: "Version"}, (*Gateway).version, everybody},
+	{openai.Operation{Method: "GET", Path: "/load", Key: true, Summary: "Requests being answered", Answer: "Load"}, (*Gateway).load, clients},
+	{openai.Operation{Method: "GET", Path: "/metrics", Key: true, Summary: "Prometheus metrics", Errors: []int{401}}, (*Gateway).exposition, operators},
+	{openai.Operation{Method: "GET", Path: "/debug/targets", Key: true, Summary: "The fleet's addresses of metrics, for Prometheus' http_sd_configs", Answer: "Targets", Errors: []int{401}}, (*Gateway).targets, operators},
+	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Key: true, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
+	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Key: true, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
+	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Have a node (its name or address) take no more work; what runs after ?timeout=30s goes on elsewhere", Answer: "Object",
 		Errors: []int{400, 401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Summary: "Have it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "GET", Path: "/openapi.json", Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
+	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Have it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
+	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 404, 503}}, (*Gateway).explain, clients},
 }
@@ -100,17 +100,16 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		ctx.SetStatusCode(fasthttp.StatusNoContent)
 		return
 	}
-	if key := strings.HasPrefix(path, "/v1/") || g.relayed(method, path) || here != nil && here.Key; key && !g.keys.allow(ctx.Request.Header.Peek("Authorization")) {
+	// What is nowhere asks for a key, too: strangers learn nothing of what is.
+	if port == clients && (here == nil || here.Key) && !g.keys.allow(ctx.Request.Header.Peek("Authorization")) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
 		return
 	}
-	if here != nil && here.who == operators && port == clients {
-		if fault := g.admit(ctx, method); fault != nil {
-			g.fail(ctx, fault)
-			return
-		}
+	if fault := g.operates(ctx, here, method, port); fault != nil {
+		g.fail(ctx, fault)
+		return
 	}
 	switch {
 	case port == clients && g.relayed(method, path) && (here == nil || !g.ownModel(ctx)):

@@ -180,7 +180,7 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
 	s.CountVar(&g.MaxLogLen, "max-log-len", 0, 0, "characters of the prompt in that line; 0: none")
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens that clients must present, any of them")
-	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key a line, KEY or sha256:HEX, then name=N concurrency=N tokens-per-second=N weight=N priority=N as wanted; read again when it changes")
+	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key a line, KEY or sha256:HEX, then name=N concurrency=N tokens-per-second=N weight=N priority=N admin=yes as wanted; read again when it changes")
 	s.CountVar(&g.MaxQueuedRequests, "max-queued-requests", 4096, 1, "requests that may wait in the gateway while the fleet has no room; beyond, they get 429")
 	s.CountVar(&g.MaxQueuedTokens, "max-queued-tokens", 16<<20, 1, "tokens that the prompts of those may have; beyond, requests get 429")
 	g.QueueTimeout = Seconds(time.Minute)

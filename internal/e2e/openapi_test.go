@@ -112,7 +112,12 @@ func TestBinaryOpenAPI(t *testing.T) {
 
 // body is what a route answers with 200; empty for everything else.
 func (c *cluster) body(path string) string {
-	resp, err := http.Get(c.url(path))
+	req, err := http.NewRequest(http.MethodGet, c.url(path), nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+c.key)
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return ""
 	}

@@ -65,6 +65,7 @@ func TestVirtualShares(t *testing.T) {
 	var two, one atomic.Int64
 	inBubble(t, ds, nil, count, func(v *virtual, o *gateway.Options) {
 		v.gentle = true
+		v.key = "one"
 		o.APIKeyFile, o.NodeBacklog, o.MinRemotePrefillTokens = keys, 1, 1000
 	}, func(v *virtual) {
 		var clients sync.WaitGroup

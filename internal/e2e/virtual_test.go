@@ -55,6 +55,7 @@ type virtual struct {
 	timeout   time.Duration           // of a request
 	behave    func(*rand.Rand) manner // of the next client
 
+	key      string // for its own pages; empty: none
 	door     *rpc.Network      // between clients and gateway
 	edges    map[string]*wires // from the gateway to each decode node
 	g        *gateway.Gateway
@@ -180,6 +181,7 @@ func (v *virtual) ask(method, path string) string {
 	}}}
 	req, err := http.NewRequest(method, "http://gateway"+path, nil)
 	v.must(err)
+	req.Header.Set("Authorization", "Bearer "+v.key)
 	resp, err := c.Do(req)
 	v.must(err)
 	defer resp.Body.Close()

@@ -77,10 +77,11 @@ func ref(name string) schema { return schema{"$ref": "#/components/schemas/" + n
 
 func (o *Operation) describe(keys bool) schema {
 	plain := schema{"text/plain": schema{"schema": schema{"type": "string"}}}
+	told := schema{"application/json": schema{"schema": ref("Error")}}
 	good, bad := plain, plain
 	if o.Answer != "" {
 		good = schema{"application/json": schema{"schema": ref(o.Answer)}}
-		bad = schema{"application/json": schema{"schema": ref("Error")}}
+		bad = told
 	}
 	if o.Events != "" {
 		event := schema{"type": "string", "contentMediaType": "application/json", "contentSchema": schema{"anyOf": []schema{ref(o.Events), ref("Error")}}}
@@ -93,7 +94,11 @@ func (o *Operation) describe(keys bool) schema {
 	}
 	responses := schema{"200": schema{"description": "OK", "content": good}}
 	for _, status := range o.errors(keys) {
-		responses[strconv.Itoa(status)] = schema{"description": http.StatusText(status), "content": bad}
+		content := bad
+		if status == http.StatusUnauthorized || status == http.StatusForbidden { // the same everywhere
+			content = told
+		}
+		responses[strconv.Itoa(status)] = schema{"description": http.StatusText(status), "content": content}
 	}
 	op := schema{"summary": o.Summary, "responses": responses}
 	if o.Body != 0 {
