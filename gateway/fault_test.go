@@ -214,6 +214,7 @@ func TestRetries(t *testing.T) {
 			}
 			b := newBed(t, o, map[string]upstreamtest.Options{"bad": c.bad, "good": {}})
 			for i := range 40 {
+				b.until(func() bool { return b.g.usable() == 2 }) // the lost one is back
 				body := fmt.Sprintf(`{"prompt":"prompt %d","max_tokens":5,"seed":%d,"stream":%v}`, i, i, i%2 == 0)
 				if r := b.post("/v1/completions", body); r.StatusCode != 200 || !strings.Contains(r.body, "length") {
 					t.Fatalf("%d: %d %q; log:\n%s", i, r.StatusCode, r.body, b.log.String())
