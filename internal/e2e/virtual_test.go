@@ -55,7 +55,7 @@ type virtual struct {
 	timeout   time.Duration           // of a request
 	behave    func(*rand.Rand) manner // of the next client
 
-	key      string // for its own pages; empty: none
+	key      string            // for its own pages; empty: none
 	door     *rpc.Network      // between clients and gateway
 	edges    map[string]*wires // from the gateway to each decode node
 	g        *gateway.Gateway
