@@ -601,7 +601,9 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	}
 	n.set = metrics.New(roles, l.Bundle.ModelName)
 	meterTraces(n.set, n.tr)
-	n.eng, err = engine.New(engine.Options{Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Logger: d.Log, OnStep: on.step, OnBlocks: on.blocks, Watch: watch(n.set)})
+	eo := l.Options()
+	eo.Logger, eo.OnStep, eo.OnBlocks, eo.Watch = d.Log, on.step, on.blocks, watch(n.set)
+	n.eng, err = engine.New(eo)
 	if err != nil {
 		return nil, err
 	}

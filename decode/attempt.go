@@ -88,6 +88,7 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 	s := g.GetSampling()
 	r := &engine.Request{
 		Root: kvcache.Hash(g.PrefixRoot), Prompt: g.Prompt, Output: g.Output,
+		Adapter: g.GetAdapter().GetName(), AdapterDigest: g.GetAdapter().GetDigest(),
 		Sampling: engine.Sampling{
 			Seed: s.GetSeed(), Choice: s.GetChoice(),
 			Temperature: s.GetTemperature(), TopP: s.GetTopP(), TopK: s.GetTopK(), MinP: s.GetMinP(),
@@ -312,6 +313,8 @@ func codeOf(err error) nodepb.Code {
 		return nodepb.Code_CODE_OVERLOADED
 	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong), errors.Is(err, ErrStreamTwice):
 		return nodepb.Code_CODE_INVALID
+	case errors.Is(err, engine.ErrAdapter): // other nodes may have it
+		return nodepb.Code_CODE_MISMATCH
 	case errors.Is(err, ErrCancelled):
 		return nodepb.Code_CODE_CANCELLED
 	}

@@ -127,6 +127,7 @@ func (n *Node) stats() *nodepb.Stats {
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
 		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
+		Adapters: n.adapters.List(),
 	}
 }
 

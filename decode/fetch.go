@@ -147,6 +147,7 @@ func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID
 		RequestId: a.request, Attempt: a.number, Tokens: tokens, Have: uint32(cached),
 		PrefixRoot: g.PrefixRoot, Fingerprint: n.o.Identity.Fingerprint,
 		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Priority: g.Priority, Trace: span.Wire(),
+		Adapter: g.Adapter,
 	})
 	if err != nil {
 		return err

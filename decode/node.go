@@ -104,10 +104,11 @@ type Dialer interface {
 // Node is a decode node's requests. It implements rpc.Handler for gateways'
 // connections; a handler of its own serves those it dials.
 type Node struct {
-	o       Options
-	log     *slog.Logger
-	prefill Dialer
-	legs    legs
+	o        Options
+	log      *slog.Logger
+	prefill  Dialer
+	legs     legs
+	adapters *rpc.AdapterDesk
 
 	mu       sync.Mutex
 	gateways map[*rpc.Conn]*gateway
@@ -192,7 +193,7 @@ var (
 func New(o Options) *Node {
 	o.setDefaults()
 	n := &Node{
-		o: o, log: o.Logger,
+		o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter),
 		gateways: make(map[*rpc.Conn]*gateway),
 		attempts: make(map[key]*attempt),
 		fetches:  make(map[key]*fetch),
@@ -219,6 +220,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		n.send(c, rpc.FrameBundle, stream, n.o.Bundle)
 	case rpc.FrameDrain:
 		n.drainAsked(payload)
+	case rpc.FrameLoadAdapter, rpc.FrameUnloadAdapter:
+		n.adapters.Frame(c, t, stream, payload)
 	default:
 		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
 	}

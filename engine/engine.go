@@ -28,6 +28,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
+	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
@@ -57,6 +58,12 @@ type Options struct {
 	Scheduler scheduler.Config
 	Logger    *slog.Logger
 
+	// Adapters has AdapterPlaces places for adapters; 0: none. Modules are loaded
+	// by New.
+	Adapters      AdapterDevice
+	AdapterPlaces int
+	Modules       []AdapterModule
+
 	// OnStep is called on the step goroutine after the tokens of a step have
 	// been emitted, so that whoever collects them sends one frame per step; and
 	// once when the engine has stopped.
@@ -74,27 +81,29 @@ type Options struct {
 
 // Engine steps one model. Make it with New, run it with Run.
 type Engine struct {
-	o     Options
-	log   *slog.Logger
-	sched *scheduler.Scheduler
-	start time.Time
-	next  atomic.Uint64 // request ids
-	moved atomic.Uint64 // steps, and layers of steps with jobs
+	o      Options
+	log    *slog.Logger
+	sched  *scheduler.Scheduler
+	start  time.Time
+	next   atomic.Uint64 // request ids
+	moved  atomic.Uint64 // steps, and layers of steps with jobs
+	loaded atomic.Pointer[[]Adapter]
 
 	// Owned by the step goroutine.
-	live    map[scheduler.RequestID]*run
-	batch   scheduler.Batch // the one that runs
-	step    backend.Step
-	tables  [][]int32 // block tables of step, [spans × groups]
-	results []scheduler.Result
-	sampled []int32 // tokens of the results
-	logits  []float32
-	events  []kvcache.Event
-	emitted time.Duration // when the last step's tokens were there
-	count   Stats
-	pushing int             // jobs that have ended and whose pushes still pin blocks
-	taken   []func()        // the inbox's other buffer
-	onMark  func(layer int) // layerDone, bound once
+	live     map[scheduler.RequestID]*run
+	adapters adapters
+	batch    scheduler.Batch // the one that runs
+	step     backend.Step
+	tables   [][]int32 // block tables of step, [spans × groups]
+	results  []scheduler.Result
+	sampled  []int32 // tokens of the results
+	logits   []float32
+	events   []kvcache.Event
+	emitted  time.Duration // when the last step's tokens were there
+	count    Stats
+	pushing  int             // jobs that have ended and whose pushes still pin blocks
+	taken    []func()        // the inbox's other buffer
+	onMark   func(layer int) // layerDone, bound once
 
 	mu     sync.Mutex
 	inbox  []func()
@@ -106,12 +115,13 @@ type Engine struct {
 
 // run is the engine's side of one scheduled request.
 type run struct {
-	req    *Request            // nil for a job
-	job    *Job                // nil for a request
-	prompt int                 // tokens at Add, output of earlier attempts included
-	output int                 // tokens generated, earlier attempts included
-	pinned [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
-	life   Life
+	req     *Request            // nil for a job
+	job     *Job                // nil for a request
+	prompt  int                 // tokens at Add, output of earlier attempts included
+	output  int                 // tokens generated, earlier attempts included
+	adapter *adapterPlace       // nil: none
+	pinned  [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
+	life    Life
 }
 
 // New checks the options and makes an engine; Run starts it.
@@ -136,6 +146,17 @@ func New(o Options) (*Engine, error) {
 		o: o, log: o.Logger, sched: s, start: time.Now(),
 		live: make(map[scheduler.RequestID]*run),
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
+		adapters: newAdapters(o.AdapterPlaces),
+	}
+	e.publishAdapters()
+	for _, m := range o.Modules {
+		a, err := model.OpenAdapter(m.Path)
+		if err == nil {
+			_, err = e.place(m.Name, a, false)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--lora-modules %s=%s: %w", m.Name, m.Path, err)
+		}
 	}
 	e.onMark = e.layerDone
 	e.publish()
@@ -356,11 +377,11 @@ func (e *Engine) fill(b scheduler.Batch) {
 		for _, table := range q.Tables {
 			e.tables = append(e.tables, blockInts(table))
 		}
+		r := e.live[q.ID]
 		s.Spans = append(s.Spans, backend.Span{
 			Row: int32(row), Tokens: int32(len(q.Tokens)), Start: int32(q.Start),
-			Tables: e.tables[at:len(e.tables):len(e.tables)],
+			Adapter: r.span(), Tables: e.tables[at:len(e.tables):len(e.tables)],
 		})
-		r := e.live[q.ID]
 		if r != nil {
 			e.countPrompt(r, q.Start, len(q.Tokens)-q.Drafts)
 		}
@@ -438,7 +459,7 @@ func (e *Engine) finish(id scheduler.RequestID) {
 	if r == nil {
 		return
 	}
-	delete(e.live, id)
+	e.leave(id, r)
 	if r.job != nil {
 		e.countJob(r)
 		e.ended(r, e.now())
@@ -461,7 +482,7 @@ func (e *Engine) fail(id scheduler.RequestID, err error) {
 	if r == nil {
 		return
 	}
-	delete(e.live, id)
+	e.leave(id, r)
 	r.life.Finish = FinishError
 	e.ended(r, e.now())
 	if r.job != nil {

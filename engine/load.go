@@ -67,6 +67,8 @@ type LoadOptions struct {
 
 	Speculation Speculation // none where it is zero
 
+	Adapters Adapters // none where it is zero
+
 	ChatTemplate string // instead of the model's own; empty: that
 
 	Progress func(done, total int64) // bytes of weights
@@ -81,6 +83,13 @@ type LoadOptions struct {
 type Speculation struct {
 	Tokens int // guesses per step and request, at most; 0: none
 	Lookup Lookup
+}
+
+// Adapters say how many low-rank adapters (LoRA) a node may have loaded.
+type Adapters struct {
+	Places  int // 0: none
+	Rank    int // the largest
+	Modules []AdapterModule
 }
 
 // Lookup is re-exported so that nobody else need import engine/ngram.
@@ -101,6 +110,7 @@ type Loaded struct {
 
 	Quantization model.Quantization
 	WeightBytes  int64 // as the device holds them
+	Adapters     Adapters
 }
 
 // OpenModel opens a checkpoint folder or the built-in model.
@@ -183,7 +193,18 @@ func (o *LoadOptions) check() error {
 		return fmt.Errorf("%w: --speculative-config with num_speculative_tokens %d, prompt_lookup_min %d and prompt_lookup_max %d: want at most %d tokens, and 1 <= min <= max <= %d",
 			ErrOption, s.Tokens, s.Lookup.Min, s.Lookup.Max, scheduler.DraftLimit, MaxLookup)
 	}
+	if a := o.Adapters; a.Places < 0 || a.Places > MaxAdapters || len(a.Modules) > a.Places {
+		return fmt.Errorf("%w: --max-cpu-loras: %d adapters of --lora-modules in %d places, at most %d", ErrOption, len(a.Modules), a.Places, MaxAdapters)
+	}
 	return nil
+}
+
+// Options are those of an engine of this model, to be completed.
+func (l *Loaded) Options() Options {
+	return Options{
+		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler,
+		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, Modules: l.Adapters.Modules,
+	}
 }
 
 func (l *Loaded) load(o LoadOptions) error {
@@ -225,6 +246,13 @@ func (l *Loaded) load(o LoadOptions) error {
 	}
 	if l.Model, err = model.Load(l.Source, l.Backend, limits, model.Options{Quantization: l.Quantization, Progress: o.Progress}); err != nil {
 		return refuse(o.Model, err)
+	}
+	if l.Adapters = o.Adapters; o.Adapters.Places > 0 {
+		bytes, err := l.Model.Adapters(o.Adapters.Places, o.Adapters.Rank)
+		if err != nil {
+			return fmt.Errorf("%w: --enable-lora: %w", ErrOption, err)
+		}
+		o.Logger.Info("room for adapters", "adapters", o.Adapters.Places, "rank", o.Adapters.Rank, "memory", memory.Bytes(bytes))
 	}
 	if err := l.Backend.AllocKV(l.KV); err != nil {
 		return err

@@ -53,6 +53,11 @@ type Request struct {
 	Priority      int
 	Hold          bool // KV is expected from another node: see Reserve
 
+	// Adapter is the one that it is computed with, by name; empty: none. Root has to
+	// tell adapters apart. AdapterDigest, unless 0, is the one that is meant.
+	Adapter       string
+	AdapterDigest uint64
+
 	// Added, if set, hears what Add returns as cached, on the step goroutine and
 	// so before the first token. It must not block.
 	Added func(cached int)
@@ -88,6 +93,9 @@ type Job struct {
 	Root     kvcache.Hash
 	Tokens   []int32
 	Priority int
+
+	Adapter       string // as Request has it
+	AdapterDigest uint64
 
 	// First are the first places of each group's table whose blocks the push
 	// reads; nil is all. Those before are not kept for it.
@@ -127,12 +135,17 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 		score = max(0, len(r.Prompt)-1)
 	}
 	derr := e.do(func() {
+		var adapter *adapterPlace
+		if adapter, err = e.adapter(r.Adapter, r.AdapterDigest); err != nil {
+			return
+		}
 		cached, err = e.sched.Add(scheduler.Request{
 			ID: id, Root: r.Root, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
 			MaxNew: r.MaxTokens - len(r.Output), Score: score,
 		}, e.now())
 		if err == nil {
-			e.live[id] = &run{req: r, prompt: len(tokens), output: len(r.Output), life: Life{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: e.now()}}
+			run := &run{req: r, prompt: len(tokens), output: len(r.Output), life: Life{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: e.now()}}
+			e.live[id] = run.use(adapter)
 			if r.Added != nil {
 				r.Added(cached)
 			}
@@ -152,11 +165,16 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 	}
 	id = scheduler.RequestID(e.next.Add(1))
 	derr := e.do(func() {
+		var adapter *adapterPlace
+		if adapter, err = e.adapter(j.Adapter, j.AdapterDigest); err != nil {
+			return
+		}
 		cached, err = e.sched.Add(scheduler.Request{
 			ID: id, Root: j.Root, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority,
 		}, e.now())
 		if err == nil {
-			e.live[id] = &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: e.now()}}
+			run := &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: e.now()}}
+			e.live[id] = run.use(adapter)
 		}
 	})
 	if derr != nil {
@@ -235,7 +253,7 @@ func (e *Engine) drop(id scheduler.RequestID) {
 	if r == nil {
 		return
 	}
-	delete(e.live, id)
+	e.leave(id, r)
 	e.count.Aborted++
 	e.abort(id)
 	e.ended(r, e.now())

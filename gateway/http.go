@@ -130,7 +130,20 @@ func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
 }
 
 func (m *model) card() openai.Model {
-	return openai.Model{ID: m.name, Created: m.created, MaxModelLen: int(m.bundle.MaxModelLen)}
+	return openai.Model{ID: m.name, Created: m.created, MaxModelLen: int(m.bundle.MaxModelLen), Parent: m.parent}
+}
+
+// cards are the model and its adapters.
+func (g *Gateway) cards() (list []openai.Model) {
+	m := g.model.Load()
+	if m == nil {
+		return nil
+	}
+	list = append(list, m.card())
+	for _, a := range g.fleet.Now().Adapters(m.fingerprint) {
+		list = append(list, m.with(a).card())
+	}
+	return list
 }
 
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
@@ -138,10 +151,7 @@ func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 		g.foreignModels(ctx)
 		return
 	}
-	var list []openai.Model
-	if m := g.model.Load(); m != nil {
-		list = append(list, m.card())
-	}
+	list := g.cards()
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(openai.AppendModels(nil, list))
 }

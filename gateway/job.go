@@ -226,6 +226,7 @@ func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *no
 		Logprobs:     j.req.Logprobs,
 		TopLogprobs:  uint32(j.req.TopLogprobs),
 		Trace:        c.span.Wire(),
+		Adapter:      j.model.adapter,
 
 		LogprobTokenIds: j.req.LogprobTokens,
 	}

@@ -25,6 +25,9 @@ type model struct {
 	blockTokens int
 	systemPrint string     // system_fingerprint: weights and numerics
 	text        *textModel // nil: the bundle has no tokenizer
+
+	adapter *nodepb.Adapter // that computes its requests; nil: none
+	parent  string          // of one with an adapter: the model without
 }
 
 func newModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*model, error) {
@@ -49,7 +52,18 @@ func newModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*mo
 
 // root is where the block hashes of requests with the salt start.
 func (m *model) root(salt string) kvcache.Hash {
-	return kvcache.Root(strconv.FormatUint(m.fingerprint, 16), "", salt)
+	adapter := ""
+	if m.adapter != nil { // its content, so that a name may be given to another one
+		adapter = strconv.FormatUint(m.adapter.Digest, 16)
+	}
+	return kvcache.Root(strconv.FormatUint(m.fingerprint, 16), adapter, salt)
+}
+
+// with is the model computed with an adapter, under the adapter's name.
+func (m *model) with(a upstream.Adapter) *model {
+	w := *m
+	w.name, w.parent, w.adapter = a.Name, m.name, &nodepb.Adapter{Name: a.Name, Digest: a.Digest}
+	return &w
 }
 
 // errNoNode says that no decode node is there to ask for a bundle.
@@ -107,13 +121,19 @@ func (g *Gateway) keepModel(ctx context.Context) {
 	}
 }
 
-// find is the model that a request names; empty names the only one.
+// find is the model that a request names, or an adapter of it; empty names the
+// model itself.
 func (g *Gateway) find(name string) (*model, *openai.Error) {
 	m := g.model.Load()
 	if m == nil {
 		return nil, openai.Unavailable(retryAfter, "no model is loaded yet: no decode node is ready")
 	}
 	if name != "" && name != m.name {
+		for _, a := range g.fleet.Now().Adapters(m.fingerprint) {
+			if a.Name == name {
+				return m.with(a), nil
+			}
+		}
 		return nil, &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model",
 			Message: fmt.Sprintf("the model %q does not exist; this gateway serves %q", name, m.name)}
 	}

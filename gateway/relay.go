@@ -109,7 +109,11 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
 		return false
 	}
 	look, err := foreign.Look(ctx.PostBody())
-	return err == nil && (look.Model == m.name || look.Model == "" && len(g.foreign.Now().Models) == 0)
+	if err != nil || look.Model == "" {
+		return err == nil && len(g.foreign.Now().Models) == 0
+	}
+	_, fault := g.find(look.Model)
+	return fault == nil
 }
 
 // plainPath says whether a path can be sent on as it was understood here.

@@ -123,8 +123,8 @@ func skipped(name []byte) bool {
 // describe them.
 func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
 	b := []byte(`{"object":"list","data":[`)
-	if m := g.model.Load(); m != nil {
-		b = append(m.card().Append(b), ',')
+	for _, card := range g.cards() {
+		b = append(card.Append(b), ',')
 	}
 	for _, m := range g.foreign.Now().Models {
 		b = append(append(b, m.Card...), ',')

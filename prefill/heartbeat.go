@@ -40,6 +40,7 @@ func (n *Node) stats() *nodepb.Stats {
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + len(n.queue)),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(queued),
+		Adapters: n.adapters.List(),
 	}
 }
 

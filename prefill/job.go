@@ -24,6 +24,7 @@ type job struct {
 	root     kvcache.Hash
 	tokens   []int32
 	priority int
+	adapter  *nodepb.Adapter    // nil: none
 	grant    chan *nodepb.Grant // capacity 1
 	span     trace.Span
 
@@ -37,7 +38,7 @@ type job struct {
 func newJob(k key, p *nodepb.Prefill) *job {
 	return &job{
 		key: k, request: p.RequestId, root: kvcache.Hash(p.PrefixRoot), tokens: p.Tokens,
-		priority: int(p.Priority), grant: make(chan *nodepb.Grant, 1),
+		priority: int(p.Priority), adapter: p.Adapter, grant: make(chan *nodepb.Grant, 1),
 	}
 }
 
@@ -92,6 +93,8 @@ func codeOf(err error) nodepb.Code {
 		return nodepb.Code_CODE_DEADLINE
 	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong):
 		return nodepb.Code_CODE_INVALID
+	case errors.Is(err, engine.ErrAdapter):
+		return nodepb.Code_CODE_MISMATCH
 	}
 	return nodepb.Code_CODE_INTERNAL
 }
@@ -122,7 +125,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 		return nil, errors.Join(err, push.Abort(err))
 	}
 	ej := &engine.Job{
-		Root: j.root, Tokens: j.tokens, Priority: j.priority,
+		Root: j.root, Tokens: j.tokens, Priority: j.priority, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(),
 		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
 		Ended: func(l engine.Life) { n.engineSpans(j, l) },
 	}

@@ -104,8 +104,9 @@ var (
 
 // Node is a prefill node's jobs. It implements rpc.Handler.
 type Node struct {
-	o   Options
-	log *slog.Logger
+	o        Options
+	log      *slog.Logger
+	adapters *rpc.AdapterDesk
 
 	mu       sync.Mutex
 	jobs     map[key]*job
@@ -136,7 +137,7 @@ type key struct {
 // New makes a node.
 func New(o Options) *Node {
 	o.setDefaults()
-	return &Node{o: o, log: o.Logger, jobs: make(map[key]*job), gateways: make(map[*rpc.Conn]bool)}
+	return &Node{o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter), jobs: make(map[key]*job), gateways: make(map[*rpc.Conn]bool)}
 }
 
 // Frame handles one frame of a decode node.
@@ -160,6 +161,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		n.cancel(k, errCancelled)
 	case rpc.FrameDrain:
 		n.drainAsked(payload)
+	case rpc.FrameLoadAdapter, rpc.FrameUnloadAdapter:
+		n.adapters.Frame(c, t, stream, payload)
 	default:
 		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
 	}
@@ -241,6 +244,11 @@ func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("numerics class %q asked, %q here", p.NumericsClass, id.Class)
 	case p.Layout != id.Layout:
 		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("KV layout %016x asked, %016x here", p.Layout, id.Layout)
+	}
+	if a := p.GetAdapter(); a != nil {
+		if err := n.o.Engine.CheckAdapter(a.Name, a.Digest); err != nil {
+			return nodepb.Code_CODE_MISMATCH, err.Error()
+		}
 	}
 	if err := n.o.Engine.CheckJob(p.Tokens); err != nil { // before anybody waits and grants
 		return codeOf(err), err.Error()

@@ -72,7 +72,9 @@ func start(ctx context.Context, o Options, outputs int) (*bench, error) {
 	if b.tok, err = tokenizer.Load(l.Bundle.TokenizerJSON); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: the model's tokenizer: %w", engine.ErrModel, err), l.Close())
 	}
-	if b.eng, err = engine.New(engine.Options{Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Logger: o.Load.Logger}); err != nil {
+	eo := l.Options()
+	eo.Logger = o.Load.Logger
+	if b.eng, err = engine.New(eo); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -26,7 +26,7 @@ var ErrAdapter = errors.New("model: bad adapter")
 // adapter_model.safetensors. For a matrix W of the model it has A and B, and the
 // product with W becomes x·Wᵀ + factor·(x·Aᵀ)·Bᵀ.
 type Adapter struct {
-	Digest uint64 // of all that it computes: equal digests, equal adapters
+	Digest uint64 // of all that it computes: equal digests, equal adapters; not 0
 	Rank   int    // the largest of its A
 	Base   string // what it says that it was trained on
 	parts  map[string]*adapterPart
@@ -189,7 +189,7 @@ func (a *Adapter) read(c *safetensors.Checkpoint, factor float64) error {
 		}
 		a.Rank = max(a.Rank, p.rank)
 	}
-	a.Digest = h.Sum64()
+	a.Digest = max(h.Sum64(), 1)
 	return nil
 }
 

@@ -79,6 +79,9 @@ func (c *Config) WeightBytes(q Quantization) (n int64) {
 			case st.in == 0:
 				as = 0
 			}
+			if st.rows != nil { // a matrix that experts, or heads, share out
+				st.experts = 1
+			}
 			n += int64(st.experts) * size(as, st.out, max(st.in, 1))
 		}
 	}

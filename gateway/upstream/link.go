@@ -40,6 +40,7 @@ type heartbeat struct {
 	maxRunning             int // 0: not told
 	own                    int // streams of this connection then
 	draining               bool
+	adapters               []Adapter
 }
 
 // link is what the fleet keeps for one open connection to a node.
@@ -53,13 +54,14 @@ type link struct {
 	closed  bool
 	streams map[uint64]*Stream
 	bundles map[uint64]chan *nodepb.Bundle
+	loads   map[uint64]chan *nodepb.AdapterDone
 	stats   nodepb.Stats // the last heartbeat
 	heard   bool         // stats is of this connection
 	beats   uint64       // heartbeats heard
 }
 
 func newLink(c *rpc.Conn, stale *metrics.Value) *link {
-	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, bundles: map[uint64]chan *nodepb.Bundle{}}
+	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, bundles: map[uint64]chan *nodepb.Bundle{}, loads: map[uint64]chan *nodepb.AdapterDone{}}
 	l.token = l.take
 	return l
 }
@@ -212,7 +214,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		return rpc.DecodeTokens(payload, l.token)
 	}
 	switch t {
-	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs, rpc.FramePromptProbs:
+	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs, rpc.FramePromptProbs, rpc.FrameAdapterDone:
 	default:
 		return nil // not for gateways
 	}
@@ -253,7 +255,13 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		l.heart.Store(&heartbeat{
 			running: int(m.Running), waiting: int(m.Waiting), held: int(m.Held),
 			queued: int(m.QueuedTokens), rate: m.PrefillTokensPerS, maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
+			adapters: adaptersOf(m.Adapters),
 		})
+	case *nodepb.AdapterDone:
+		if ch := l.loads[stream]; ch != nil {
+			delete(l.loads, stream)
+			ch <- m // buffered for this one
+		}
 	case *nodepb.Bundle:
 		if ch := l.bundles[stream]; ch != nil {
 			delete(l.bundles, stream)
@@ -274,6 +282,10 @@ func (l *link) lost(err error) {
 	}
 	for id, ch := range l.bundles {
 		delete(l.bundles, id)
+		close(ch)
+	}
+	for id, ch := range l.loads {
+		delete(l.loads, id)
 		close(ch)
 	}
 }

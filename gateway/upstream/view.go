@@ -12,6 +12,7 @@ import (
 // Query is whom a view of the fleet is for.
 type Query struct {
 	Fingerprint uint64         // of the model; 0: any
+	Adapter     uint64         // digest of the adapter; 0: none
 	Avoid       []*Node        // decode nodes that are used only when no other is left
 	Hashes      []kvcache.Hash // of the prompt's full blocks
 	BlockTokens int
@@ -76,7 +77,7 @@ func fill(nodes []*Node, states []route.State, q *Query) {
 		for i, n := range nodes {
 			s := &states[i]
 			n.state(s)
-			s.Usable = s.Usable && n.serves(q.Fingerprint) && levels[level](n, q.Avoid)
+			s.Usable = s.Usable && n.serves(q.Fingerprint) && n.adapts(q.Adapter) && levels[level](n, q.Avoid)
 			any = any || s.Usable
 		}
 		if any {
@@ -115,6 +116,11 @@ func (n *Node) serves(fingerprint uint64) bool {
 		}
 	}
 	return fingerprint == 0 || own == 0 || own == fingerprint
+}
+
+// adapts says whether the node has an adapter; every node has none.
+func (n *Node) adapts(digest uint64) bool {
+	return digest == 0 || slices.ContainsFunc(n.Adapters(), func(a Adapter) bool { return a.Digest == digest })
 }
 
 // Breakers is the number of decode nodes whose breaker is in the state: closed,

@@ -46,7 +46,7 @@ func benchThroughput(v *Invocation) error {
 	v.String("backend", "vllm", "the engine in this process; the only one")
 	v.Bool("async-engine", false, "no effect: the engine is always asynchronous")
 	v.Bool("disable-frontend-multiprocessing", false, "no effect: there is one process")
-	bench.Refuse(v.FlagSet, "lora-path", "adapters are not served")
+	bench.Refuse(v.FlagSet, "lora-path", "the model itself is measured here; `tandem bench serve --lora-modules` asks a server with adapters")
 	bench.Refuse(v.FlagSet, "hf-max-batch-size", "the engine is the one of this program, and batches by itself")
 	if _, err := v.Parse(0); err != nil {
 		return err

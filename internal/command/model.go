@@ -36,7 +36,16 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 	if err != nil {
 		return engine.LoadOptions{}, err
 	}
+	places, err := m.LoRA.Places()
+	if err != nil {
+		return engine.LoadOptions{}, err
+	}
+	adapters := engine.Adapters{Places: places, Rank: m.LoRA.MaxRank}
+	for _, a := range m.LoRA.Modules {
+		adapters.Modules = append(adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
+	}
 	return engine.LoadOptions{
+		Adapters: adapters,
 		Progress: loading(os.Stderr, log),
 		Model:    path, Device: m.Device, Kernels: m.Kernels, Quantization: m.Quantization, Threads: m.Threads, Logger: log, ChatTemplate: template,
 		KVMemory: int64(m.KVMemory), MemoryLimit: process.MemoryLimit(os.DirFS("/")), KVDType: m.KVDType, BlockTokens: m.BlockTokens,

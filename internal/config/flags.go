@@ -19,6 +19,7 @@ type Model struct {
 	GPUMemory                                  float64
 	EnforceEager                               bool
 	Speculation                                Speculation
+	LoRA                                       LoRA
 }
 
 // Register declares the model's flags.
@@ -43,6 +44,7 @@ func (m *Model) Register(s *Set) {
 	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more fills wide machines better, fewer keeps steps short")
 	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
 	s.Var(&m.Speculation, "speculative-config", `guess tokens ahead, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3}; answers are the same`)
+	m.LoRA.Register(s)
 }
 
 // Process is what every long-running command has.

@@ -37,6 +37,7 @@ const (
 	value   kind = iota // --name VALUE
 	onOff               // --name, --no-name
 	numbers             // --name 1 2 4
+	pairs               // --name A=B C=D
 )
 
 // VLLMFlag is one flag of vllm serve.
@@ -204,7 +205,7 @@ func (s *Set) Warnings() []string { return s.warnings }
 
 // translate puts vllm serve's other ways to write a flag into ours: short names
 // of several letters (-tp 2), paths into a JSON value (--hf-overrides.a=1), -O3,
-// and numbers that follow each other.
+// and numbers or pairs that follow each other.
 func (s *Set) translate(args []string) []string {
 	if s.sides == 0 {
 		return args
@@ -250,6 +251,16 @@ func (s *Set) translate(args []string) []string {
 			i++
 			v, has = strings.TrimPrefix(v+","+args[i], ","), true
 		}
+		for f.kind == pairs && !has && i+1 < len(args) && pair(args[i+1]) {
+			i++
+			out = append(out, "--"+f.Name+"="+args[i])
+			if i+1 == len(args) || !pair(args[i+1]) {
+				v = taken
+			}
+		}
+		if v == taken {
+			continue
+		}
 		if has {
 			out = append(out, "--"+f.Name+"="+v)
 		} else {
@@ -257,6 +268,14 @@ func (s *Set) translate(args []string) []string {
 		}
 	}
 	return out
+}
+
+// taken stands for values that have been passed on.
+const taken = "\x00"
+
+// pair says whether an argument is one more value of a flag of pairs.
+func pair(s string) bool {
+	return !strings.HasPrefix(s, "-") && (strings.Contains(s, "=") || strings.HasPrefix(s, "{"))
 }
 
 func number(s string) bool {

@@ -10,8 +10,7 @@ const (
 	textOnly   = "the models served read text only; send images, audio and video to a server of multimodal models"
 	noMedia    = "the models served read text only, so that there is nothing to tune"
 	noMamba    = "models with state-space layers are not served, so that there is nothing to tune"
-	noAdapters = "adapters are not served; merge the adapter into the weights and serve the merged folder"
-	noLora     = "adapters are not served, so that there is nothing to tune"
+	noLora     = "an adapter is computed in float32, in its own place, beside the matrices that it adapts; there is nothing to tune"
 	noSpec     = "--speculative-config takes it all as JSON"
 	noOffload  = "weights are mapped from their files, and KV blocks stay in the node's memory; size it by --kv-cache-memory-bytes"
 	noPlugin   = "code is not loaded at run time; put a proxy in front of the gateway, or change Tandem"
@@ -225,15 +224,16 @@ var VLLM = []VLLMGroup{
 		{"mm-device-do-normalize", "", onOff, NoEffect, "", noMedia},
 	}},
 	{"adapters", nodes, []VLLMFlag{
-		{"enable-lora", "", onOff, Refused, "", noAdapters},
-		{"max-loras", "", value, NoEffect, "", noLora},
-		{"max-lora-rank", "", value, NoEffect, "", noLora},
+		{"enable-lora", "", onOff, Supported, "", ""},
+		{"lora-modules", "", pairs, Supported, "", ""},
+		{"max-loras", "", value, Supported, "", ""},
+		{"max-lora-rank", "", value, Supported, "", ""},
 		{"lora-dtype", "", value, NoEffect, "", noLora},
-		{"enable-tower-connector-lora", "", onOff, Refused, "", noAdapters},
-		{"max-cpu-loras", "", value, NoEffect, "", noLora},
+		{"enable-tower-connector-lora", "", onOff, Refused, "", textOnly},
+		{"max-cpu-loras", "", value, Supported, "", ""},
 		{"fully-sharded-loras", "", onOff, NoEffect, "", noLora},
-		{"lora-target-modules", "", value, NoEffect, "", noLora},
-		{"default-mm-loras", "", value, Refused, "", noAdapters},
+		{"lora-target-modules", "", value, Refused, "", "an adapter is served whole; there is room for attention and dense MLP projections"},
+		{"default-mm-loras", "", value, Refused, "", textOnly},
 		{"specialize-active-lora", "", onOff, NoEffect, "", noLora},
 		{"enable-mixed-moe-lora-format", "", onOff, NoEffect, "", noLora},
 		{"enable-moe-shared-loras", "", onOff, NoEffect, "", noLora},
@@ -321,7 +321,6 @@ var VLLM = []VLLMGroup{
 		{"enable-ssl-refresh", "", onOff, NoEffect, "true", "changed certificates are always taken without a restart"},
 		{"ssl-cert-reqs", "", value, Supported, "", ""},
 		{"ssl-ciphers", "", value, Refused, "", "TLS 1.2 and 1.3 are offered with Go's choice of ciphers"},
-		{"lora-modules", "", value, Refused, "", noAdapters},
 		{"chat-template-content-format", "", value, Refused, "auto string openai", "the template decides; leave it at auto"},
 		{"trust-request-chat-template", "", onOff, Refused, "", "requests may not bring templates; use --chat-template"},
 		{"trust-request-mm-kwargs", "", onOff, Refused, "", textOnly},

@@ -140,10 +140,9 @@ func (f *fleet) load(o engine.LoadOptions, onStep func()) (*engine.Loaded, *engi
 		f.t.Fatal(err)
 	}
 	f.loaded = append(f.loaded, l)
-	eng, err := engine.New(engine.Options{
-		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler,
-		OnStep: onStep, Probe: f.probes.see,
-	})
+	eo := l.Options()
+	eo.OnStep, eo.Probe = onStep, f.probes.see
+	eng, err := engine.New(eo)
 	if err != nil {
 		f.t.Fatal(err)
 	}

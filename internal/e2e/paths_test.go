@@ -36,12 +36,12 @@ type load struct {
 
 // paths counts how often each path ran.
 type paths struct {
-	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, tcp, shared uint64
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, tcp, shared, adapted uint64
 }
 
 func (p *paths) String() string {
-	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, pages over TCP %d, bytes out of shared memory %d",
-		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.tcp, p.shared)
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, pages over TCP %d, bytes out of shared memory %d, with adapters %d",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.tcp, p.shared, p.adapted)
 }
 
 // alone runs requests one at a time, without cache hits, as the reference.
@@ -50,8 +50,21 @@ type alone struct {
 	salt uint64
 }
 
+// adaptersOf is what is loaded beside a checkpoint: those that were made for it.
+func adaptersOf(dir string) (a engine.Adapters) {
+	if filepath.Base(dir) == "gqa-tied" {
+		a = engine.Adapters{Places: len(adapterNames), Rank: 8}
+		for _, name := range adapterNames {
+			a.Modules = append(a.Modules, engine.AdapterModule{Name: name, Path: filepath.Join(filepath.Dir(dir), "lora", name)})
+		}
+	}
+	return a
+}
+
+var adapterNames = []string{"all", "attention", "mlp"}
+
 func newAlone(t *testing.T, dir, kernels string) *alone {
-	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: kernels, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256}, nil)
+	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: kernels, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir)}, nil)
 	return &alone{f: f, salt: 1 << 60}
 }
 
@@ -60,7 +73,7 @@ func (a *alone) run(t *testing.T, g *nodepb.Generate) trace {
 	a.salt++
 	q := &nodepb.Generate{
 		RequestId: "alone", Attempt: 1, Prompt: g.Prompt, MaxTokens: g.MaxTokens, IgnoreEos: true, StopTokenIds: g.StopTokenIds, PrefixRoot: a.salt,
-		Sampling: g.Sampling, PromptLogprobs: g.PromptLogprobs,
+		Sampling: g.Sampling, PromptLogprobs: g.PromptLogprobs, Adapter: g.Adapter,
 	}
 	return a.f.run(t, q)
 }
@@ -173,7 +186,7 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	remote := rng.IntN(2) == 0
 	o := engine.LoadOptions{
 		Model: dir, Kernels: kernels, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
-		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault,
+		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault, Adapters: adaptersOf(dir),
 	}
 	if rng.IntN(2) == 0 {
 		o.Speculation = engine.Speculation{Tokens: 1 + rng.IntN(6), Lookup: engine.Lookup{Min: 1, Max: 1 + rng.IntN(3)}}
@@ -195,6 +208,14 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	defer f.close()
 
 	loads := schedule(rng, seed, vocab, remote)
+	if o.Adapters.Places > 0 {
+		for _, l := range loads {
+			if name := append([]string{""}, adapterNames...)[rng.IntN(1+len(adapterNames))]; name != "" {
+				l.g.Adapter, l.g.PrefixRoot = &nodepb.Adapter{Name: name}, uint64(kvcache.Root("tiny", name, ""))
+				count.adapted++
+			}
+		}
+	}
 	streams := make([]*stream, len(loads))
 	for i, l := range loads {
 		time.Sleep(l.delay)
@@ -256,7 +277,7 @@ func resume(t *testing.T, f *fleet, ref *alone, rng *rand.Rand, loads []load, co
 	}
 	g := &nodepb.Generate{
 		RequestId: l.g.RequestId + "-again", Attempt: 2, Prompt: l.g.Prompt, MaxTokens: l.g.MaxTokens, IgnoreEos: true, StopTokenIds: l.g.StopTokenIds,
-		PrefixRoot: l.g.PrefixRoot, Sampling: l.g.Sampling, Prefill: l.g.Prefill,
+		PrefixRoot: l.g.PrefixRoot, Sampling: l.g.Sampling, Prefill: l.g.Prefill, Adapter: l.g.Adapter,
 		Output: want.tokens[:1+rng.IntN(len(want.tokens)-1)],
 	}
 	got := f.run(t, g)
@@ -323,6 +344,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"prefix hits", count.hits, 2000}, {"preemptions", count.preempted, 15}, {"remote prefills", count.remote, 100},
 				{"local prefills", count.local, 20}, {"resumed", count.resumed, 60}, {"penalties and masks", count.controlled, 120},
 				{"stop tokens", count.stopped, 20}, {"scored prompts", count.scored, 50},
+				{"with adapters", count.adapted, 40},
 				{"guessed tokens", count.guessed, 2000}, {"accepted guesses", count.accepted, 200},
 				{"pages over TCP", count.tcp, 150}, {"bytes out of shared memory", count.shared, 150_000},
 			} {

@@ -203,7 +203,7 @@ var answers = map[string]string{
 	"Completion":      generated("text_completion", `, "usage"`, textProbs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"CompletionChunk": generated("text_completion", ``, textProbs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"Model": `{"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len"], "properties": {"id": {"type": "string"}, "object": {"const": "model"},
-		"created": {"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": "null"}, "max_model_len": {"type": "integer", "minimum": 0}}}`,
+		"created": {"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": ["string", "null"]}, "max_model_len": {"type": "integer", "minimum": 0}}}`,
 	"Models": `{"type": "object", "required": ["object", "data"], "properties": {"object": {"const": "list"},
 		"data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}`,
 	"Tokenized": `{"type": "object", "required": ["count", "max_model_len", "tokens", "token_strs"], "properties": {"count": {"type": "integer", "minimum": 0},

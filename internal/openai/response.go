@@ -208,8 +208,9 @@ func (a *Answer) AppendResponse(dst []byte, choices []Choice, u Usage) []byte {
 // Model is an entry of /v1/models.
 type Model struct {
 	ID          string
-	Created     int64 // seconds since 1970
-	MaxModelLen int   // tokens of prompt and answer together
+	Created     int64  // seconds since 1970
+	MaxModelLen int    // tokens of prompt and answer together
+	Parent      string // of an adapter: the model that it is for; empty: none
 }
 
 // Append appends the model object.
@@ -217,7 +218,12 @@ func (m Model) Append(dst []byte) []byte {
 	dst = AppendString(append(dst, `{"id":`...), m.ID)
 	dst = strconv.AppendInt(append(dst, `,"object":"model","created":`...), m.Created, 10)
 	dst = AppendString(append(dst, `,"owned_by":"tandem","root":`...), m.ID)
-	dst = appendInt(dst, `,"parent":null,"max_model_len":`, m.MaxModelLen)
+	if dst = append(dst, `,"parent":`...); m.Parent != "" {
+		dst = AppendString(dst, m.Parent)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	dst = appendInt(dst, `,"max_model_len":`, m.MaxModelLen)
 	return append(dst, '}')
 }
 

@@ -29,6 +29,9 @@ var samples = map[Type]proto.Message{
 	FrameBundle:        &nodepb.Bundle{Model: "m", TokenizerJson: []byte("{}"), EosTokenIds: []int32{2}, Defaults: &nodepb.GenerationDefaults{TopP: proto.Float32(0.9)}},
 	FrameDrain:         &nodepb.Drain{TimeoutMs: 30000},
 	FrameLogProbs:      &nodepb.LogProbs{Tokens: []*nodepb.TokenLogProbs{{Stream: 1, Attempt: 1, Position: 9, Logprob: -0.5, Rank: 1, TopTokens: []int32{3}, TopLogprobs: []float32{-0.5}}}},
+	FrameLoadAdapter:   &nodepb.LoadAdapter{Name: "a", Path: "/a", Replace: true},
+	FrameUnloadAdapter: &nodepb.UnloadAdapter{Name: "a"},
+	FrameAdapterDone:   &nodepb.AdapterDone{Code: nodepb.Code_CODE_NOT_FOUND, Message: "x", Adapter: &nodepb.Adapter{Name: "a", Digest: 1 << 63, Rank: 8}},
 	FramePromptProbs:   &nodepb.PromptLogProbs{Attempt: 1, First: 1, Logprobs: []float32{-0.5}, Ranks: []uint32{1}, TopTokens: []int32{3}, TopLogprobs: []float32{-0.5}},
 }
 
@@ -72,7 +75,7 @@ func TestEveryMessageHasItsTypeAndASample(t *testing.T) {
 	msgs := nodepb.File_node_proto.Messages()
 	for i := range msgs.Len() {
 		name := string(msgs.Get(i).Name())
-		if parts := map[string]bool{"Sampling": true, "GenerationDefaults": true, "LogitBias": true, "TokenSequence": true, "TokenLogProbs": true, "TraceContext": true}; !seen[name] && !parts[name] {
+		if parts := map[string]bool{"Sampling": true, "GenerationDefaults": true, "LogitBias": true, "TokenSequence": true, "TokenLogProbs": true, "TraceContext": true, "Adapter": true}; !seen[name] && !parts[name] {
 			t.Errorf("message %s has no frame type", name)
 		}
 	}

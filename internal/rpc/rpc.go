@@ -110,6 +110,9 @@ const (
 	FramePong          Type = 17
 	FrameLogProbs      Type = 18
 	FramePromptProbs   Type = 19
+	FrameLoadAdapter   Type = 20
+	FrameUnloadAdapter Type = 21
+	FrameAdapterDone   Type = 22
 )
 
 // MaxFrame is the largest payload of any frame, in bytes: a Bundle, which
@@ -149,6 +152,9 @@ var frameTypes = [...]struct {
 	FramePong:          {"Pong", maxSmall, nil},
 	FrameLogProbs:      {"LogProbs", maxGrant, func() proto.Message { return new(nodepb.LogProbs) }},
 	FramePromptProbs:   {"PromptLogProbs", maxGrant, func() proto.Message { return new(nodepb.PromptLogProbs) }},
+	FrameLoadAdapter:   {"LoadAdapter", maxSmall, func() proto.Message { return new(nodepb.LoadAdapter) }},
+	FrameUnloadAdapter: {"UnloadAdapter", maxSmall, func() proto.Message { return new(nodepb.UnloadAdapter) }},
+	FrameAdapterDone:   {"AdapterDone", maxSmall, func() proto.Message { return new(nodepb.AdapterDone) }},
 }
 
 func (t Type) known() bool { return int(t) < len(frameTypes) && frameTypes[t].max > 0 }

@@ -48,6 +48,8 @@ type Options struct {
 	// Score may change what is told of a prompt, or have it left out; nil: unchanged.
 	Score  func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs
 	Cached uint32 // of Accepted
+	// Adapter answers LoadAdapter and UnloadAdapter; nil: they are left unanswered.
+	Adapter func(m proto.Message) *nodepb.AdapterDone
 	// MaxRunning has the node tell gateways that it runs so many requests at once,
 	// and how many it has; 0: it has no heartbeat.
 	MaxRunning uint32
@@ -219,6 +221,10 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	case *nodepb.Generate:
 		n.requests = append(n.requests, m)
 		n.accept(c, stream, m)
+	case *nodepb.LoadAdapter, *nodepb.UnloadAdapter:
+		if n.o.Adapter != nil {
+			_ = c.Send(rpc.FrameAdapterDone, stream, n.o.Adapter(m))
+		}
 	case *nodepb.Drain:
 		n.drains = append(n.drains, m)
 		_ = c.Send(rpc.FrameStats, 0, &nodepb.Stats{Draining: !m.Cancel})

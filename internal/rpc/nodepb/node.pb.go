@@ -515,6 +515,7 @@ type Generate struct {
 	PromptLogprobs  *uint32                `protobuf:"varint,17,opt,name=prompt_logprobs,json=promptLogprobs,proto3,oneof" json:"prompt_logprobs,omitempty"`       // PromptLogProbs of the prompt, with so many best tokens each
 	LogprobTokenIds []int32                `protobuf:"varint,18,rep,packed,name=logprob_token_ids,json=logprobTokenIds,proto3" json:"logprob_token_ids,omitempty"` // report these instead of the best
 	Trace           *TraceContext          `protobuf:"bytes,20,opt,name=trace,proto3" json:"trace,omitempty"`                                                      // of the span that this is part of; unset: none
+	Adapter         *Adapter               `protobuf:"bytes,21,opt,name=adapter,proto3" json:"adapter,omitempty"`                                                  // that computes it; unset: none
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -682,6 +683,241 @@ func (x *Generate) GetTrace() *TraceContext {
 	return nil
 }
 
+func (x *Generate) GetAdapter() *Adapter {
+	if x != nil {
+		return x.Adapter
+	}
+	return nil
+}
+
+// Adapter is a low-rank adapter (LoRA) that a node has loaded.
+type Adapter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // of a request: as clients say it
+	Digest        uint64                 `protobuf:"fixed64,2,opt,name=digest,proto3" json:"digest,omitempty"` // of what it computes: part of prefix_root; never 0
+	Rank          uint32                 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Adapter) Reset() {
+	*x = Adapter{}
+	mi := &file_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Adapter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Adapter) ProtoMessage() {}
+
+func (x *Adapter) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Adapter.ProtoReflect.Descriptor instead.
+func (*Adapter) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Adapter) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Adapter) GetDigest() uint64 {
+	if x != nil {
+		return x.Digest
+	}
+	return 0
+}
+
+func (x *Adapter) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+// LoadAdapter has a node load an adapter from a folder that it can read.
+type LoadAdapter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Replace       bool                   `protobuf:"varint,3,opt,name=replace,proto3" json:"replace,omitempty"` // another one of that name; what runs on it goes on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadAdapter) Reset() {
+	*x = LoadAdapter{}
+	mi := &file_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadAdapter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadAdapter) ProtoMessage() {}
+
+func (x *LoadAdapter) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadAdapter.ProtoReflect.Descriptor instead.
+func (*LoadAdapter) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *LoadAdapter) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LoadAdapter) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *LoadAdapter) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+// UnloadAdapter takes an adapter's name away; what runs on it goes on.
+type UnloadAdapter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnloadAdapter) Reset() {
+	*x = UnloadAdapter{}
+	mi := &file_node_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnloadAdapter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnloadAdapter) ProtoMessage() {}
+
+func (x *UnloadAdapter) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnloadAdapter.ProtoReflect.Descriptor instead.
+func (*UnloadAdapter) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UnloadAdapter) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// AdapterDone answers both, on the stream that asked.
+type AdapterDone struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          Code                   `protobuf:"varint,1,opt,name=code,proto3,enum=tandem.node.v1.Code" json:"code,omitempty"` // 0: done
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Adapter       *Adapter               `protobuf:"bytes,3,opt,name=adapter,proto3" json:"adapter,omitempty"` // that was loaded
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdapterDone) Reset() {
+	*x = AdapterDone{}
+	mi := &file_node_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdapterDone) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdapterDone) ProtoMessage() {}
+
+func (x *AdapterDone) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdapterDone.ProtoReflect.Descriptor instead.
+func (*AdapterDone) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AdapterDone) GetCode() Code {
+	if x != nil {
+		return x.Code
+	}
+	return Code_CODE_UNSPECIFIED
+}
+
+func (x *AdapterDone) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *AdapterDone) GetAdapter() *Adapter {
+	if x != nil {
+		return x.Adapter
+	}
+	return nil
+}
+
 // TraceContext names a span of another process as W3C's headers do.
 type TraceContext struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -693,7 +929,7 @@ type TraceContext struct {
 
 func (x *TraceContext) Reset() {
 	*x = TraceContext{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +941,7 @@ func (x *TraceContext) String() string {
 func (*TraceContext) ProtoMessage() {}
 
 func (x *TraceContext) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +954,7 @@ func (x *TraceContext) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceContext.ProtoReflect.Descriptor instead.
 func (*TraceContext) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TraceContext) GetTraceparent() string {
@@ -752,7 +988,7 @@ type PromptLogProbs struct {
 
 func (x *PromptLogProbs) Reset() {
 	*x = PromptLogProbs{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +1000,7 @@ func (x *PromptLogProbs) String() string {
 func (*PromptLogProbs) ProtoMessage() {}
 
 func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +1013,7 @@ func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptLogProbs.ProtoReflect.Descriptor instead.
 func (*PromptLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PromptLogProbs) GetAttempt() uint32 {
@@ -832,7 +1068,7 @@ type LogProbs struct {
 
 func (x *LogProbs) Reset() {
 	*x = LogProbs{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -844,7 +1080,7 @@ func (x *LogProbs) String() string {
 func (*LogProbs) ProtoMessage() {}
 
 func (x *LogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -857,7 +1093,7 @@ func (x *LogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogProbs.ProtoReflect.Descriptor instead.
 func (*LogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LogProbs) GetTokens() []*TokenLogProbs {
@@ -884,7 +1120,7 @@ type TokenLogProbs struct {
 
 func (x *TokenLogProbs) Reset() {
 	*x = TokenLogProbs{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1132,7 @@ func (x *TokenLogProbs) String() string {
 func (*TokenLogProbs) ProtoMessage() {}
 
 func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1145,7 @@ func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLogProbs.ProtoReflect.Descriptor instead.
 func (*TokenLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TokenLogProbs) GetStream() uint64 {
@@ -974,7 +1210,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1222,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1235,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *End) GetCode() Code {
@@ -1035,7 +1271,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1283,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1296,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Accepted) GetAttempt() uint32 {
@@ -1087,7 +1323,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1335,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1348,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Cancel) GetReason() string {
@@ -1136,14 +1372,15 @@ type Prefill struct {
 	Layout        uint64                 `protobuf:"varint,8,opt,name=layout,proto3" json:"layout,omitempty"` // hash of the KV layout
 	DeadlineMs    uint64                 `protobuf:"varint,9,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"`
 	Priority      int32                  `protobuf:"varint,10,opt,name=priority,proto3" json:"priority,omitempty"`
-	Trace         *TraceContext          `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"` // of the span that this is part of; unset: none
+	Trace         *TraceContext          `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`     // of the span that this is part of; unset: none
+	Adapter       *Adapter               `protobuf:"bytes,12,opt,name=adapter,proto3" json:"adapter,omitempty"` // that computes it; unset: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Prefill) Reset() {
 	*x = Prefill{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1392,7 @@ func (x *Prefill) String() string {
 func (*Prefill) ProtoMessage() {}
 
 func (x *Prefill) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1405,7 @@ func (x *Prefill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefill.ProtoReflect.Descriptor instead.
 func (*Prefill) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Prefill) GetRequestId() string {
@@ -1248,6 +1485,13 @@ func (x *Prefill) GetTrace() *TraceContext {
 	return nil
 }
 
+func (x *Prefill) GetAdapter() *Adapter {
+	if x != nil {
+		return x.Adapter
+	}
+	return nil
+}
+
 // Queued tells decode that its Prefill still waits; sent while it does.
 type Queued struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1258,7 +1502,7 @@ type Queued struct {
 
 func (x *Queued) Reset() {
 	*x = Queued{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1514,7 @@ func (x *Queued) String() string {
 func (*Queued) ProtoMessage() {}
 
 func (x *Queued) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1527,7 @@ func (x *Queued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queued.ProtoReflect.Descriptor instead.
 func (*Queued) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Queued) GetPosition() uint32 {
@@ -1302,7 +1546,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1558,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1571,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 // Grant answers it: opaque bytes made by kvtransfer that carry address, epoch,
@@ -1345,7 +1589,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1601,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1614,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Grant) GetGrant() []byte {
@@ -1420,7 +1664,7 @@ type PrefillDone struct {
 
 func (x *PrefillDone) Reset() {
 	*x = PrefillDone{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1676,7 @@ func (x *PrefillDone) String() string {
 func (*PrefillDone) ProtoMessage() {}
 
 func (x *PrefillDone) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1689,7 @@ func (x *PrefillDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefillDone.ProtoReflect.Descriptor instead.
 func (*PrefillDone) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PrefillDone) GetComputedTokens() uint32 {
@@ -1475,13 +1719,14 @@ type Stats struct {
 	PrefillTokensPerS float64                `protobuf:"fixed64,8,opt,name=prefill_tokens_per_s,json=prefillTokensPerS,proto3" json:"prefill_tokens_per_s,omitempty"` // measured, 0 before the first
 	QueuedTokens      uint32                 `protobuf:"varint,9,opt,name=queued_tokens,json=queuedTokens,proto3" json:"queued_tokens,omitempty"`                     // of prompts, not yet computed
 	MaxRunning        uint32                 `protobuf:"varint,10,opt,name=max_running,json=maxRunning,proto3" json:"max_running,omitempty"`                          // requests that may run at once; 0: not told
+	Adapters          []*Adapter             `protobuf:"bytes,11,rep,name=adapters,proto3" json:"adapters,omitempty"`                                                 // loaded
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Stats) Reset() {
 	*x = Stats{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1738,7 @@ func (x *Stats) String() string {
 func (*Stats) ProtoMessage() {}
 
 func (x *Stats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1751,7 @@ func (x *Stats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stats.ProtoReflect.Descriptor instead.
 func (*Stats) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Stats) GetSteps() uint64 {
@@ -1579,6 +1824,13 @@ func (x *Stats) GetMaxRunning() uint32 {
 	return 0
 }
 
+func (x *Stats) GetAdapters() []*Adapter {
+	if x != nil {
+		return x.Adapters
+	}
+	return nil
+}
+
 // BundleRequest asks a node for what a gateway needs to serve its model.
 type BundleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1588,7 +1840,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1852,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1865,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 // Bundle is that: gateways need no model files.
@@ -1637,7 +1889,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1649,7 +1901,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1662,7 +1914,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Bundle) GetModel() string {
@@ -1761,7 +2013,7 @@ type GenerationDefaults struct {
 
 func (x *GenerationDefaults) Reset() {
 	*x = GenerationDefaults{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1773,7 +2025,7 @@ func (x *GenerationDefaults) String() string {
 func (*GenerationDefaults) ProtoMessage() {}
 
 func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1786,7 +2038,7 @@ func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationDefaults.ProtoReflect.Descriptor instead.
 func (*GenerationDefaults) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GenerationDefaults) GetTemperature() float32 {
@@ -1822,7 +2074,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +2086,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +2099,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Drain) GetTimeoutMs() uint64 {
@@ -1900,7 +2152,7 @@ const file_node_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\x05R\x05token\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value\"+\n" +
 	"\rTokenSequence\x12\x1a\n" +
-	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\xb4\x05\n" +
+	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\xe7\x05\n" +
 	"\bGenerate\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -1926,8 +2178,23 @@ const file_node_proto_rawDesc = "" +
 	"\ftop_logprobs\x18\x10 \x01(\rR\vtopLogprobs\x12,\n" +
 	"\x0fprompt_logprobs\x18\x11 \x01(\rH\x00R\x0epromptLogprobs\x88\x01\x01\x12.\n" +
 	"\x11logprob_token_ids\x18\x12 \x03(\x05B\x02\x10\x01R\x0flogprobTokenIds\x122\n" +
-	"\x05trace\x18\x14 \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05traceB\x12\n" +
-	"\x10_prompt_logprobs\"P\n" +
+	"\x05trace\x18\x14 \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\x121\n" +
+	"\aadapter\x18\x15 \x01(\v2\x17.tandem.node.v1.AdapterR\aadapterB\x12\n" +
+	"\x10_prompt_logprobs\"I\n" +
+	"\aAdapter\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\x06R\x06digest\x12\x12\n" +
+	"\x04rank\x18\x03 \x01(\rR\x04rank\"O\n" +
+	"\vLoadAdapter\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
+	"\areplace\x18\x03 \x01(\bR\areplace\"#\n" +
+	"\rUnloadAdapter\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x84\x01\n" +
+	"\vAdapterDone\x12(\n" +
+	"\x04code\x18\x01 \x01(\x0e2\x14.tandem.node.v1.CodeR\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x121\n" +
+	"\aadapter\x18\x03 \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\"P\n" +
 	"\fTraceContext\x12 \n" +
 	"\vtraceparent\x18\x01 \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
@@ -1960,7 +2227,7 @@ const file_node_proto_rawDesc = "" +
 	"\aattempt\x18\x01 \x01(\rR\aattempt\x12#\n" +
 	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\" \n" +
 	"\x06Cancel\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xe5\x02\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x98\x03\n" +
 	"\aPrefill\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -1976,7 +2243,8 @@ const file_node_proto_rawDesc = "" +
 	"deadlineMs\x12\x1a\n" +
 	"\bpriority\x18\n" +
 	" \x01(\x05R\bpriority\x122\n" +
-	"\x05trace\x18\v \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\"$\n" +
+	"\x05trace\x18\v \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\x121\n" +
+	"\aadapter\x18\f \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\"$\n" +
 	"\x06Queued\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\rR\bposition\"\x14\n" +
 	"\fGrantRequestJ\x04\b\x01\x10\x02\"\x8e\x01\n" +
@@ -1988,7 +2256,7 @@ const file_node_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"[\n" +
 	"\vPrefillDone\x12'\n" +
 	"\x0fcomputed_tokens\x18\x01 \x01(\rR\x0ecomputedTokens\x12#\n" +
-	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xbc\x02\n" +
+	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xf1\x02\n" +
 	"\x05Stats\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\x04R\x05steps\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x18\n" +
@@ -2002,7 +2270,8 @@ const file_node_proto_rawDesc = "" +
 	"\rqueued_tokens\x18\t \x01(\rR\fqueuedTokens\x12\x1f\n" +
 	"\vmax_running\x18\n" +
 	" \x01(\rR\n" +
-	"maxRunning\"\x0f\n" +
+	"maxRunning\x123\n" +
+	"\badapters\x18\v \x03(\v2\x17.tandem.node.v1.AdapterR\badapters\"\x0f\n" +
 	"\rBundleRequest\"\xbb\x03\n" +
 	"\x06Bundle\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
@@ -2059,7 +2328,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_node_proto_goTypes = []any{
 	(FinishReason)(0),          // 0: tandem.node.v1.FinishReason
 	(Code)(0),                  // 1: tandem.node.v1.Code
@@ -2068,39 +2337,48 @@ var file_node_proto_goTypes = []any{
 	(*LogitBias)(nil),          // 4: tandem.node.v1.LogitBias
 	(*TokenSequence)(nil),      // 5: tandem.node.v1.TokenSequence
 	(*Generate)(nil),           // 6: tandem.node.v1.Generate
-	(*TraceContext)(nil),       // 7: tandem.node.v1.TraceContext
-	(*PromptLogProbs)(nil),     // 8: tandem.node.v1.PromptLogProbs
-	(*LogProbs)(nil),           // 9: tandem.node.v1.LogProbs
-	(*TokenLogProbs)(nil),      // 10: tandem.node.v1.TokenLogProbs
-	(*End)(nil),                // 11: tandem.node.v1.End
-	(*Accepted)(nil),           // 12: tandem.node.v1.Accepted
-	(*Cancel)(nil),             // 13: tandem.node.v1.Cancel
-	(*Prefill)(nil),            // 14: tandem.node.v1.Prefill
-	(*Queued)(nil),             // 15: tandem.node.v1.Queued
-	(*GrantRequest)(nil),       // 16: tandem.node.v1.GrantRequest
-	(*Grant)(nil),              // 17: tandem.node.v1.Grant
-	(*PrefillDone)(nil),        // 18: tandem.node.v1.PrefillDone
-	(*Stats)(nil),              // 19: tandem.node.v1.Stats
-	(*BundleRequest)(nil),      // 20: tandem.node.v1.BundleRequest
-	(*Bundle)(nil),             // 21: tandem.node.v1.Bundle
-	(*GenerationDefaults)(nil), // 22: tandem.node.v1.GenerationDefaults
-	(*Drain)(nil),              // 23: tandem.node.v1.Drain
+	(*Adapter)(nil),            // 7: tandem.node.v1.Adapter
+	(*LoadAdapter)(nil),        // 8: tandem.node.v1.LoadAdapter
+	(*UnloadAdapter)(nil),      // 9: tandem.node.v1.UnloadAdapter
+	(*AdapterDone)(nil),        // 10: tandem.node.v1.AdapterDone
+	(*TraceContext)(nil),       // 11: tandem.node.v1.TraceContext
+	(*PromptLogProbs)(nil),     // 12: tandem.node.v1.PromptLogProbs
+	(*LogProbs)(nil),           // 13: tandem.node.v1.LogProbs
+	(*TokenLogProbs)(nil),      // 14: tandem.node.v1.TokenLogProbs
+	(*End)(nil),                // 15: tandem.node.v1.End
+	(*Accepted)(nil),           // 16: tandem.node.v1.Accepted
+	(*Cancel)(nil),             // 17: tandem.node.v1.Cancel
+	(*Prefill)(nil),            // 18: tandem.node.v1.Prefill
+	(*Queued)(nil),             // 19: tandem.node.v1.Queued
+	(*GrantRequest)(nil),       // 20: tandem.node.v1.GrantRequest
+	(*Grant)(nil),              // 21: tandem.node.v1.Grant
+	(*PrefillDone)(nil),        // 22: tandem.node.v1.PrefillDone
+	(*Stats)(nil),              // 23: tandem.node.v1.Stats
+	(*BundleRequest)(nil),      // 24: tandem.node.v1.BundleRequest
+	(*Bundle)(nil),             // 25: tandem.node.v1.Bundle
+	(*GenerationDefaults)(nil), // 26: tandem.node.v1.GenerationDefaults
+	(*Drain)(nil),              // 27: tandem.node.v1.Drain
 }
 var file_node_proto_depIdxs = []int32{
 	4,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
 	5,  // 1: tandem.node.v1.Sampling.bad_words:type_name -> tandem.node.v1.TokenSequence
 	3,  // 2: tandem.node.v1.Generate.sampling:type_name -> tandem.node.v1.Sampling
-	7,  // 3: tandem.node.v1.Generate.trace:type_name -> tandem.node.v1.TraceContext
-	10, // 4: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
-	1,  // 5: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
-	7,  // 6: tandem.node.v1.Prefill.trace:type_name -> tandem.node.v1.TraceContext
-	1,  // 7: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
-	22, // 8: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
-	9,  // [9:9] is the sub-list for method output_type
-	9,  // [9:9] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	11, // 3: tandem.node.v1.Generate.trace:type_name -> tandem.node.v1.TraceContext
+	7,  // 4: tandem.node.v1.Generate.adapter:type_name -> tandem.node.v1.Adapter
+	1,  // 5: tandem.node.v1.AdapterDone.code:type_name -> tandem.node.v1.Code
+	7,  // 6: tandem.node.v1.AdapterDone.adapter:type_name -> tandem.node.v1.Adapter
+	14, // 7: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
+	1,  // 8: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
+	11, // 9: tandem.node.v1.Prefill.trace:type_name -> tandem.node.v1.TraceContext
+	7,  // 10: tandem.node.v1.Prefill.adapter:type_name -> tandem.node.v1.Adapter
+	1,  // 11: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
+	7,  // 12: tandem.node.v1.Stats.adapters:type_name -> tandem.node.v1.Adapter
+	26, // 13: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2109,14 +2387,14 @@ func file_node_proto_init() {
 		return
 	}
 	file_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_proto_msgTypes[20].OneofWrappers = []any{}
+	file_node_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   22,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,158 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+)
+
+const adapterDir = "model/testdata/lora/"
+
+// adapterBench is an engine of the adapters' model with two places.
+func adapterBench(t *testing.T) *bench {
+	t.Helper()
+	l, err := Load(LoadOptions{
+		Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 8 << 20, MaxSeqs: 8, MaxBatchedTokens: 64, MaxModelLen: 128,
+		Adapters: Adapters{Places: 2, Rank: 8, Modules: []AdapterModule{{"all", adapterDir + "all"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t}
+	if b.Engine, err = New(l.Options()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b.start()
+}
+
+// say is n tokens computed with an adapter, by a request whose name is its root.
+func say(t *testing.T, b *bench, adapter string, n int) []int32 {
+	t.Helper()
+	var out []int32
+	done := make(chan error, 1)
+	_, _, err := b.Add(&Request{Root: kvcache.Root("m", adapter, ""), Prompt: tokens(20, 3), MaxTokens: n, Adapter: adapter, Emit: func(tk Token) {
+		if tk.Finish == FinishError {
+			done <- tk.Err
+			return
+		}
+		if out = append(out, tk.ID); tk.Finish != 0 {
+			done <- nil
+		}
+	}})
+	if err == nil {
+		err = <-done
+	}
+	if err != nil {
+		t.Fatalf("%q: %v", adapter, err)
+	}
+	return out
+}
+
+// Adapters come and go while requests run, and each request is computed with the
+// one that it named.
+func TestAdaptersComeAndGo(t *testing.T) {
+	b := adapterBench(t)
+	base, all := say(t, b, "", 12), say(t, b, "all", 12)
+	if slices.Equal(base, all) {
+		t.Fatalf("the adapter changes nothing: %v", base)
+	}
+	if _, _, err := b.LoadAdapter("mlp", adapterDir+"mlp", false); err != nil {
+		t.Fatal(err)
+	}
+	mlp := say(t, b, "mlp", 12)
+	if slices.Equal(mlp, all) || slices.Equal(mlp, base) {
+		t.Fatal("the second adapter computes as the first, or none")
+	}
+	if again := say(t, b, "all", 12); !slices.Equal(again, all) {
+		t.Errorf("%v beside another adapter, %v before", again, all)
+	}
+	for name, c := range map[string]struct {
+		name, path string
+		replace    bool
+		says       string
+	}{
+		"no place":       {"third", adapterDir + "attention", false, "all 2 places are taken"},
+		"taken":          {"all", adapterDir + "mlp", false, "is the name of another one"},
+		"no folder":      {"x", adapterDir + "nowhere", false, "adapter_config.json"},
+		"no name":        {"", adapterDir + "mlp", false, "1 to 256 bytes"},
+		"a name of text": {"a\nb", adapterDir + "mlp", false, "1 to 256 bytes"},
+	} {
+		if _, _, err := b.LoadAdapter(c.name, c.path, c.replace); !errors.Is(err, ErrAdapterTaken) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, _, err := b.LoadAdapter("all", adapterDir+"all", false); err != nil {
+		t.Errorf("loading again what is loaded: %v", err)
+	}
+	if _, _, err := b.Add(&Request{Prompt: []int32{1}, MaxTokens: 1, Adapter: "third", Emit: func(Token) {}}); !errors.Is(err, ErrAdapter) {
+		t.Errorf("an adapter that is not loaded: %v", err)
+	}
+	if _, _, err := b.Add(&Request{Prompt: []int32{1}, MaxTokens: 1, Adapter: "mlp", AdapterDigest: 7, Emit: func(Token) {}}); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "asked for") {
+		t.Errorf("another adapter of that name: %v", err)
+	}
+	if err := b.UnloadAdapter("third"); !errors.Is(err, ErrAdapter) {
+		t.Errorf("unloading what is not loaded: %v", err)
+	}
+
+	// One that is unloaded while it is used keeps its place until then.
+	running, end := make(chan Token, 200), make(chan bool)
+	began := false
+	id, _, err := b.Add(&Request{Root: 99, Prompt: tokens(20, 3), MaxTokens: 100, Adapter: "all", Emit: func(tk Token) {
+		if running <- tk; !began {
+			began = true
+			<-end
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-running
+	unloaded := make(chan error, 1)
+	go func() { unloaded <- b.UnloadAdapter("all") }()
+	close(end)
+	if err := <-unloaded; err != nil {
+		t.Fatal(err)
+	}
+	if err := b.CheckAdapter("all", 0); !errors.Is(err, ErrAdapter) {
+		t.Errorf("an unloaded adapter: %v", err)
+	}
+	for got := all[:1]; len(got) < len(all); {
+		tk := <-running
+		if got = append(got, tk.ID); got[len(got)-1] != all[len(got)-1] {
+			t.Fatalf("after its adapter's name went: %v, before %v", got, all)
+		}
+	}
+	b.Abort(id)
+	for _, name := range []string{"mlp", "attention"} { // in place, and where all was
+		if _, _, err := b.LoadAdapter(name, adapterDir+"attention", true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if say(t, b, "mlp", 12); slices.Equal(mlp, say(t, b, "attention", 12)) {
+		t.Error("what was loaded in place computes as before")
+	}
+	var loaded []string
+	b.EachAdapter(func(name string, digest uint64, rank int) { loaded = append(loaded, fmt.Sprintf("%s %d", name, rank)) })
+	if want := []string{"attention 8", "mlp 8"}; !slices.Equal(loaded, want) {
+		t.Errorf("loaded %v, want %v", loaded, want)
+	}
+	if err := b.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAdaptersAreOff(t *testing.T) {
+	b := newBench(t, small(), nil).start()
+	if _, _, err := b.LoadAdapter("a", adapterDir+"all", false); !errors.Is(err, ErrAdapterTaken) || !strings.Contains(err.Error(), "--enable-lora") {
+		t.Errorf("%v", err)
+	}
+}

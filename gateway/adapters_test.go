@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// An adapter that nodes have told of is a model of its own: listed with its parent,
+// chosen by name, computed where it is loaded, and hashed apart.
+func TestAdapters(t *testing.T) {
+	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}})
+	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "french", Digest: 11, Rank: 8}, {Name: "sql", Digest: 5}}})
+	b.nodes["d2"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
+	b.nodes["d3"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
+	m := b.g.model.Load()
+	b.until(func() bool {
+		all := b.g.fleet.Now().Adapters(m.fingerprint)
+		return len(all) == 2 && all[1] == upstream.Adapter{Name: "sql", Digest: 6} // what most have
+	})
+	list := string(b.do("GET", "/v1/models", "").body)
+	for _, want := range []string{`"id":"` + m.name + `"`, `"id":"french"`, `"id":"sql"`, `"parent":"` + m.name + `"`, `"parent":null`} {
+		if !strings.Contains(list, want) {
+			t.Errorf("no %s in %s", want, list)
+		}
+	}
+	if one := b.do("GET", "/v1/models/sql", ""); one.StatusCode != 200 || !strings.Contains(string(one.body), `"parent"`) {
+		t.Errorf("status %d: %s", one.StatusCode, one.body)
+	}
+	for range 6 {
+		r := b.post("/v1/completions", `{"model":"french","prompt":[1,2,3],"max_tokens":2}`)
+		if r.StatusCode != 200 || !strings.Contains(string(r.body), `"model":"french"`) {
+			t.Fatalf("status %d: %s", r.StatusCode, r.body)
+		}
+		b.post("/v1/completions", `{"model":"sql","prompt":[1,2,3],"max_tokens":2}`)
+		b.post("/v1/completions", `{"prompt":[1,2,3],"max_tokens":2}`)
+	}
+	roots := map[uint64]string{}
+	for addr, n := range b.nodes {
+		for _, g := range n.Requests() {
+			a := g.GetAdapter()
+			if a.GetName() == "french" && addr != "d1" || a.GetName() == "sql" && (addr == "d1" || a.Digest != 6) {
+				t.Errorf("%s got a request for %v", addr, a)
+			}
+			if was, ok := roots[g.PrefixRoot]; ok && was != a.GetName() {
+				t.Errorf("%q and %q begin their hashes alike", was, a.GetName())
+			}
+			roots[g.PrefixRoot] = a.GetName()
+		}
+	}
+	if len(roots) != 3 {
+		t.Errorf("hashes begin in %d ways, want 3", len(roots))
+	}
+	if r := b.post("/v1/completions", `{"model":"german","prompt":[1],"max_tokens":1}`); r.StatusCode != 404 {
+		t.Errorf("an adapter that nobody has: status %d: %s", r.StatusCode, r.body)
+	}
+	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 2})
+	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.fingerprint)) == 1 })
+	if r := b.post("/v1/completions", `{"model":"french","prompt":[1],"max_tokens":1}`); r.StatusCode != 404 {
+		t.Errorf("an adapter that was unloaded: status %d: %s", r.StatusCode, r.body)
+	}
+}
+
+// Loading reaches every node; what a node says to it comes back.
+func TestLoadingAdapters(t *testing.T) {
+	said := make(chan proto.Message, 10)
+	answer := func(code nodepb.Code, msg string) func(proto.Message) *nodepb.AdapterDone {
+		return func(m proto.Message) *nodepb.AdapterDone {
+			said <- m
+			if l, ok := m.(*nodepb.LoadAdapter); ok && l.Name == "fine" {
+				return &nodepb.AdapterDone{Adapter: &nodepb.Adapter{Name: l.Name, Digest: 3}}
+			}
+			return &nodepb.AdapterDone{Code: code, Message: msg}
+		}
+	}
+	b := newBed(t, Options{}, map[string]upstreamtest.Options{
+		"d1": {Adapter: answer(nodepb.Code_CODE_INVALID, "no such folder")}, "d2": {Adapter: answer(nodepb.Code_CODE_NOT_FOUND, "not loaded")},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := b.g.LoadAdapter(ctx, "fine", "/a", true); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if l, ok := (<-said).(*nodepb.LoadAdapter); !ok || l.Path != "/a" || !l.Replace {
+			t.Errorf("told %v", l)
+		}
+	}
+	var code *upstream.CodeError
+	if err := b.g.LoadAdapter(ctx, "bad", "/b", false); !errors.As(err, &code) || code.Message != "no such folder" || !strings.Contains(err.Error(), "d1") {
+		t.Errorf("%v", err)
+	}
+	if err := b.g.UnloadAdapter(ctx, "bad"); !errors.As(err, &code) || code.Code != nodepb.Code_CODE_INVALID {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,121 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// LoRA is what vllm serve says of adapters.
+type LoRA struct {
+	Enable                  bool
+	Max, MaxRank, MaxLoaded int
+	Modules                 LoRAModules
+}
+
+// Register declares the flags.
+func (l *LoRA) Register(s *Set) {
+	s.BoolVar(&l.Enable, "enable-lora", false, "serve low-rank adapters of the model")
+	s.Var(&l.Modules, "lora-modules", `adapters to load at the start: NAME=FOLDER of what PEFT saved, or {"name": …, "path": …}; several, or repeated`)
+	s.CountVar(&l.Max, "max-loras", 1, 1, "adapters in one step")
+	s.CountVar(&l.MaxRank, "max-lora-rank", 16, 1, "largest rank of an adapter; memory is taken for it in each place")
+	s.CountVar(&l.MaxLoaded, "max-cpu-loras", 0, 0, "adapters loaded at once, which all may be in one step; 0: as many as --max-loras, or --lora-modules names")
+}
+
+// Places is how many adapters may be loaded at once; 0: none. On a CPU, where they
+// are loaded is where they are computed with.
+func (l *LoRA) Places() (int, error) {
+	if !l.Enable {
+		if len(l.Modules) > 0 {
+			return 0, fmt.Errorf("%w: --lora-modules needs --enable-lora", ErrValue)
+		}
+		return 0, nil
+	}
+	if l.MaxLoaded > 0 && l.MaxLoaded < l.Max {
+		return 0, fmt.Errorf("%w: --max-cpu-loras %d is less than --max-loras %d", ErrValue, l.MaxLoaded, l.Max)
+	}
+	return max(l.Max, l.MaxLoaded, len(l.Modules)), nil
+}
+
+// LoRAModules are adapters by name. It implements pflag.SliceValue.
+type LoRAModules []LoRAModule
+
+// LoRAModule is one.
+type LoRAModule struct{ Name, Path string }
+
+// String is what was given.
+func (l *LoRAModules) String() string { return strings.Join(l.GetSlice(), ",") }
+
+// Type names the value in help texts.
+func (l *LoRAModules) Type() string { return jsonType }
+
+// Set adds NAME=FOLDER, several with commas between, or a JSON object or list.
+func (l *LoRAModules) Set(v string) error {
+	if text := strings.TrimSpace(v); strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[") {
+		if text[0] == '{' {
+			text = "[" + text + "]"
+		}
+		var all []struct {
+			Name string `json:"name"`
+			Path string `json:"path"`
+			Base string `json:"base_model_name"`
+		}
+		d := json.NewDecoder(strings.NewReader(text))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&all); err != nil || d.More() {
+			return fmt.Errorf("%s: want {\"name\": NAME, \"path\": FOLDER}, or a list of such (%v)", v, err)
+		}
+		for _, m := range all {
+			if err := l.add(m.Name, m.Path, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if v == "" {
+		return nil // as --dry-run writes it
+	}
+	for _, part := range strings.Split(v, ",") {
+		name, path, _ := strings.Cut(part, "=")
+		if err := l.add(name, path, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *LoRAModules) add(name, path, given string) error {
+	if name == "" || path == "" {
+		return fmt.Errorf("%s: want NAME=FOLDER, or {\"name\": NAME, \"path\": FOLDER}", given)
+	}
+	for _, m := range *l {
+		if m.Name == name {
+			return fmt.Errorf("%s: %s is named twice", given, name)
+		}
+	}
+	*l = append(*l, LoRAModule{name, path})
+	return nil
+}
+
+// Append is Set, for lists.
+func (l *LoRAModules) Append(v string) error { return l.Set(v) }
+
+// Replace puts other ones in their place.
+func (l *LoRAModules) Replace(all []string) error {
+	*l = nil
+	for _, v := range all {
+		if err := l.Set(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GetSlice is each as NAME=FOLDER.
+func (l *LoRAModules) GetSlice() []string {
+	out := make([]string, 0, len(*l))
+	for _, m := range *l {
+		out = append(out, m.Name+"="+m.Path)
+	}
+	return out
+}
