@@ -45,7 +45,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-kvtransfer demo-report lint fmt generate clean debian
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-kvtransfer demo-report lint fmt generate clean debian
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,17 @@ build: ## build bin/tandem
 
 cuda: $(CUDA)/installed ## build bin/tandem-cuda.so, the kernels for GPUs; installs nvcc (PyPI, 300 MB)
 	$(GO) run ./cuda/build -nvcc "$(NVCC)" -o bin/tandem-cuda.so
+
+# Both run on a machine with a GPU, an nvcc of its own or none: what they need is in
+# bin/, built by `make build cuda gpu-tests` where there is a network, and carried.
+gpu-tests: build cuda ## build what make gpu-test and gpu-bench need into bin/, to be carried to a machine with a GPU
+	$(GO) test -c -ldflags '-s -w' -o bin/cuda.test ./engine/backend/cuda
+
+gpu-test: ## on a machine with a GPU: every kernel and model against the CPU, then under compute-sanitizer where there is one; needs bin/ of make gpu-tests
+	@cuda/gpu-test.sh
+
+gpu-bench: ## on a machine with a GPU: the table of speeds, random weights of real shapes; needs bin/ of make gpu-tests
+	@cuda/gpu-bench.sh
 
 up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --port 9000" are for tandem up
 	@exec $(BINARY) up $(ARGS)

@@ -45,6 +45,11 @@ typedef struct {
   int32_t top_k;
 } td_draw;
 
+// Rows of one sequence that stand together within TD_CHUNK_ROWS rows are marked in
+// row_span by the host, in steps of more than TD_FEW: kernels then treat them
+// together. Not less than TD_CHUNK_LEAST of them are worth it.
+enum { TD_IN_CHUNK = 1 << 30, TD_CHUNK_ROWS = 64, TD_CHUNK_LEAST = 8, TD_FEW = 16 };
+
 // A step's memory on the host, pinned. The device has its own copy, which td_run
 // brings up to date; of tables only what td_tables was told of.
 typedef struct {

@@ -28,7 +28,7 @@ import (
 // ErrCompile is behind what a compiler refused.
 var ErrCompile = errors.New("cuda: does not compile")
 
-// sources of both objects; the twin has simt/simt.cc too.
+// sources of both objects; the twin has those of simt/ too.
 var sources = []string{
 	"kernels/linear.cu", "kernels/attention.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "runtime/device.cu",
 }
@@ -54,13 +54,13 @@ func Twin(root, sanitizers string) (string, error) {
 	if len(cxx) == 0 {
 		cxx = []string{"g++"}
 	}
-	flags := append([]string{"-std=c++17", "-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
+	flags := append([]string{"-std=c++17", "-O3", "-g1", "-fno-strict-aliasing", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
 		"-Wno-unknown-pragmas", "-Wno-unused-function", "-DTD_TWIN", "-x", "c++"}, strings.Fields(sanitizers)...)
 	b, err := newBuilder(root, cxx, flags)
 	if err != nil {
 		return "", err
 	}
-	objects, err := b.compile(append(slices.Clone(sources), "simt/simt.cc"))
+	objects, err := b.compile(append(slices.Clone(sources), "simt/simt.cc", "simt/faults.cc"))
 	if err != nil {
 		return "", err
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
@@ -86,4 +87,20 @@ func (c *choice) open(o *LoadOptions, limits backend.Limits) (backend.Backend, e
 		return nil, fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)
 	}
 	return b, nil
+}
+
+// capture records what steps of decoding will run, so that none of them waits for it.
+func (c *choice) capture(o *LoadOptions, l *Loaded) error {
+	gpu, ok := l.Backend.(*cuda.CUDA)
+	if !ok {
+		return nil
+	}
+	began, before := time.Now(), gpu.Free()
+	n, err := l.Model.Capture(o.MaxSeqs)
+	if err != nil {
+		return fmt.Errorf("%w %s: recording graphs: %w", ErrModel, o.Model, err)
+	}
+	o.Logger.Info("graphs captured", "graphs", n, "seconds", fmt.Sprintf("%.2f", time.Since(began).Seconds()),
+		"memory", memory.Bytes(before-gpu.Free()), "free", memory.Bytes(gpu.Free()))
+	return nil
 }

@@ -257,6 +257,9 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.Backend.AllocKV(l.KV); err != nil {
 		return err
 	}
+	if err := device.capture(&o, l); err != nil {
+		return err
+	}
 	if l.Bundle, err = l.Source.Bundle(); err != nil {
 		return refuse(o.Model, err)
 	}

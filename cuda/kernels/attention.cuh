@@ -4,6 +4,9 @@
 #pragma once
 #include "common.cuh"
 
+// in_chunk says that attend_chunk has the row.
+TD_DEVICE bool in_chunk(const Step &s, int row) { return s.row_span[row] & TD_IN_CHUNK; }
+
 // Context is what a row sees: positions [first, end) through its block table.
 struct Context {
   const int32_t *table;
@@ -12,7 +15,7 @@ struct Context {
 
 TD_DEVICE Context context(const td_op &o, const Step &s, int row) {
   Context c;
-  c.table = s.tables + (int64_t(o.group) * s.seqs + s.row_span[row]) * s.blocks;
+  c.table = s.tables + (int64_t(o.group) * s.seqs + (s.row_span[row] & ~TD_IN_CHUNK)) * s.blocks;
   c.end = s.positions[row] + 1;
   c.first = o.window > 0 && c.end > o.window ? c.end - o.window : 0;
   return c;
@@ -73,7 +76,7 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
       }
       out[j] = out[j] * keep + sum;
     }
-    sync();
+    // Before p is written again all threads meet at the first barrier above.
   }
 #pragma unroll
   for (int j = 0; j < 4; j++) {

@@ -24,11 +24,11 @@ TD_HOST_DEVICE T *at(td_address a) {
   return reinterpret_cast<T *>(a);
 }
 
-// block_sum gives every thread the sum over all; scratch is a float per warp.
+// block_sum gives every thread the sum over all; scratch is a float per warp, which
+// the caller does not use again before another barrier.
 template <int kThreads>
 TD_DEVICE float block_sum(float v, float *scratch) {
   v = warp_sum(v);
-  sync();  // whoever read scratch before is done
   if (lane_id() == 0) scratch[thread_id() / 32] = v;
   sync();
   float total = 0;

@@ -53,7 +53,7 @@ TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
   float total = 0;
   for (int e = lane; e < o.experts; e += 32) total += expf(score[e] - best);
   total = warp_sum(total);
-  sync_warp();
+  order_warp();
   float kept = 0;
   for (int j = 0; j < o.top_k; j++) {
     int at_expert = best_expert(score, o.experts, chosen, j, nullptr, 1);

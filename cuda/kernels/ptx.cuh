@@ -84,6 +84,10 @@ TD_DEVICE char *shared_memory() { return simt::shared(); }
 TD_DEVICE void sync(TD_SITE) { simt::barrier(site); }
 TD_DEVICE void sync_warp(unsigned mask = kAll TD_SITE_COMMA) { simt::warp_barrier(mask, site); }
 
+// order_warp makes what lanes wrote visible to the others of their warp, where they
+// have met already: so the twin has nothing to do.
+TD_DEVICE void order_warp() {}
+
 template <class T>
 struct Shuffled {
   T value;
@@ -229,6 +233,7 @@ TD_DEVICE char *shared_memory() {
 
 TD_DEVICE void sync() { __syncthreads(); }
 TD_DEVICE void sync_warp(unsigned mask = kAll) { __syncwarp(mask); }
+TD_DEVICE void order_warp() { __syncwarp(); }
 template <class T>
 static __device__ __forceinline__ T shuffle(T v, int from, unsigned mask = kAll) { return __shfl_sync(mask, v, from); }
 template <class T>

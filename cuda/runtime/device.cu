@@ -226,7 +226,7 @@ int td_wait(td_device *d) {
 }
 
 #ifdef TD_TWIN
-void td_twin(uint64_t seed, int deferred, const char *skip) { simt::config() = {seed, deferred != 0, skip}; }
+void td_twin(uint64_t seed, int deferred, const char *skip) { simt::configure({seed, deferred != 0, skip}); }
 
 int td_twin_sites(char *to, int n) {
   std::string all = simt::sites();

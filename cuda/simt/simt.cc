@@ -96,6 +96,7 @@ struct Meeting {
 
 struct Machine {
   Config config;
+  std::set<std::pair<const char *, int>> known;
   std::set<std::string> sites;
   char *stacks = nullptr;
   Context scheduler;
@@ -155,8 +156,7 @@ std::string name(Site at) {
 
 // skipped notes a site and says whether this run leaves it out.
 bool skipped(Site at) {
-  static std::set<std::pair<const char *, int>> known;
-  if (known.insert({at.file, at.line}).second) m().sites.insert(name(at));
+  if (m().known.insert({at.file, at.line}).second) m().sites.insert(name(at));
   return !m().config.skip.empty() && m().config.skip == name(at);
 }
 
@@ -197,13 +197,19 @@ void run_block() {
     prepare(f.context, k.stacks + size_t(i) * kStack, entry);
     k.ready.push_back(i);
   }
-  int left = k.threads;
+  int left = k.threads, warps = (k.threads + kWarp - 1) / kWarp, turn = int(draw() % warps);
+  bool hurry = draw() % 2;
   while (left > 0) {
     if (k.ready.empty()) {
       k.error = describe();
       return;
     }
     size_t at = draw() % k.ready.size();
+    if (hurry) {
+      // One warp runs as far ahead of the others as barriers let it.
+      for (size_t i = 0; i < k.ready.size(); i++)
+        if ((k.ready[i] / kWarp + turn) % warps > (k.ready[at] / kWarp + turn) % warps) at = i;
+    }
     std::swap(k.ready[at], k.ready.back());
     k.now = &k.fibers[k.ready.back()];
     k.ready.pop_back();
@@ -215,7 +221,11 @@ void run_block() {
 
 }  // namespace
 
-Config &config() { return m().config; }
+void configure(const Config &c) {
+  m().config = c;
+  m().known.clear();
+  m().sites.clear();
+}
 
 std::string sites() {
   std::string all;

@@ -1,7 +1,8 @@
 // The host twin of a GPU: runs kernels written in kernels/ptx.cuh's words on the
 // CPU, one fiber per thread of a block, one block after the other.
 //
-// Fibers run in an order drawn from a seed, each until it waits: at a barrier, or
+// Fibers run in an order drawn from a seed, or one warp as far ahead as it can get,
+// each until it waits: at a barrier, or
 // at an operation of its warp until all lanes of the mask are there. Shared memory
 // begins as NaN. An asynchronous copy lands at once or only when its thread waits
 // for it, by the seed. So a missing barrier, a wait for too few copies or a
@@ -40,8 +41,8 @@ struct Site {
   int line;
 };
 
-Config &config();
-std::string sites();  // of barriers and waits met since the library was loaded, one a line
+void configure(const Config &c);
+std::string sites();  // of barriers and waits met since, one a line
 
 // launch runs a grid and returns what went wrong, or an empty string.
 std::string launch(Dim grid, int threads, size_t shared, const std::function<void()> &kernel);

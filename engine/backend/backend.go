@@ -286,6 +286,13 @@ type Backend interface {
 	Replay(key Key, step *Step, record func(), onMark func(layer int)) error
 }
 
+// Capturer is a backend whose plans are worth recording before they are needed.
+type Capturer interface {
+	// Capture records plans, as Replay would at their first step. It returns how
+	// many of them are graphs that the device runs by itself.
+	Capture(keys []Key, record func()) (graphs int, err error)
+}
+
 // Key names a recorded plan: the largest numbers of rows it must serve.
 type Key struct {
 	Tokens  int

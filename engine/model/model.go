@@ -129,13 +129,37 @@ func (m *Model) Step(step *backend.Step, onMark func(layer int)) error {
 	return m.backend.Replay(key, step, m.record, onMark)
 }
 
-// bucket is the least power of two that n fits in; 0 stays 0. So there are few
-// plans, and none is more than twice as large as needed.
+// bucket is the least size of a plan that n fits in: powers of two, and from 24 on
+// one between each; 0 stays 0. So there are few plans, and none is more than twice
+// as large as needed.
 func bucket(n int) int {
 	if n == 0 {
 		return 0
 	}
-	return 1 << bits.Len(uint(n-1))
+	most := 1 << bits.Len(uint(n-1))
+	if between := most / 4 * 3; most >= 32 && n <= between {
+		return between
+	}
+	return most
+}
+
+// Capture has the backend record the plans of steps that decode up to so many
+// sequences, the largest first, so that the others fit into the memory that it
+// took. It returns how many became graphs; 0 from a backend that has none.
+func (m *Model) Capture(seqs int) (graphs int, err error) {
+	c, ok := m.backend.(backend.Capturer)
+	if !ok {
+		return 0, nil
+	}
+	var keys []backend.Key
+	for n := min(seqs, m.limits.Tokens, m.limits.Outputs); n > 0; {
+		b := bucket(n)
+		keys = append(keys, backend.Key{Tokens: min(b, m.limits.Tokens), Outputs: min(b, m.limits.Outputs)})
+		for n > 0 && bucket(n) == b {
+			n--
+		}
+	}
+	return c.Capture(keys, m.record)
 }
 
 // Logits is the buffer [outputs, vocab] behind the last step's tokens.

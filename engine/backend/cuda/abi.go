@@ -5,6 +5,14 @@ package cuda
 // version is TD_VERSION.
 const version = 1
 
+// TD_IN_CHUNK and its like.
+const (
+	inChunk    = 1 << 30
+	chunkRows  = 64
+	chunkLeast = 8
+	fewRows    = 16
+)
+
 // address is memory of the device; 0 is none.
 type address uint64
 

@@ -79,7 +79,10 @@ type CUDA struct {
 	row       []float32 // of logits, for draws by the host
 }
 
-var _ backend.Backend = (*CUDA)(nil)
+var (
+	_ backend.Backend  = (*CUDA)(nil)
+	_ backend.Capturer = (*CUDA)(nil)
+)
 
 // buffer is fp32 [rows, cols], rows as many as the limits allow.
 type buffer struct {
@@ -212,6 +215,9 @@ func (c *CUDA) Name() string {
 	name, _, _ := bytes.Cut(c.info.name[:], []byte{0})
 	return string(name)
 }
+
+// Free is how much memory of the device is free, in bytes.
+func (c *CUDA) Free() int64 { return c.dev.describe().free }
 
 // limit is the most rows of a kind.
 func (c *CUDA) limit(rows backend.Rows) int {

@@ -33,6 +33,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_limits{})-unsafe.Sizeof(limits{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_expert{})-unsafe.Sizeof(expert{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
+	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
 	_ = [1]byte{}[C.TD_JOIN-int(opJoin)]
 )
 
@@ -173,4 +174,16 @@ func (l *library) sites() string {
 	b := make([]byte, 64<<10)
 	n := C.td_l_twin_sites(l.c, (*C.char)(unsafe.Pointer(&b[0])), C.int(len(b)))
 	return string(b[:min(int(n), len(b)-1)])
+}
+
+// fault runs one of the twin's kernels with faults and says what it noticed; false
+// if there is no such kernel.
+func (l *library) fault(kind int, deferred bool) (string, bool) {
+	var why [256]C.char
+	late := C.int(0)
+	if deferred {
+		late = 1
+	}
+	ok := C.td_l_twin_fault(l.c, C.int(kind), late, &why[0], C.int(len(why)))
+	return C.GoString(&why[0]), ok != 0
 }

@@ -14,6 +14,7 @@ typedef struct {
 	TD_FUNCTIONS(TD_FIELD)
 	void (*twin)(uint64_t seed, int deferred, const char *skip); // of the host twin alone
 	int (*twin_sites)(char *to, int n);
+	int (*twin_fault)(int kind, int deferred, char *why, int n);
 } td_library;
 
 // td_load fills l and returns NULL, or says what is wrong.
@@ -26,6 +27,7 @@ static inline const char *td_load(td_library *l, const char *path) {
 	TD_FUNCTIONS(TD_FIND)
 	l->twin = (void (*)(uint64_t, int, const char *))dlsym(l->handle, "td_twin");
 	l->twin_sites = (int (*)(char *, int))dlsym(l->handle, "td_twin_sites");
+	l->twin_fault = (int (*)(int, int, char *, int))dlsym(l->handle, "td_twin_fault");
 	return NULL;
 }
 
@@ -46,3 +48,4 @@ static inline int td_l_poll(td_library *l, td_device *d) { return l->poll(d); }
 static inline int td_l_wait(td_library *l, td_device *d) { return l->wait(d); }
 static inline void td_l_twin(td_library *l, uint64_t seed, int deferred, const char *skip) { if (l->twin) l->twin(seed, deferred, skip); }
 static inline int td_l_twin_sites(td_library *l, char *to, int n) { return l->twin_sites ? l->twin_sites(to, n) : 0; }
+static inline int td_l_twin_fault(td_library *l, int kind, int deferred, char *why, int n) { return l->twin_fault ? l->twin_fault(kind, deferred, why, n) : 0; }

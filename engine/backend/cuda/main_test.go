@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	if what := os.Getenv("TANDEM_CUDA_MUTANT"); what != "" {
+		os.Exit(mutant(what))
+	}
 	os.Exit(m.Run())
 }
 

@@ -26,8 +26,26 @@ func (s *stepState) live(rows backend.Rows) int {
 }
 
 // graphTokens is the most tokens of a step that is a graph: beyond it the time to
-// start operations one by one is hidden by what they compute.
+// start operations one by one is hidden by what they compute. Graphs are of steps of
+// decoding, in which every token has an output.
 const graphTokens = 512
+
+func graphed(k backend.Key) bool { return k.Tokens <= graphTokens && k.Tokens == k.Outputs }
+
+// Capture records plans; see backend.Capturer.
+func (c *CUDA) Capture(keys []backend.Key, record func()) (graphs int, err error) {
+	for _, k := range keys {
+		if c.plans[k] == nil {
+			if _, err := c.capture(k, record); err != nil {
+				return graphs, err
+			}
+		}
+		if !c.opts.Eager && graphed(k) {
+			graphs++
+		}
+	}
+	return graphs, nil
+}
 
 // Replay runs a step; see backend.Backend. The step is checked against the plan
 // and copied before anything runs; a refusal means that nothing ran.
@@ -124,7 +142,7 @@ func (c *CUDA) capture(key backend.Key, record func()) (*plan, error) {
 	ok := true
 	if p.eager, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, false); ok {
 		p.whole = p.eager
-		if !c.opts.Eager && key.Tokens <= graphTokens {
+		if !c.opts.Eager && graphed(key) {
 			p.whole, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, true)
 		}
 	}
@@ -211,12 +229,29 @@ func (c *CUDA) takeSpans(step *backend.Step) error {
 			}
 			c.memory.rowSpan[r] = int32(i)
 		}
+		if len(step.Tokens) > fewRows {
+			markChunks(c.memory.rowSpan[:next+int(sp.Tokens)], next)
+		}
 		next += int(sp.Tokens)
 	}
 	if next != len(step.Tokens) {
 		return fmt.Errorf("%w: spans cover %d of %d rows", backend.ErrShape, next, len(step.Tokens))
 	}
 	return nil
+}
+
+// markChunks marks those of the rows from first on, all of one span, that stand
+// together with enough others where kernels look at them together.
+func markChunks(rowSpan []int32, first int) {
+	for first < len(rowSpan) {
+		end := min((first/chunkRows+1)*chunkRows, len(rowSpan))
+		if end-first >= chunkLeast {
+			for r := first; r < end; r++ {
+				rowSpan[r] |= inChunk
+			}
+		}
+		first = end
+	}
 }
 
 // takeTable checks one span's block table of a group, sends what of it the device

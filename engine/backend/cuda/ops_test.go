@@ -1,0 +1,476 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+)
+
+// bench is a backend for some operations, the same on every backend: weights and
+// inputs come from a seed.
+type bench struct {
+	backend.Backend
+	rng     *rand.Rand
+	rows    int
+	results []backend.Buf
+	inputs  []func()
+}
+
+func (b *bench) must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func (b *bench) buf(cols int) backend.Buf {
+	id, err := b.Alloc(backend.TokenRows, cols)
+	b.must(err)
+	return id
+}
+
+func (b *bench) weight(dt backend.DType, dev float64, dims ...int) backend.Weight {
+	n := 1
+	for _, d := range dims {
+		n *= d
+	}
+	var data []byte
+	if dt == backend.MXFP4 {
+		for range dims[0] * dims[1] / 2 {
+			data = append(data, byte(b.rng.IntN(256)))
+		}
+		for range dims[0] * dims[1] / 32 {
+			data = append(data, byte(120+b.rng.IntN(8)))
+		}
+	} else {
+		for range n {
+			bits := math.Float32bits(float32(b.rng.NormFloat64() * dev))
+			if dt == backend.BF16 {
+				data = binary.LittleEndian.AppendUint16(data, uint16(bits>>16))
+			} else {
+				data = binary.LittleEndian.AppendUint32(data, bits)
+			}
+		}
+	}
+	w, err := b.Load(backend.Tensor{Name: fmt.Sprint("random", dims), DType: dt, Shape: dims, Data: data})
+	b.must(err)
+	return w
+}
+
+// input is a buffer that begins with random numbers: rows of a table, which the
+// step's tokens name.
+func (b *bench) input(cols int, dev float64) backend.Buf {
+	x, table := b.buf(cols), b.weight(backend.F32, dev, b.rows, cols)
+	b.inputs = append(b.inputs, func() { b.Embed(x, table) })
+	return x
+}
+
+// output is a buffer that is compared.
+func (b *bench) output(cols int) backend.Buf {
+	y := b.buf(cols)
+	b.results = append(b.results, y)
+	return y
+}
+
+// kernelCase makes buffers and returns what to record.
+type kernelCase struct {
+	name string
+	rows int
+	kv   func(rng *rand.Rand) backend.KVSpec
+	make func(b *bench) func()
+}
+
+var linearTypes = []backend.DType{backend.F32, backend.BF16, backend.MXFP4}
+
+// kernelCases are all operations, in the shapes that choose different kernels.
+func kernelCases() (all []kernelCase) {
+	add := func(name string, rows int, make func(b *bench) func()) {
+		all = append(all, kernelCase{name: name, rows: rows, make: make})
+	}
+	for _, dt := range linearTypes {
+		for _, rows := range []int{1, 3, 7, 33, 70} {
+			add(fmt.Sprintf("linear/%s/%d", dt, rows), rows, func(b *bench) func() {
+				in, out := 32*(1+b.rng.IntN(20)), 1+b.rng.IntN(150)
+				x, y, w, bias := b.input(in, 1), b.output(out), b.weight(dt, 1/math.Sqrt(float64(in)), out, in), b.weight(backend.F32, 1, out)
+				return func() { b.Linear(y, x, w, bias) }
+			})
+		}
+	}
+	add("linear/odd", 9, func(b *bench) func() {
+		x, y, w := b.input(77, 1), b.output(50), b.weight(backend.BF16, 0.1, 50, 77)
+		return func() { b.Linear(y, x, w, backend.NoWeight) }
+	})
+	add("norms", 5, func(b *bench) func() {
+		x, add, y, z, w, hw := b.input(300, 2), b.input(300, 1), b.output(300), b.output(300), b.weight(backend.BF16, 1, 300), b.weight(backend.F32, 1, 60)
+		sum := b.output(300)
+		return func() {
+			b.AddRMSNorm(y, x, add, w, 1e-5)
+			b.HeadNorm(z, y, 5, 60, hw, 1e-6)
+			b.RMSNorm(sum, x, backend.NoWeight, 1e-5)
+		}
+	})
+	add("activations", 6, func(b *bench) func() {
+		g, u, half := b.input(90, 3), b.input(90, 3), b.output(40)
+		outs := []backend.Buf{b.output(90), b.output(90), b.output(90)}
+		return func() {
+			for act, y := range outs {
+				b.GatedAct(y, g, u, backend.Act(act))
+			}
+			b.Scale(outs[0], 3)
+			b.Add(outs[1], outs[0], backend.NoWeight)
+			b.Softcap(outs[2], 5)
+			b.Columns(half, outs[2], 17)
+		}
+	})
+	add("rope", 8, func(b *bench) func() {
+		x, y := b.input(3*48, 1), b.output(3*48)
+		r := &backend.Rope{InvFreq: []float32{1, 0.3, 0.1, 0.01}, Scale: 1.2}
+		return func() {
+			b.Rope(x, 3, 48, r)
+			b.Columns(y, x, 0)
+		}
+	})
+	for _, c := range []struct {
+		name              string
+		rows, experts, k  int
+		dt                backend.DType
+		sigmoid, normalze bool
+	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.BF16, false, false}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}} {
+		add("moe/"+c.name, c.rows, func(b *bench) func() {
+			const hidden, inner = 64, 96
+			x, y, router := b.input(hidden, 1), b.output(hidden), b.input(c.experts, 2)
+			spec := backend.MoESpec{TopK: c.k, Normalize: c.normalze, Hidden: b.buf(c.k * hidden), Inner: b.buf(c.k * inner), InnerUp: b.buf(c.k * inner)}
+			for range c.experts {
+				spec.Gate, spec.Up = append(spec.Gate, b.weight(c.dt, 0.1, inner, hidden)), append(spec.Up, b.weight(c.dt, 0.1, inner, hidden))
+				spec.Down = append(spec.Down, b.weight(c.dt, 0.1, hidden, inner))
+				spec.DownBias = append(spec.DownBias, b.weight(backend.F32, 1, hidden))
+			}
+			if c.sigmoid {
+				spec.Sigmoid = &backend.SigmoidRouter{Bias: b.weight(backend.F32, 0.1, c.experts), Groups: 4, Keep: 2, Factor: 2.5}
+			}
+			return func() { b.MoE(y, x, router, spec) }
+		})
+	}
+	add("heads", 70, func(b *bench) func() {
+		x, y := b.input(3*40, 1), b.output(3*24)
+		spec := backend.HeadSpec{In: b.buf(3 * 32), Out: b.buf(3 * 16)}
+		for range 3 {
+			spec.Weights = append(spec.Weights, b.weight(backend.BF16, 0.2, 16, 32))
+		}
+		return func() { b.HeadLinear(y, x, spec) }
+	})
+	return append(all, attentionCases()...)
+}
+
+// attentionCases store and read KV: first some chunks, then a row or a few of each
+// sequence behind them.
+func attentionCases() (all []kernelCase) {
+	for _, c := range []struct {
+		heads, kvHeads, dim, latent, blockTokens, window int
+		dt                                               backend.DType
+		sinks                                            bool
+	}{
+		{4, 2, 64, 0, 16, 0, backend.F32, false}, {8, 2, 64, 0, 16, 0, backend.BF16, false}, {5, 1, 128, 0, 16, 40, backend.BF16, true},
+		{3, 1, 256, 0, 16, 0, backend.BF16, true}, {2, 1, 512, 0, 8, 0, backend.BF16, false}, {4, 1, 80, 64, 16, 0, backend.BF16, false},
+		{6, 2, 40, 0, 16, 20, backend.BF16, false}, {3, 1, 128, 0, 32, 0, backend.BF16, false},
+	} {
+		name := fmt.Sprintf("attention/%d-%d-%d/%s", c.heads, c.kvHeads, c.dim, c.dt)
+		spec := func(*rand.Rand) backend.KVSpec {
+			s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
+			s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
+			return s
+		}
+		all = append(all, kernelCase{name, 90, spec, func(b *bench) func() {
+			wide, second := c.dim, c.kvHeads*c.dim
+			first := second
+			if c.latent > 0 {
+				wide, first, second = c.latent, c.latent, c.dim-c.latent
+			}
+			q, k, v, y := b.input(c.heads*c.dim, 1), b.input(first, 1), b.input(second, 1), b.output(c.heads*wide)
+			a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Window: c.window}
+			if c.sinks {
+				w := b.weight(backend.F32, 2, c.heads)
+				a.Sinks = &w
+			}
+			return func() {
+				b.StoreKV(0, k, v)
+				b.Attention(y, q, a)
+			}
+		}})
+	}
+	return all
+}
+
+// benchLimits fit every case.
+var benchLimits = backend.Limits{Tokens: 90, Outputs: 1, Seqs: 4, Blocks: 30}
+
+// run plays a case on a backend and returns what its outputs held, step by step.
+func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			e, ok := r.(error)
+			if !ok {
+				panic(r)
+			}
+			err = e
+		}
+	}()
+	b := &bench{Backend: dev, rng: rand.New(rand.NewPCG(seed, 9)), rows: c.rows}
+	steps := []*backend.Step{plainStep(b.rng, c.rows)}
+	if c.kv != nil {
+		spec := c.kv(b.rng)
+		b.must(dev.AllocKV(spec))
+		steps = kvSteps(b.rng, c.rows, spec)
+	}
+	body := c.make(b)
+	record := func() {
+		for _, f := range b.inputs {
+			f()
+		}
+		body()
+	}
+	for _, s := range steps {
+		if err := dev.Replay(backend.Key{Tokens: c.rows}, s, record, nil); err != nil {
+			return nil, err
+		}
+		for _, y := range b.results {
+			results = append(results, dev.Download(nil, y))
+		}
+	}
+	return results, nil
+}
+
+// plainStep has rows of no sequence.
+func plainStep(rng *rand.Rand, rows int) *backend.Step {
+	s := &backend.Step{}
+	for i := range rows {
+		s.Tokens, s.Positions = append(s.Tokens, int32(i)), append(s.Positions, rng.Int32N(5000))
+	}
+	return s
+}
+
+// kvSteps are chunks of three sequences, then a few rows of each.
+func kvSteps(rng *rand.Rand, rows int, spec backend.KVSpec) (all []*backend.Step) {
+	perm, done := rng.Perm(spec.Blocks), []int{0, 0, 0}
+	bt := spec.Groups[0].BlockTokens
+	tables := make([][]int32, len(done))
+	for i := range tables {
+		for _, p := range perm[i*30 : (i+1)*30] {
+			tables[i] = append(tables[i], int32(p))
+		}
+	}
+	turns, long := [][]int{{20, 30, 1}, {60, 20, 10}}, 150
+	if bt > 16 {
+		long = 560 // more than one part
+	}
+	if spec.Groups[0].HeadDim > 128 {
+		long = 0 // they take their time
+	}
+	for n := 80; n < long; n += 85 {
+		turns = append(turns, []int{85, 1, 4})
+	}
+	for _, counts := range append(turns, []int{1, 1, 1}, []int{12, 3, 1}) {
+		s := &backend.Step{}
+		for i, n := range counts {
+			span := backend.Span{Row: int32(len(s.Tokens)), Tokens: int32(n), Start: int32(done[i]), Tables: [][]int32{tables[i][:(done[i]+n+bt-1)/bt]}}
+			for p := range n {
+				s.Tokens, s.Positions = append(s.Tokens, rng.Int32N(int32(rows))), append(s.Positions, int32(done[i]+p))
+			}
+			done[i] += n
+			s.Spans = append(s.Spans, span)
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// off is how far results are from what they should be, by the size of those.
+func off(got, want [][]float32) float64 {
+	worst := 0.0
+	for i := range want {
+		scale := 0.0
+		for _, v := range want[i] {
+			scale = max(scale, math.Abs(float64(v)))
+		}
+		for j, v := range want[i] {
+			d := math.Abs(float64(got[i][j]-v)) / scale
+			if !(d <= worst) {
+				worst = d
+			}
+			if d != d {
+				return math.Inf(1)
+			}
+		}
+	}
+	return worst
+}
+
+// near is how far a kernel's results may be from the CPU's, of the largest.
+const near = 2e-5
+
+func onCPU(t *testing.T, c *kernelCase, seed uint64) [][]float32 {
+	t.Helper()
+	host, err := cpu.New(cpu.Options{Limits: benchLimits, Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	want, err := c.run(host, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return want
+}
+
+// Every kernel gives the CPU's results, in any order of threads and whenever copies
+// land.
+func TestKernels(t *testing.T) {
+	lib := openTwin(t)
+	for _, c := range kernelCases() {
+		t.Run(c.name, func(t *testing.T) {
+			seeds := uint64(2)
+			if c.kv != nil {
+				seeds = 1
+			}
+			for seed := range seeds {
+				want := onCPU(t, &c, seed)
+				lib.twin(seed+1, seed%2 == 0, "")
+				dev := openGPU(t, Options{Limits: benchLimits, Eager: seed%2 == 1})
+				got, err := c.run(dev, seed)
+				if err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+				if d := off(got, want); d > near {
+					t.Errorf("seed %d: off by %.2g, at most %.2g is allowed", seed, d, near)
+				}
+				dev.Close()
+			}
+		})
+	}
+}
+
+func openTwin(t *testing.T) *library {
+	t.Helper()
+	lib, err := openLibrary(libraryPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lib.twin(1, true, "") })
+	return lib
+}
+
+// The twin says what is wrong with a kernel, where that is more than a wrong result.
+func TestTwinSeesFaults(t *testing.T) {
+	lib := openTwin(t)
+	for kind, want := range []string{"different masks", "a mask without its caller", "deadlock", "at different barriers", "at different operations", "read before it landed"} {
+		for _, deferred := range []bool{true, false} {
+			got, ok := lib.fault(kind, deferred)
+			switch {
+			case !ok && kind == 0:
+				t.Log("a GPU has no kernels with faults")
+				return
+			case kind == 5 && !deferred: // a copy that lands at once hides it: so both are run
+				want = ""
+			}
+			if !ok || want == "" && got != "" || !strings.Contains(got, want) {
+				t.Errorf("kind %d, deferred %v: noticed %q, want %q", kind, deferred, got, want)
+			}
+		}
+	}
+}
+
+// play runs a case on the twin with one barrier left out, or none, and says how far
+// off its results are.
+func (c *kernelCase) play(lib *library, want [][]float32, seed uint64, skip string) (float64, error) {
+	lib.twin(seed, seed%2 == 1, skip)
+	dev, err := New(Options{Library: libraryPath, Limits: benchLimits})
+	if err != nil {
+		return 0, err
+	}
+	defer dev.Close()
+	got, err := c.run(dev, 0)
+	if err != nil {
+		return 0, err
+	}
+	return off(got, want), nil
+}
+
+// A barrier, or a wait for copies, that is left out is noticed: by a wrong result, by
+// the twin, or because the process does not survive it. So each is left out in a
+// process of its own; see mutant.
+func TestBarriersAreNeeded(t *testing.T) {
+	lib, dev := openTwin(t), openGPU(t, Options{Limits: benchLimits})
+	twin := dev.info.twin != 0
+	dev.Close()
+	if !twin {
+		t.Log("a GPU has no barriers that can be left out")
+		return
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unnoticed := map[string]bool{}
+	for i, c := range kernelCases() {
+		want := onCPU(t, &c, 0)
+		if d, err := c.play(lib, want, 1, ""); err != nil || d > near {
+			t.Fatalf("%s: off by %.2g, %v", c.name, d, err)
+		}
+		for site := range strings.Lines(lib.sites()) {
+			site = strings.TrimSpace(site)
+			if quiet, tried := unnoticed[site]; tried && !quiet {
+				continue
+			}
+			cmd := exec.Command(exe)
+			cmd.Env = append(os.Environ(), "TANDEM_CUDA_LIBRARY="+libraryPath, fmt.Sprintf("TANDEM_CUDA_MUTANT=%d %s", i, site))
+			unnoticed[site] = cmd.Run() == nil
+		}
+	}
+	for site, quiet := range unnoticed {
+		if quiet {
+			t.Errorf("%s is left out unnoticed", site)
+		}
+	}
+	if len(unnoticed) < 8 {
+		t.Errorf("only %d barriers were met: %v", len(unnoticed), unnoticed)
+	}
+	t.Logf("%d barriers and waits, each of them missed when left out", len(unnoticed))
+}
+
+// mutant plays a case without a barrier, in a few orders of threads, and returns the
+// process's status: 0 if nobody noticed.
+func mutant(what string) int {
+	var at int
+	var site string
+	if _, err := fmt.Sscan(what, &at, &site); err != nil {
+		return 2
+	}
+	c := kernelCases()[at]
+	lib, err := openLibrary(libraryPath)
+	if err != nil {
+		return 2
+	}
+	host, err := cpu.New(cpu.Options{Limits: benchLimits, Threads: 1})
+	if err != nil {
+		return 2
+	}
+	want, err := c.run(host, 0)
+	if err != nil {
+		return 2
+	}
+	for seed := range uint64(6) {
+		if d, err := c.play(lib, want, seed+1, site); err != nil || d > near {
+			return 1
+		}
+	}
+	return 0
+}
