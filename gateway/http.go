@@ -161,6 +161,10 @@ func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 	if g.foreignModel(ctx, name) {
 		return
 	}
+	if g.foreign != nil && g.model.Load() == nil {
+		g.fail(ctx, noModel(name))
+		return
+	}
 	m, fault := g.find(name)
 	if fault != nil {
 		g.fail(ctx, fault)

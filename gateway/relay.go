@@ -232,7 +232,11 @@ func (r *relay) find() *openai.Error {
 	case r.look.Model == "":
 		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
 	}
-	return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", clip(r.look.Model, 200))}
+	return noModel(r.look.Model)
+}
+
+func noModel(name string) *openai.Error {
+	return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", clip(name, 200))}
 }
 
 // keyChunks are how many leading bytes of a prompt may key the ring: as for

@@ -118,16 +118,54 @@ func TestBinaryOpenAIClient(t *testing.T) {
 	}
 	c.start(path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--api-key", "sk-another,"+c.key)
 	c.waitUp()
+	c.allClaims()
+}
+
+// allClaims runs the official client through its claims.
+func (c *cluster) allClaims() {
+	c.t.Helper()
 	client := c.python("all")
-	err = client.wait()
+	err := client.wait()
 	for line := range strings.Lines(client.out.String()) {
 		if strings.HasPrefix(line, "ok ") {
-			t.Log(strings.TrimSpace(line))
+			c.t.Log(strings.TrimSpace(line))
 		}
 	}
 	if err != nil || strings.Count(client.out.String(), "\nok ") < 10 {
-		t.Errorf("the client: %v\n%s", err, &client.out)
+		c.t.Errorf("the client: %v\n%s", err, &client.out)
 	}
+}
+
+// The same client in front of a server of another kind: to this gateway another
+// Tandem is one, with keys of its own.
+func TestBinaryOpenAIClientUpstream(t *testing.T) {
+	t.Parallel()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := newCluster(t)
+	far.key = "sk-inner"
+	far.start(path, "serve", "--port", strconv.Itoa(far.port), "--api-key", far.key, "--threads", "1")
+	c := newCluster(t)
+	c.key = "sk-of-the-test"
+	c.start(path, "gateway", "--port", strconv.Itoa(c.port), "--api-key", "sk-another,"+c.key, "--upstream", far.url(""), "--upstream-api-key", far.key)
+	for _, p := range []*cluster{c, far} { // their arguments do not name the folder by which others are found
+		t.Cleanup(func() { _ = p.cmd.Process.Kill() })
+	}
+	c.wait(startBound, "ready", func() bool {
+		r, err := c.client().Get(c.url("/readyz"))
+		if err != nil {
+			return false
+		}
+		r.Body.Close()
+		return r.StatusCode == 200
+	})
+	c.allClaims()
+	c.signal(syscall.SIGTERM)
+	c.waitGone(stopBound)
+	far.signal(syscall.SIGTERM)
+	far.waitGone(stopBound)
 }
 
 // The console's own commands, against a cluster.
