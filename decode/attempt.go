@@ -158,13 +158,36 @@ func (n *Node) emit(a *attempt, t engine.Token) {
 
 // emitPrompt files what a step tells of an attempt's prompt.
 func (n *Node) emitPrompt(a *attempt, first int, probs []engine.LogProbs) {
-	m := promptLogProbs(a, first, probs)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if gw := n.gateways[a.key.conn]; gw != nil && !a.ended {
-		gw.prompts = append(gw.prompts, promptProbs{a, m})
-		n.soil(gw)
+	gw := n.gateways[a.key.conn]
+	if gw == nil || a.ended {
+		return
 	}
+	for len(probs) > 0 {
+		rows := frameful(len(probs), func(i int) int { return len(probs[i].Top) })
+		gw.prompts = append(gw.prompts, promptProbs{a, promptLogProbs(a, first, probs[:rows])})
+		first, probs = first+rows, probs[rows:]
+	}
+	n.soil(gw)
+}
+
+// frameProbs is how many log-probabilities go into a frame. Each takes at most 9
+// bytes, and a token's own and its stream, position and rank less than 8 of them:
+// so a frame stays below the 4 MiB that rpc allows, except where one token alone
+// has more, which no vocabulary does.
+const frameProbs = 1 << 18
+
+// frameful is how many of n tokens go into the next frame, at least one; tops is
+// how many best tokens are told of with one.
+func frameful(n int, tops func(i int) int) int {
+	sum := 0
+	for i := range n {
+		if sum += 8 + tops(i); sum > frameProbs {
+			return max(i, 1)
+		}
+	}
+	return n
 }
 
 // soil has the next Flush send something to a gateway. n.mu is held.
@@ -189,7 +212,11 @@ func (n *Node) Flush() {
 		n.dirty[i] = nil
 		var err error
 		if len(probs) > 0 { // before the tokens that they tell about
-			err = gw.conn.Send(rpc.FrameLogProbs, 0, &nodepb.LogProbs{Tokens: probs})
+			for err == nil && len(probs) > 0 {
+				n := frameful(len(probs), func(i int) int { return len(probs[i].TopTokens) })
+				err = gw.conn.Send(rpc.FrameLogProbs, 0, &nodepb.LogProbs{Tokens: probs[:n]})
+				probs = probs[n:]
+			}
 		}
 		if err == nil {
 			err = gw.conn.SendTokens(tokens)

@@ -257,6 +257,11 @@ func (s *Scheduler) preempt(r *request) {
 	}
 	s.counters.preemptions++
 	s.batch.Preempted = append(s.batch.Preempted, r.id)
+	// A job that was wholly cached may have completed in this very step: it has
+	// nothing any more that could be told of as done.
+	if i := slices.Index(s.batch.Completed, r.id); i >= 0 {
+		s.batch.Completed = slices.Delete(s.batch.Completed, i, i+1)
+	}
 	if r.state == stateRunning {
 		s.budget += r.scheduled
 		s.spare += r.extra
