@@ -81,7 +81,7 @@ func sameTables(m *Model, tokens []int32, place int) *sequence {
 // and whatever the largest rank is.
 func TestAdaptersAreMergedWeights(t *testing.T) {
 	names := append([]string{filepath.Join("..", "gqa-tied")}, adapterNames...)
-	for _, kernels := range cpu.Variants() {
+	for _, kernels := range kernelsToTest() {
 		t.Run(kernels, func(t *testing.T) {
 			worst := 0.0
 			m, wide := withAdapters(t, kernels, 8), withAdapters(t, kernels, 64)
@@ -143,7 +143,7 @@ func TestAdaptersAreMergedWeights(t *testing.T) {
 // A place that is loaded anew computes the new adapter, and a request without an
 // adapter what it computes without any.
 func TestAdapterPlaces(t *testing.T) {
-	for _, kernels := range cpu.Variants() {
+	for _, kernels := range kernelsToTest() {
 		m := withAdapters(t, kernels, 8)
 		g := readGoldensOf(t, filepath.Join("lora", "all")).Cases[1]
 		at := func(place int32) []float32 {

@@ -121,10 +121,11 @@ func TestSampled(t *testing.T) {
 
 // TestReplayAllocatesNothing holds after the first call of a key.
 func TestReplayAllocatesNothing(t *testing.T) {
-	for _, kernels := range Variants() {
+	for i, kernels := range slices.Concat(Variants(), Variants()) {
 		rng := rand.New(rand.NewPCG(9, 9))
 		s := randomShape(rng)
 		s.setContext(90)
+		s.dtype = []backend.DType{backend.BF16, backend.INT8}[i/len(Variants())]
 		n := newNet(t, s, Options{Kernels: kernels, Threads: 2}, 1)
 		seqs := sequences(s, rng, 20)
 		st := n.stepOf([]chunk{{seqs[0], 20}})
