@@ -187,13 +187,17 @@ static TARGET void linear_one_tile(int bf16, int nt, const part *p) {
 		ROWS_CASE(VPT, 5)
 		ROWS_CASE(VPT, 6)
 #endif
+#if KERNEL_ISA == 512
+		ROWS_CASE(VPT, 7)
+		ROWS_CASE(VPT, 8)
+#endif
 	}
 }
 
 // All tiles of a group at once, as far as registers go: one row is bound by
 // memory and wants several streams.
 #if KERNEL_ISA == 512
-enum { GROUP_NT = LINEAR_NT };
+enum { GROUP_NT = LINEAR_BLOCK };
 #elif KERNEL_ISA
 enum { GROUP_NT = 1 };
 #else
@@ -211,6 +215,17 @@ static TARGET void linear_group(int bf16, int nt, const part *p) {
 		ROWS_CASE(LINEAR_TILES * VPT, 4)
 		ROWS_CASE(LINEAR_TILES * VPT, 5)
 		ROWS_CASE(LINEAR_TILES * VPT, 6)
+#endif
+	}
+	(void)bf16, (void)p;
+}
+
+// Two tiles, for the rows that four leave no registers for.
+static TARGET void linear_pair(int bf16, int nt, const part *p) {
+	switch (nt) {
+#if KERNEL_ISA == 512
+		ROWS_CASE(2 * VPT, 7)
+		ROWS_CASE(2 * VPT, 8)
 #endif
 	}
 	(void)bf16, (void)p;
@@ -244,7 +259,11 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 			if (quant) {
 				once = tiles - t < quant_tiles(nt) ? 1 : quant_tiles(nt);
 				quant_group(op->bf16 == ELEM_INT4, once, nt, &q);
+			} else if (nt > LINEAR_BLOCK && tiles - t >= 2) {
+				once = 2;
+				linear_pair(op->bf16, nt, &q);
 			} else {
+				once = 1;
 				linear_one_tile(op->bf16, nt, &q);
 			}
 			q.w += once * q.tile;
@@ -261,7 +280,8 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 // Tiles [t0, t1) of rows [r0, r1), of a batch of so many.
 static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch,
                                tandem_scratch *s) {
-	int blocks = (r1 - r0 + LINEAR_NT - 1) / LINEAR_NT;
+	// One pass over the weights as long as that is possible, as memory is slower.
+	int most = r1 - r0 <= LINEAR_NT ? LINEAR_NT : LINEAR_BLOCK, blocks = (r1 - r0 + most - 1) / most;
 	int fault = st->fault_batch_order && batch > 1 && op->k > 2;
 	int depth = blocks > 1 ? LINEAR_DEPTH : op->k;
 	if (fault)
@@ -307,7 +327,7 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 			x += k0;
 		}
 		for (int b = 0, r = r0; b < blocks; b++) {
-			int nt = (r1 - r) / (blocks - b); // even shares of at most LINEAR_NT
+			int nt = (r1 - r) / (blocks - b); // even shares
 			p.x = x + (size_t)r * op->k;
 			p.q = op->q + (size_t)r * ldq;
 			p.y = op->dst + (size_t)r * op->n + t0 * TILE;

@@ -219,7 +219,7 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 // How many of a group's tiles nt rows take at once: as far as registers go.
 FN int quant_tiles(int nt) {
 #if KERNEL_ISA == 512
-	return nt <= 3 ? 4 : 2;
+	return nt <= 3 ? 4 : nt <= 6 ? 2 : 1;
 #elif KERNEL_ISA == 2
 	return nt == 1 ? 2 : 1;
 #else
@@ -239,6 +239,10 @@ static TARGET void quant_group(int four, int tiles, int nt, const part *p) {
 #if KERNEL_ISA
 		QUANT_CASE(1, 5)
 		QUANT_CASE(1, 6)
+#endif
+#if KERNEL_ISA == 512
+		QUANT_CASE(1, 7)
+		QUANT_CASE(1, 8)
 #endif
 #if KERNEL_ISA == 2 || KERNEL_ISA == 512
 		QUANT_CASE(2, 1)

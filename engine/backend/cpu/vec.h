@@ -3,7 +3,7 @@
 // is always 16 lanes, whose reductions are the same tree everywhere. vfma and
 // v16_fma round once on AVX2, AVX-512 and NEON, which so give the same bits.
 //
-// LINEAR_NT is how many rows, SCORE_NQ x SCORE_NG how many queries and groups
+// LINEAR_NT is how many rows, or LINEAR_BLOCK where there are more, SCORE_NQ x SCORE_NG how many queries and groups
 // of 16 positions, MIX_NQ x MIX_NV how many queries and registers of the output
 // an inner loop keeps in registers.
 #include <stdint.h>
@@ -32,7 +32,7 @@
 
 #if KERNEL_ISA == 512
 
-enum { VL = 16, LINEAR_NT = 6, SCORE_NQ = 4, SCORE_NG = 4, MIX_NQ = 4, MIX_NV = 4 };
+enum { VL = 16, LINEAR_NT = 8, LINEAR_BLOCK = 6, SCORE_NQ = 4, SCORE_NG = 4, MIX_NQ = 4, MIX_NV = 4 };
 typedef __m512 V;
 typedef __m512i VI;
 typedef __m512 v16;
@@ -97,7 +97,7 @@ FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
 
 #elif KERNEL_ISA == 2
 
-enum { VL = 8, LINEAR_NT = 6, SCORE_NQ = 2, SCORE_NG = 2, MIX_NQ = 2, MIX_NV = 4 };
+enum { VL = 8, LINEAR_NT = 6, LINEAR_BLOCK = 6, SCORE_NQ = 2, SCORE_NG = 2, MIX_NQ = 2, MIX_NV = 4 };
 typedef __m256 V;
 typedef __m256i VI;
 typedef struct {
@@ -172,7 +172,7 @@ FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
 
 #elif KERNEL_ISA == 128
 
-enum { VL = 4, LINEAR_NT = 6, SCORE_NQ = 2, SCORE_NG = 2, MIX_NQ = 4, MIX_NV = 4 }; // 32 registers
+enum { VL = 4, LINEAR_NT = 6, LINEAR_BLOCK = 6, SCORE_NQ = 2, SCORE_NG = 2, MIX_NQ = 4, MIX_NV = 4 }; // 32 registers
 typedef float32x4_t V;
 typedef uint32x4_t VI;
 typedef struct {
@@ -247,9 +247,9 @@ FN v16 v16_zero_below(v16 x, v16 y, v16 z) { return V16_EACH(CLEAR); }
 
 enum { VL = 4, SCORE_NQ = 2, SCORE_NG = 1, MIX_NQ = 2, MIX_NV = 4 };
 #if defined(__aarch64__)
-enum { LINEAR_NT = 4 }; // 32 registers
+enum { LINEAR_NT = 4, LINEAR_BLOCK = 4 }; // 32 registers
 #else
-enum { LINEAR_NT = 2 };
+enum { LINEAR_NT = 2, LINEAR_BLOCK = 2 };
 #endif
 typedef float V __attribute__((vector_size(16)));
 typedef int32_t VI __attribute__((vector_size(16)));
