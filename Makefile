@@ -58,7 +58,8 @@ cuda: $(CUDA)/installed ## build bin/tandem-cuda.so, the kernels for GPUs; insta
 
 # Both run on a machine with a GPU, an nvcc of its own or none: what they need is in
 # bin/, built by `make build cuda gpu-tests` where there is a network, and carried.
-gpu-tests: build cuda ## build what make gpu-test and gpu-bench need into bin/, to be carried to a machine with a GPU
+gpu-tests: cuda ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
+	$(GO) build -ldflags '-s -w $(LDFLAGS)' -o $(BINARY) .
 	$(GO) test -c -ldflags '-s -w' -o bin/cuda.test ./engine/backend/cuda
 
 gpu-test: ## on a machine with a GPU: every kernel and model against the CPU, then under compute-sanitizer where there is one; needs bin/ of make gpu-tests

@@ -8,7 +8,9 @@ cd "$(dirname "$0")/.." || exit 1
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "gpu-bench: no GPU here" >&2; exit 1; }
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-python3 cuda/random_model.py llama-1b "$dir/llama-1b" && python3 cuda/random_model.py llama-8b "$dir/llama-8b" || exit 1
+for shape in llama-1b llama-8b; do
+	python3 cuda/random_model.py "$shape" "$dir/$shape" && cp engine/builtin/model/tokenizer.json "$dir/$shape/" || exit 1
+done
 run() { # name, model, flags
 	name=$1 model=$2
 	shift 2

@@ -20,15 +20,19 @@ CHUNK = 1 << 24  # numbers that are drawn at once
 SMALL = bytes(0x3C | (i & 0x80) for i in range(256))  # upper bytes: sign, and 2^-7 to 2^-6
 
 
-def noise(n):
-    """n random bf16, in pieces."""
+def draw():
+    out = bytearray(2 * CHUNK)
+    out[0::2] = os.urandom(CHUNK)
+    out[1::2] = os.urandom(CHUNK).translate(SMALL)
+    return memoryview(out)
+
+
+def noise(n, pool):
+    """n bf16, in pieces of what was drawn: they come again, which no kernel minds."""
     while n > 0:
-        count = min(n, CHUNK)
-        out = bytearray(2 * count)
-        out[0::2] = os.urandom(count)
-        out[1::2] = os.urandom(count).translate(SMALL)
-        yield out
-        n -= count
+        yield pool[0][: 2 * min(n, CHUNK)]
+        pool.append(pool.pop(0))
+        n -= CHUNK
 
 
 def main(name, folder):
@@ -59,10 +63,11 @@ def main(name, folder):
     (folder / "config.json").write_text(json.dumps(config))
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    pool = [draw() for _ in range(3)]
     with open(folder / "model.safetensors", "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for key in tensors:
-            for piece in noise((header[key]["data_offsets"][1] - header[key]["data_offsets"][0]) // 2):
+            for piece in noise((header[key]["data_offsets"][1] - header[key]["data_offsets"][0]) // 2, pool):
                 f.write(piece)
 
 
