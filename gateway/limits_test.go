@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -259,4 +261,25 @@ func TestSlowReadersHoldTheirBuffers(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// Every limit by which requests are refused has a test that counts its refusals.
+func TestEveryLimitHasATest(t *testing.T) {
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := ""
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests += string(text)
+	}
+	for _, limit := range metrics.Rows[metrics.GatewayRefused].Labels[0].Values {
+		if !strings.Contains(tests, fmt.Sprintf("refused(%q)", limit)) {
+			t.Errorf("no test looks at refused(%q)", limit)
+		}
+	}
 }
