@@ -284,6 +284,16 @@ func TestRefusalsAreForgotten(t *testing.T) {
 	}
 }
 
+// Nodes that die with an attempt on its way to them, one after the other, are not
+// counted against a request that none of them has taken.
+func TestNodesThatVanish(t *testing.T) {
+	o := upstreamtest.Options{Vanish: func(r *nodepb.Generate) bool { return r.Attempt <= 4 }}
+	b := newBed(t, Options{MaxAttempts: 2, AcceptTimeout: soon}, map[string]upstreamtest.Options{"d1": o, "d2": o, "d3": o, "d4": o, "d5": o, "d6": o})
+	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":3}`); r.StatusCode != 200 {
+		t.Errorf("%d %q", r.StatusCode, r.body)
+	}
+}
+
 // Every request finds the living nodes while others are killed and return.
 func TestKillsBeforeFirstToken(t *testing.T) {
 	b := newBed(t, Options{MaxAttempts: 4}, map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}})

@@ -162,7 +162,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			j.g.admission.tokens.Add(c.queued)
 			return nil
 		}
-		if fault := j.failed(c, node, err); fault != nil {
+		if fault := j.failed(c, node, err, false); fault != nil {
 			return fault
 		}
 		if !time.Now().Before(j.deadline) {

@@ -32,9 +32,10 @@ func (c *choice) taken() { c.accepted, c.lost, c.pause = true, time.Time{}, 0 }
 func (j *job) retry(c *choice, err error) *openai.Error {
 	node := c.node
 	c.failSpan(err)
+	unseen := !c.accepted && errors.Is(err, upstream.ErrLost) // it died with the attempt on the way: that says nothing about it
 	j.leave(c)
 	c.stream = nil
-	if fault := j.failed(c, node, err); fault != nil {
+	if fault := j.failed(c, node, err, unseen); fault != nil {
 		return fault
 	}
 	if !c.started() {
@@ -52,8 +53,9 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 	return j.attempt(c)
 }
 
-// failed books a failed attempt; it returns an error when there may be no other.
-func (j *job) failed(c *choice, node *upstream.Node, err error) *openai.Error {
+// failed books a failed attempt, which the node may never have seen; it returns an
+// error when there may be no other.
+func (j *job) failed(c *choice, node *upstream.Node, err error, unseen bool) *openai.Error {
 	c.failSpan(err)
 	j.failure(node, err)
 	moved := len(c.output) > c.from // since the attempt began
@@ -70,7 +72,7 @@ func (j *job) failed(c *choice, node *upstream.Node, err error) *openai.Error {
 	if refuses(err) && !moved && !(c.accepted && handsOver(err)) {
 		c.refused = append(c.refused, node)
 	}
-	if !moved && !(c.started() && untouched(err)) {
+	if !moved && !unseen && !(c.started() && untouched(err)) {
 		c.failures++
 	}
 	var code *upstream.CodeError

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -17,13 +18,15 @@ import (
 )
 
 // Every node is stopped in order and started again, one after the other, under
-// load. None of them gets the time to finish what it has: its streams go on
-// elsewhere, and their clients notice nothing.
+// load, and then drained through the gateway and taken back. None of them gets the
+// time to finish what it has: its streams go on elsewhere, and their clients notice
+// nothing.
 func TestBinaryRollingRestart(t *testing.T) {
 	t.Parallel()
-	b := newBattle(t, 11, ranks{nodes: []string{"--shutdown-timeout", "300ms"}})
+	b := newBattle(t, 11, ranks{nodes: []string{"--shutdown-timeout", "20ms"}})
 	resumes := b.disturb(func() {
 		for _, m := range b.nodes {
+			b.busy(m)
 			m.signal(t, syscall.SIGTERM)
 			b.gone(m, stopBound)
 			if !m.cmd.ProcessState.Success() {
@@ -32,15 +35,40 @@ func TestBinaryRollingRestart(t *testing.T) {
 			b.begin(m)
 			b.returned([]*member{m})
 		}
-		for _, m := range b.nodes[2:] { // and once more
-			m.signal(t, syscall.SIGTERM)
-			b.gone(m, stopBound)
-			b.begin(m)
-			b.returned([]*member{m})
+		for _, m := range b.nodes { // and through the gateway, which takes them back
+			b.busy(m)
+			b.order(http.MethodPost, "/admin/drain/"+m.name+"?timeout=10ms")
+			b.wait(stopBound, m.name+" is drained", func() bool { return b.fleet()[m.name].Draining && b.fleet()[m.name].Running == 0 })
+			b.order(http.MethodDelete, "/admin/drain/"+m.name)
+			b.whole(b.gateways...)
 		}
 	})
 	if resumes == 0 {
 		t.Error("no stream was handed over: the restarts have met nobody in the middle of one")
+	}
+}
+
+// busy waits a while for a node to have streams.
+func (b *battle) busy(m *member) {
+	for end := time.Now().Add(10 * time.Second); m.role == "decode" && b.fleet()[m.name].Running == 0 && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// order asks the gateway for something that operators may.
+func (b *battle) order(method, path string) {
+	b.t.Helper()
+	req, err := http.NewRequest(method, b.url(path), nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	resp, err := b.client().Do(req)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode/100 != 2 {
+		b.t.Fatalf("%s %s: %s: %s", method, path, resp.Status, text)
 	}
 }
 

@@ -39,6 +39,9 @@ func (b *battle) requests() []map[string]any {
 		case 3:
 			r["temperature"], r["frequency_penalty"], r["stream_options"] = 0, 0.3, map[string]any{"include_usage": true}
 		}
+		if i%16 == 0 {
+			r["max_tokens"] = 1200 // outlasts a drain
+		}
 		all = append(all, r)
 	}
 	return all
@@ -160,11 +163,15 @@ func (b *battle) learn() *waves {
 	return l
 }
 
-// wave is as many streams at once as there are clients; it returns with the last.
+// wave is as many streams as there are clients, half of them at once and half one
+// after the other until the next wave; it returns with the last.
 func (l *waves) wave(n int) {
 	var wg sync.WaitGroup
 	for i := range streams {
-		wg.Go(func() { l.stream(n*streams+i, i%distinct) })
+		wg.Go(func() {
+			time.Sleep(max(0, time.Duration(i-streams/2)) * l.every / (streams / 2))
+			l.stream(n*streams+i, i%distinct)
+		})
 	}
 	wg.Wait()
 }
@@ -209,7 +216,7 @@ func (b *battle) disturb(do func()) (resumes int) {
 		do()
 	}()
 	resumes = int(b.gatewayMetric("tandem:gateway_resumes_total") - before)
-	b.t.Logf("note: %d streams in waves of %d every %v, %d resumed, %v", l.served.Load(), streams, l.every.Round(time.Millisecond), resumes, time.Since(began).Round(time.Second))
+	b.t.Logf("note: %d streams, %d every %v, %d resumed, %v", l.served.Load(), streams, l.every.Round(time.Millisecond), resumes, time.Since(began).Round(time.Second))
 	return resumes
 }
 
@@ -249,7 +256,14 @@ func TestBinaryKills(t *testing.T) {
 	b := newBattle(t, seed, ranks{})
 	var back []time.Duration
 	resumes := b.disturb(func() {
+		end := time.Now().Add(time.Hour)
+		if os.Getenv("TANDEM_SOAK") != "" {
+			end = time.Now().Add(soakMinutes(t))
+		}
 		for n, w := range blows(seed, kills) {
+			if time.Now().After(end) {
+				break
+			}
 			time.Sleep(w.after)
 			var victims []*member
 			for _, v := range w.victims {

@@ -227,6 +227,7 @@ type seen struct {
 	ID, Role         string
 	Ready, Connected bool
 	Draining         bool
+	Running          int
 	CacheBlocks      int `json:"cache_blocks"`
 }
 

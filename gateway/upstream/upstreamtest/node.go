@@ -35,6 +35,8 @@ type Options struct {
 	Gate <-chan struct{}
 	// Refuse answers an attempt with an error instead of Accepted; nil: never.
 	Refuse func(r *nodepb.Generate) (nodepb.Code, string)
+	// Vanish breaks the connection instead of any answer; nil: never.
+	Vanish func(r *nodepb.Generate) bool
 	// Mute leaves attempts without any answer.
 	Mute func(r *nodepb.Generate) bool
 	// Leave ends an attempt that was accepted before its first token; nil, or code 0: never.
@@ -241,6 +243,10 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 // accept starts an attempt; the caller holds mu.
 func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 	if n.o.Mute != nil && n.o.Mute(r) {
+		return
+	}
+	if n.o.Vanish != nil && n.o.Vanish(r) {
+		c.Close(errors.New("upstreamtest: vanished"))
 		return
 	}
 	if n.o.Refuse != nil {
