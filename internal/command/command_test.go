@@ -43,8 +43,8 @@ func TestStatusesAndWords(t *testing.T) {
 		{"xyzzy", nil, 2, "Commands:"},
 		{"serve a b", nil, 2, `unexpected argument "b"`},
 		{"serve --block-size=x", nil, 2, `--block-size: "x" is not a whole number`},
-		{"serve --enforce-eager", nil, 0, "warning: --enforce-eager has no effect"},
-		{"serve --enforce-eager --dry-run", nil, 0, "warning: --enforce-eager has no effect"},
+		{"serve --disable-cascade-attn", nil, 0, "warning: --disable-cascade-attn has no effect"},
+		{"serve --disable-cascade-attn --dry-run", nil, 0, "warning: --disable-cascade-attn has no effect"},
 		{"serve -tp 8", nil, 2, "--tensor-parallel-size 8 is not supported"},
 		{"serve", []string{"TANDEM_BLOCK_SIZES=1"}, 0, "did you mean TANDEM_BLOCK_SIZE?"},
 		{"version", []string{"TANDEM_TEMPERATURE=1", "TANDEM_BLOCK_SIZE=1"}, 0, ""},
@@ -88,7 +88,7 @@ func TestCompletion(t *testing.T) {
 				t.Errorf("%s: no %q in the script", s.name, want)
 			}
 		}
-		if strings.Contains(script, "enforce-eager") {
+		if strings.Contains(script, "disable-cascade-attn") {
 			t.Errorf("%s: the script has flags without effect", s.name)
 		}
 		shell, err := exec.LookPath(s.name)
