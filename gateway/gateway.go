@@ -333,7 +333,7 @@ func New(o Options) (*Gateway, error) {
 	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
 	if o.Foreign.Any() {
-		o.Foreign.Log = o.Log
+		o.Foreign.Log, o.Foreign.StallTimeout = o.Log, max(0, o.StallTimeout)
 		if g.foreign, err = foreign.New(o.Foreign); err != nil {
 			g.fleet.Close()
 			l.Close()

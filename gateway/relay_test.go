@@ -468,3 +468,25 @@ func TestRelayExplains(t *testing.T) {
 		t.Fatal(r.body)
 	}
 }
+
+// A server that hangs loses what nothing was heard of: the request goes elsewhere.
+func TestRelayHang(t *testing.T) {
+	b := newRelayed(t, Options{StallTimeout: 200 * time.Millisecond, Policy: "round_robin"}, "s1", "s2")
+	hangs := make(chan *stranger, 1)
+	for _, s := range b.far {
+		s.does(func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case hangs <- s: // the first that is asked hangs, the other does not
+				b.net.Silence(s.name+":80", true)
+				never(w, r)
+			default:
+				streams(w, r)
+			}
+		})
+	}
+	if r := b.post("/v1/chat/completions", ask(true, "x")); r.err != nil || !r.events(t).done {
+		t.Fatalf("%d %q %v", r.StatusCode, r.body, r.err)
+	}
+	b.net.Silence((<-hangs).name+":80", false)
+	b.until(func() bool { return b.g.foreign.Now().Up() == 2 })
+}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -50,8 +51,9 @@ type conn struct {
 	nc     net.Conn
 	quiet  func() bool // nothing is to be read: neither data nor an end
 	server *Server
-	kept   time.Time // when it became idle; zero: never yet
-	bed    int       // its place among the server's active ones
+	kept   time.Time    // when it became idle; zero: never yet
+	bed    int          // its place among the server's active ones
+	heard  atomic.Int64 // the server's era when bytes came last
 
 	buf     []byte // [connBuffer] or, for a long head, [maxHead]; nil while idle
 	r, w    int    // what is read and not taken is buf[r:w]
@@ -126,6 +128,7 @@ func (c *conn) fill() error {
 	n, err := c.nc.Read(c.buf[c.w:])
 	c.w += n
 	if n > 0 {
+		c.heard.Store(c.server.era.Load())
 		return nil
 	}
 	return err

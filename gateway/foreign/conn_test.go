@@ -32,7 +32,7 @@ func (*script) SetReadDeadline(time.Time) error { return nil }
 
 // receive reads an answer that comes in pieces of a size.
 func receive(text string, size int) (rep Reply, body string, fit bool, err error) {
-	c := &conn{nc: &script{data: []byte(text), size: size}}
+	c := &conn{nc: &script{data: []byte(text), size: size}, server: new(Server)}
 	c.hold()
 	defer c.drop()
 	if rep, _, err = c.head(); err != nil {
@@ -137,7 +137,7 @@ func (e *endless) Read(p []byte) (int, error) { return copy(p, e.chunk), nil }
 // From the connection to an event's bytes nothing is allocated.
 func TestNextDoesNotAllocate(t *testing.T) {
 	event := "data: " + strings.Repeat("x", 200) + "\n\n"
-	c := &conn{nc: &endless{chunk: fmt.Appendf(nil, "%x\r\n%s\r\n", len(event), event)}, body: chunked}
+	c := &conn{nc: &endless{chunk: fmt.Appendf(nil, "%x\r\n%s\r\n", len(event), event)}, body: chunked, server: new(Server)}
 	c.hold()
 	defer c.drop()
 	if n := testing.AllocsPerRun(1000, func() {

@@ -40,8 +40,11 @@ type Options struct {
 	APIKey     string            // sent to servers as a bearer token; empty: none
 	TLS        *tls.Config       // towards https servers; nil: the system's authorities
 	HealthPath string            // empty: /health
-	Dial       func(ctx context.Context, network, addr string) (net.Conn, error)
-	Log        *slog.Logger // nil: discarded
+	// StallTimeout: a server whose probes are late for so long loses the requests
+	// that nothing was heard of meanwhile; 0: never.
+	StallTimeout time.Duration
+	Dial         func(ctx context.Context, network, addr string) (net.Conn, error)
+	Log          *slog.Logger // nil: discarded
 }
 
 // Source tells of servers that come and go.

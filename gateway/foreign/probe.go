@@ -34,6 +34,7 @@ func (s *Server) keep(ctx context.Context) {
 	defer pause.Stop()
 	missed := 0
 	var listed time.Time // when the models were asked for last
+	var late0 time.Time  // when probes began to be late
 	for {
 		select {
 		case <-ctx.Done():
@@ -41,6 +42,7 @@ func (s *Server) keep(ctx context.Context) {
 		case <-s.kick:
 		case <-pause.C:
 		}
+		began := time.Now()
 		err := s.probe(ctx)
 		if ctx.Err() != nil {
 			return
@@ -48,6 +50,14 @@ func (s *Server) keep(ctx context.Context) {
 		late := err != nil && !errors.Is(err, errDown)
 		if missed++; !late {
 			missed = 0
+		} else if missed == 1 {
+			late0 = began
+			s.era.Add(1)
+		}
+		if stall := s.p.o.StallTimeout; stall > 0 && missed >= probeMisses && time.Since(late0) >= stall {
+			if n := s.abortSilent(); n > 0 {
+				s.p.o.Log.Warn("upstream hangs: its requests go elsewhere", "upstream", s.Name, "requests", n)
+			}
 		}
 		switch was := s.up.Load(); {
 		case err == nil:
@@ -166,7 +176,11 @@ func parseModels(body []byte) ([]Card, error) {
 
 // get fetches a small thing. It takes no part in the breaker.
 func (s *Server) get(ctx context.Context, path string, most int) (status int, body []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	patience := probeTimeout
+	if stall := s.p.o.StallTimeout; stall > 0 {
+		patience = min(patience, stall)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	until, _ := ctx.Deadline()
 	c, err := s.takeProbe(ctx, until)

@@ -74,6 +74,7 @@ type Server struct {
 	up        atomic.Bool            // its last probes were good
 	openUntil atomic.Int64           // nanoseconds since 1970: the breaker lets nothing pass before
 	bootstrap atomic.Int32           // port; 0: not known
+	era       atomic.Int64           // grows when its probes begin to be late
 	cutOff    atomic.Bool            // the last verdict was about a connection, not an answer
 	models    atomic.Pointer[[]Card] // nil: not known yet; empty: it does not tell
 	why       atomic.Pointer[string] // it is not up; nil: not known yet
@@ -246,6 +247,7 @@ func (s *Server) connect(ctx context.Context) (net.Conn, error) {
 
 // activate books a connection as in use; the caller holds mu.
 func (s *Server) activate(c *conn) {
+	c.heard.Store(s.era.Load())
 	c.bed = len(s.active)
 	s.active = append(s.active, c)
 }
@@ -306,6 +308,20 @@ func (s *Server) abortAll() {
 	for _, c := range s.active {
 		c.abort()
 	}
+}
+
+// abortSilent ends the requests that nothing was heard of since the era began.
+func (s *Server) abortSilent() (n int) {
+	era := s.era.Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.active {
+		if c.heard.Load() < era {
+			c.abort()
+			n++
+		}
+	}
+	return n
 }
 
 // Kick asks for a probe now.
