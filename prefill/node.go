@@ -241,9 +241,9 @@ func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 	case p.Fingerprint != id.Fingerprint:
 		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("model fingerprint %016x asked, %016x here", p.Fingerprint, id.Fingerprint)
 	case p.NumericsClass != id.Class:
-		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("numerics class %q asked, %q here", p.NumericsClass, id.Class)
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("numerics class %q asked, %q here: both need the same weights, kernels and --kv-cache-dtype", p.NumericsClass, id.Class)
 	case p.Layout != id.Layout:
-		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("KV layout %016x asked, %016x here", p.Layout, id.Layout)
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("KV layout %016x asked, %016x here: both need the same --block-size and --kv-cache-dtype", p.Layout, id.Layout)
 	}
 	if a := p.GetAdapter(); a != nil {
 		if err := n.o.Engine.CheckAdapter(a.Name, a.Digest); err != nil {

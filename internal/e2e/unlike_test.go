@@ -1,0 +1,53 @@
+package e2e
+
+import (
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
+)
+
+// TestUnlikeEndsPrefillForThemselves: a prefill node whose blocks have another size or type, or lie in another order, is refused before anything
+// travels, over every way that KV has; the decode node computes the prompt, and the tokens are those of a node alone.
+func TestUnlikeEndsPrefillForThemselves(t *testing.T) {
+	dir := filepath.Join(checkpoints, "gqa-tied")
+	base := engine.LoadOptions{Model: dir, Kernels: native(), Threads: 1, KVMemory: 8 << 20, MaxSeqs: 4, MaxBatchedTokens: 64, MaxModelLen: 192, KVDType: "float32"}
+	rng := rand.New(rand.NewPCG(11, 1))
+	ways := map[string]kvtransfer.Network{"mem": nil, "tcp": kvtransfer.TCP{}, "shm": sharedTCP{}}
+	for name, c := range map[string]struct {
+		change func(*engine.LoadOptions)
+		remote uint64
+	}{
+		"alike":       {func(*engine.LoadOptions) {}, 1},
+		"block size":  {func(o *engine.LoadOptions) { o.BlockTokens = 32 }, 0},
+		"type of KV":  {func(o *engine.LoadOptions) { o.KVDType = "bfloat16" }, 0},
+		"memory size": {func(o *engine.LoadOptions) { o.KVMemory = 4 << 20 }, 1}, // which may differ
+	} {
+		for way, network := range ways {
+			t.Run(name+"/"+way, func(t *testing.T) {
+				pre := base
+				c.change(&pre)
+				f := newFleetOver(t, network, base, &pre)
+				defer f.close()
+				alone := newFleet(t, base, nil)
+				defer alone.close()
+				g := &nodepb.Generate{RequestId: "r", Attempt: 1, Prompt: randomTokens(rng, 100, f.loaded[0].Model.VocabSize()), MaxTokens: 8, IgnoreEos: true,
+					Sampling: &nodepb.Sampling{Seed: 3}, Prefill: []string{"prefill"}}
+				got := f.run(t, g)
+				g.Prefill = nil
+				if err := compare(got, alone.run(t, g), g); err != nil {
+					t.Error(err)
+				}
+				if n := f.decode.Counters().RemotePrefills; n != c.remote {
+					t.Errorf("%d prompts were prefilled elsewhere, want %d", n, c.remote)
+				}
+				if s := f.reader.Stats(); c.remote == 0 && (s.LeasesGranted != 0 || s.PayloadBytes != 0) {
+					t.Errorf("pages were granted: %+v", s)
+				}
+			})
+		}
+	}
+}
