@@ -35,8 +35,9 @@ const (
 
 // options are the command's.
 type options struct {
-	binary, peers, plain, python, prefix, out string
-	repeat, rounds, smalls                    int
+	binary, peers, plain, python, prefix, out, keep string
+	repeat, rounds, smalls                          int
+	most                                            time.Duration
 }
 
 // result is what one run of a program tells.
@@ -62,6 +63,8 @@ func main() {
 	flag.StringVar(&o.python, "python", "", "Python with nixl and mooncake-transfer-engine; empty: without them")
 	flag.StringVar(&o.prefix, "prefix", "", "command line that each run is given to, such as 'nice -n -5'")
 	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
+	flag.StringVar(&o.keep, "keep", "", "file that keeps the runs: those of an earlier call count too, for machines that are quiet only for a while")
+	flag.DurationVar(&o.most, "for", time.Hour, "no new turn begins after so long")
 	flag.IntVar(&o.repeat, "repeat", 5, "runs of each program")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds of 512 MiB in a run")
 	flag.IntVar(&o.smalls, "small-rounds", 200, "transfers of 1 MiB in a run")
@@ -85,18 +88,33 @@ func (o *options) bench(ctx context.Context) error {
 		return fmt.Errorf("compiling plain.c: %w\n%s", err, out)
 	}
 	all := contenders(o.python != "")
+	kept := make(map[string][]result)
+	if b, err := os.ReadFile(o.keep); err == nil {
+		if err := json.Unmarshal(b, &kept); err != nil {
+			return fmt.Errorf("--keep %s: %w", o.keep, err)
+		}
+	}
+	for _, c := range all {
+		c.results = kept[c.id]
+	}
+	began := time.Now()
 	for n := range o.repeat {
 		for _, c := range all {
-			if c.err != nil || ctx.Err() != nil {
+			if c.err != nil || ctx.Err() != nil || time.Since(began) > o.most {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "%d/%d %s", n+1, o.repeat, c.name)
 			r, err := c.run(ctx, o)
 			if c.err = err; err == nil {
 				c.results = append(c.results, r)
-				fmt.Fprintf(os.Stderr, ": %.2f GB/s", r.GBps)
+				fmt.Fprintf(os.Stderr, ": %.2f GB/s\n", r.GBps)
+				kept[c.id] = c.results
+				if err := o.save(kept); err != nil {
+					return err
+				}
+			} else {
+				fmt.Fprintf(os.Stderr, ": %v\n", err)
 			}
-			fmt.Fprintln(os.Stderr)
 		}
 	}
 	if ctx.Err() != nil {
@@ -108,6 +126,18 @@ func (o *options) bench(ctx context.Context) error {
 		return err
 	}
 	return os.WriteFile(o.out, []byte(text), 0o644)
+}
+
+// save keeps the runs so far.
+func (o *options) save(kept map[string][]result) error {
+	if o.keep == "" {
+		return nil
+	}
+	b, err := json.Marshal(kept)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.keep, b, 0o644)
 }
 
 // contenders are all programs, in the order in which they take turns.

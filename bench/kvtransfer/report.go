@@ -63,14 +63,14 @@ func table(o *options, all []*contender) string {
 	var b strings.Builder
 	commit, _ := exec.Command("git", "rev-parse", "--short", "HEAD").Output() // outside of a checkout it stays unknown
 	fmt.Fprintf(&b, "# KV transfer beside others\n\nMachine: %s. Commit %s.\n\n    make bench-kvtransfer\n\n", report.Machine(), strings.TrimSpace(string(commit)))
-	fmt.Fprintf(&b, "Over loopback, everything in turn in one run, medians of %d runs of %d rounds (1 MiB: %d). %d MiB as %d pages of %d KiB scattered over both\n", o.repeat, o.rounds, o.smalls, nPages*pageBytes>>20, nPages, pageBytes>>10)
+	fmt.Fprintf(&b, "Over loopback, everything in turn in one run, medians of the runs that the table counts, of %d rounds each (1 MiB: %d). %d MiB as %d pages of %d KiB scattered over both\n", o.rounds, o.smalls, nPages*pageBytes>>20, nPages, pageBytes>>10)
 	b.WriteString("sides' memory, timed at the writer until the reader has confirmed the last byte; all but iperf3 compare every byte. CPU is of both ends. 1 GB = 10⁹ bytes.\n\n")
-	b.WriteString("| | GB/s | least to most | CPU s/GB | 1 MiB median, ms | p90, ms |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| | runs | GB/s | least to most | CPU s/GB | 1 MiB median, ms | p90, ms |\n|---|---|---|---|---|---|---|\n")
 	byID := make(map[string]*contender)
 	for _, c := range all {
 		byID[c.id] = c
 		if len(c.results) == 0 {
-			fmt.Fprintf(&b, "| %s | did not run: %v | | | | |\n", c.name, c.err)
+			fmt.Fprintf(&b, "| %s | did not run: %v | | | | | |\n", c.name, c.err)
 			continue
 		}
 		m := c.median()
@@ -78,7 +78,7 @@ func table(o *options, all []*contender) string {
 		for _, r := range c.results {
 			least, most = min(least, r.GBps), max(most, r.GBps)
 		}
-		fmt.Fprintf(&b, "| %s | %.2f | %.2f–%.2f | %s | %s | %s |\n", c.name, m.GBps, least, most, figure(m.PerGB), figure(m.P50), figure(m.P90))
+		fmt.Fprintf(&b, "| %s | %d | %.2f | %.2f–%.2f | %s | %s | %s |\n", c.name, len(c.results), m.GBps, least, most, figure(m.PerGB), figure(m.P50), figure(m.P90))
 	}
 	b.WriteString("\n## What has to hold\n\n| | want | is | |\n|---|---|---|---|\n")
 	for _, x := range bars {

@@ -37,6 +37,10 @@ class Side:
                 raise SystemExit("the transfer failed")
             state = self.agent.check_xfer_state(job)
 
+    def wait(self, pipe):
+        while not pipe.poll(0):  # UCX moves bytes while somebody asks it to
+            self.agent.get_new_notifs()
+
     def done(self, job):
         self.agent.release_xfer_handle(job)
 

@@ -50,6 +50,7 @@ def reader(pipe, make, n, page_bytes):
     side = make(memory, pipe, writer=False)
     pipe.send("ready")
     while True:
+        side.wait(pipe)
         what = pipe.recv()
         if what is None:
             side.close()
