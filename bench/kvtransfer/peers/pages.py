@@ -3,6 +3,7 @@ writer, compared and overwritten at the reader after every round. One JSON objec
 
 import json
 import multiprocessing
+import os
 import resource
 import sys
 import time
@@ -55,7 +56,7 @@ def reader(pipe, make, n, page_bytes):
         if what is None:
             side.close()
             pipe.send("closed")
-            return
+            os._exit(0)  # as below
         kind, seed, count = what
         if kind == "cpu":
             pipe.send(cpu())
@@ -118,3 +119,4 @@ def main(make):
     out = writer(here, make, n, page_bytes, rounds, small, smalls)
     other.join(10)
     print("RESULT " + json.dumps(out), flush=True)
+    os._exit(0)  # libraries that are unloaded while their threads run do not always survive it
