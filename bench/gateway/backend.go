@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// gap is between two tokens of a stream; the first comes at once.
+const gap = 10 * time.Millisecond
+
+const (
+	plainAnswer = `{"id":"chatcmpl-mock","object":"chat.completion","created":1700000000,"model":"mock","choices":[{"index":0,"message":{"role":"assistant","content":"tok"},"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
+	tokenEvent  = `{"id":"chatcmpl-mock","object":"chat.completion.chunk","created":1700000000,"model":"mock","choices":[{"index":0,"delta":{"content":" tok"},"logprobs":null,"finish_reason":null}]}`
+	streamHead  = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+// serveBackend is an OpenAI server that computes nothing, on a port that it
+// prints, until its input ends. A token is one event, one chunk and one write.
+func serveBackend() error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println(l.Addr())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		l.Close()
+	}()
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		go converse(c)
+	}
+}
+
+func chunk(b []byte, data string) []byte {
+	b = strconv.AppendInt(b, int64(len(data)+8), 16)
+	return append(append(append(b, "\r\ndata: "...), data...), "\n\n\r\n"...)
+}
+
+var (
+	tokenChunk = chunk(nil, tokenEvent)
+	lastChunk  = append(chunk(nil, "[DONE]"), "0\r\n\r\n"...)
+)
+
+func plain(status int, body string) []byte {
+	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", status, http.StatusText(status), len(body), body)
+}
+
+var (
+	answerBytes = plain(200, plainAnswer)
+	modelBytes  = plain(200, `{"object":"list","data":[{"id":"mock","object":"model","created":0,"owned_by":"tandem","max_model_len":1048576}]}`)
+	wellBytes   = plain(200, `{"status":"ok"}`)
+	noneBytes   = plain(404, `{"error":{"message":"the mock has no such route"}}`)
+)
+
+// converse answers a connection's requests.
+func converse(c net.Conn) {
+	defer c.Close()
+	in := bufio.NewReaderSize(c, 16<<10)
+	var body, out []byte
+	for {
+		line, size, err := readHead(in)
+		if err != nil {
+			return
+		}
+		if cap(body) < size {
+			body = make([]byte, size)
+		}
+		body = body[:size]
+		if _, err := io.ReadFull(in, body); err != nil {
+			return
+		}
+		switch {
+		case strings.HasPrefix(line, "POST /v1/chat/completions "):
+			if n := streamed(body); n > 0 {
+				if out, err = stream(c, out, n); err != nil {
+					return
+				}
+				continue
+			}
+			_, err = c.Write(answerBytes)
+		case strings.HasPrefix(line, "GET /v1/models"):
+			_, err = c.Write(modelBytes)
+		case strings.HasPrefix(line, "GET /health"):
+			_, err = c.Write(wellBytes)
+		default:
+			_, err = c.Write(noneBytes)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// readHead is a message's first line and its body's length.
+func readHead(in *bufio.Reader) (first string, length int, err error) {
+	for {
+		line, err := in.ReadSlice('\n')
+		if err != nil {
+			return "", 0, err
+		}
+		line = bytes.TrimRight(line, "\r\n")
+		switch {
+		case len(line) == 0:
+			return first, length, nil
+		case first == "":
+			first = string(line)
+			continue
+		}
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		if len(name) == 14 && bytes.EqualFold(name, []byte("content-length")) {
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil || length < 0 || length > 64<<20 {
+				return "", 0, fmt.Errorf("a Content-Length of %q", value)
+			}
+		}
+		if len(name) == 17 && bytes.EqualFold(name, []byte("transfer-encoding")) && length == 0 {
+			length = -1
+		}
+	}
+}
+
+// streamed is how many tokens a request wants as a stream; 0: as one answer.
+func streamed(body []byte) int {
+	if !bytes.Contains(body, []byte(`"stream":true`)) && !bytes.Contains(body, []byte(`"stream": true`)) {
+		return 0 // which spares the mock the parsing of large bodies
+	}
+	var q struct {
+		Stream  bool `json:"stream"`
+		Max     int  `json:"max_tokens"`
+		MaxChat int  `json:"max_completion_tokens"`
+	}
+	if json.Unmarshal(body, &q) != nil || !q.Stream {
+		return 0
+	}
+	return max(1, q.Max, q.MaxChat)
+}
+
+// stream sends tokens at their times: a late one does not delay the next.
+func stream(c net.Conn, out []byte, n int) ([]byte, error) {
+	began := time.Now()
+	out = append(out[:0], streamHead...)
+	for i := range n {
+		time.Sleep(time.Until(began.Add(time.Duration(i) * gap)))
+		out = append(out, tokenChunk...)
+		if i == n-1 {
+			out = append(out, lastChunk...)
+		}
+		if _, err := c.Write(out); err != nil {
+			return out, err
+		}
+		out = out[:0]
+	}
+	return out, nil
+}

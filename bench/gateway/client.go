@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// clientPatience is how long an answer may make no progress.
+const clientPatience = 20 * time.Second
+
+// ask is what a connection of the client asks for again and again.
+type ask struct {
+	prompt int // bytes
+	tokens int // of a stream; 0: no stream
+}
+
+// request is the bytes of connection i's requests: prompts of connections differ
+// from their first words on.
+func (a ask) request(addr string, i int) []byte {
+	text := fmt.Sprintf("user %d asks: ", i*7919)
+	text += strings.Repeat("the quick brown fox jumps over the lazy dog ", a.prompt/44+1)
+	body := fmt.Sprintf(`{"model":"mock","messages":[{"role":"user","content":"%s"}],"max_tokens":%d,"stream":%v,"temperature":0}`,
+		text[:max(16, a.prompt)], max(1, a.tokens), a.tokens > 0)
+	return fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nAccept: */*\r\nUser-Agent: bench\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s",
+		addr, apiKey, len(body), body)
+}
+
+// client is connections that are kept busy.
+type client struct {
+	answers, tokens atomic.Int64
+	stop            atomic.Bool
+	wg              sync.WaitGroup
+	mu              sync.Mutex
+	err             error // the first
+}
+
+// drive keeps n connections to addr busy until end is called. Streams begin
+// spread over their own length.
+func drive(addr string, n int, a ask) *client {
+	l := new(client)
+	for i := range n {
+		l.wg.Go(func() {
+			if a.tokens > 0 {
+				time.Sleep(time.Duration(i) * time.Duration(a.tokens) * gap / time.Duration(n))
+			}
+			if err := l.keep(addr, i, a); err != nil {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.err = errors.Join(l.err, err)
+				l.stop.Store(true)
+			}
+		})
+	}
+	return l
+}
+
+// end lets what runs end, and tells what went wrong.
+func (l *client) end() error {
+	l.stop.Store(true)
+	l.wg.Wait()
+	return l.err
+}
+
+func (l *client) keep(addr string, i int, a ask) error {
+	k, err := dial(addr)
+	if err != nil {
+		return err
+	}
+	defer k.c.Close()
+	request := a.request(addr, i)
+	for !l.stop.Load() {
+		if _, _, err := k.exchange(request, a.tokens, &l.tokens); err != nil {
+			return err
+		}
+		l.answers.Add(1)
+	}
+	return nil
+}
+
+// conn is one connection of the client.
+type conn struct {
+	c   net.Conn
+	in  *bufio.Reader
+	buf []byte
+}
+
+func dial(addr string) (*conn, error) {
+	c, err := net.DialTimeout("tcp", addr, clientPatience)
+	if err != nil {
+		return nil, err
+	}
+	return &conn{c: c, in: bufio.NewReaderSize(c, 4<<10), buf: make([]byte, 8<<10)}, nil
+}
+
+var (
+	tokenMark = []byte(`data: {"id"`)
+	roleMark  = []byte(`"role":"assistant"`) // of the event that our nodes' streams begin with, which is no token
+	doneMark  = []byte("data: [DONE]")
+	endMark   = []byte("0\r\n\r\n")
+)
+
+// exchange sends a request and reads its whole answer, with exactly so many
+// tokens if it is a stream; first is when the first of them came.
+func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, first time.Time, err error) {
+	if err := k.c.SetDeadline(time.Now().Add(clientPatience)); err != nil {
+		return sent, first, err
+	}
+	sent = time.Now()
+	if _, err := k.c.Write(request); err != nil {
+		return sent, first, err
+	}
+	line, length, err := readHead(k.in)
+	if err != nil {
+		return sent, first, err
+	}
+	if !strings.HasPrefix(line, "HTTP/1.1 200") {
+		rest, _ := k.in.Peek(k.in.Buffered())
+		return sent, first, fmt.Errorf("the answer was %q: %s", line, rest[:min(len(rest), 300)])
+	}
+	if length >= 0 {
+		n, err := k.in.Discard(length)
+		if err == nil && tokens > 0 {
+			err = fmt.Errorf("instead of a stream %d bytes came", n)
+		}
+		return sent, first, err
+	}
+	got, done, role, carry := 0, false, true, 0
+	for {
+		n, err := k.in.Read(k.buf[carry:])
+		if err != nil {
+			return sent, first, fmt.Errorf("a stream ended after %d tokens of %d: %w", got, tokens, err)
+		}
+		b := k.buf[:carry+n]
+		if m := bytes.Count(b, tokenMark); m > 0 {
+			if role && bytes.Contains(b, roleMark) {
+				m--
+			}
+			role = false
+			if m > 0 && got == 0 {
+				first = time.Now()
+			}
+			got += m
+			seen.Add(int64(m))
+		}
+		done = done || bytes.Contains(b, doneMark)
+		if bytes.HasSuffix(b, endMark) {
+			break
+		}
+		// What may be the beginning of a mark is looked at again with what follows.
+		carry = copy(k.buf, b[len(b)-min(len(b), len(tokenMark)-1):])
+	}
+	if tokens > 0 && (got != tokens || !done) {
+		return sent, first, fmt.Errorf("a stream had %d tokens of %d, [DONE]: %v", got, tokens, done)
+	}
+	return sent, first, nil
+}
+
+// firstTokens is the times from requests to their first tokens, one request after
+// the other.
+func firstTokens(ctx context.Context, addr string, n int) ([]float64, error) {
+	k, err := dial(addr)
+	if err != nil {
+		return nil, err
+	}
+	defer k.c.Close()
+	request, times := ask{prompt: 200, tokens: 1}.request(addr, 1), []float64(nil)
+	var seen atomic.Int64
+	for i := range n + n/10 {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		sent, first, err := k.exchange(request, 1, &seen)
+		if err != nil {
+			return nil, err
+		}
+		if i >= n/10 { // the others warm up
+			times = append(times, first.Sub(sent).Seconds()*1e3)
+		}
+	}
+	slices.Sort(times)
+	return times, nil
+}

@@ -1,0 +1,373 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/tlsconf"
+)
+
+// apiKey is what the client presents; only our gateway checks it.
+const apiKey = "sk-bench-0123456789abcdef"
+
+// startPatience is how long a proxy may take until it answers.
+const startPatience = 60 * time.Second
+
+// backends stand behind every proxy.
+const backends = 2
+
+// proxy is something to send requests to.
+type proxy struct {
+	name     string
+	addr     string
+	children []*child // whose CPU time and memory count
+}
+
+// peer is how a proxy is run: its command, and what it reads. Everything that is
+// not said here is at its default.
+type peer struct {
+	name    string
+	binary  func(*options) string
+	version []string // arguments that have it print its version
+	files   func(dir string, port, extra int, urls []string) map[string]string
+	args    func(dir string, port, extra int, urls []string) []string
+}
+
+var peers = []peer{
+	{
+		name: "tandem", binary: func(o *options) string { return o.binary }, version: []string{"version"},
+		files: func(string, int, int, []string) map[string]string {
+			return map[string]string{"keys": apiKey + " name=bench\n"}
+		},
+		args: func(dir string, port, _ int, urls []string) []string {
+			a := []string{"gateway", "--port", strconv.Itoa(port), "--api-key-file", filepath.Join(dir, "keys"), "--log-level", "warning", "--policy", "prefix"}
+			for _, u := range urls {
+				a = append(a, "--upstream", u)
+			}
+			return a
+		},
+	},
+	{
+		name: "nginx", binary: func(o *options) string { return o.nginx }, version: []string{"-v"}, files: nginxFiles,
+		args: func(dir string, _, _ int, _ []string) []string {
+			return []string{"-c", filepath.Join(dir, "nginx.conf"), "-p", dir, "-e", filepath.Join(dir, "error.log")}
+		},
+	},
+	{
+		name: "haproxy", binary: func(o *options) string { return o.haproxy }, version: []string{"-v"}, files: haproxyFiles,
+		args: func(dir string, _, _ int, _ []string) []string {
+			return []string{"-db", "-f", filepath.Join(dir, "haproxy.cfg")}
+		},
+	},
+	router("vllm-router consistent_hash", "consistent_hash", func(o *options) string { return o.vllm }),
+	router("vllm-router cache_aware", "cache_aware", func(o *options) string { return o.vllm }),
+	router("smg prefix_hash", "prefix_hash", func(o *options) string { return o.smg }),
+	router("smg cache_aware", "cache_aware", func(o *options) string { return o.smg }),
+}
+
+func names() (all []string) {
+	for _, p := range peers {
+		all = append(all, p.name)
+	}
+	return all
+}
+
+// router is one of the two that began as SGLang's; their flags are alike.
+func router(name, policy string, binary func(*options) string) peer {
+	return peer{name: name, binary: binary, args: func(_ string, port, extra int, urls []string) []string {
+		a := []string{"--host", "127.0.0.1", "--port", strconv.Itoa(port), "--policy", policy, "--log-level", "warn", "--prometheus-port", strconv.Itoa(extra), "--worker-urls"}
+		if strings.HasPrefix(name, "smg") {
+			a = append([]string{"launch"}, a...)
+		} else {
+			a[slices.Index(a, "warn")] = "warning"
+		}
+		return append(a, urls...)
+	}}
+}
+
+// nginxFiles: an answer is passed on as it comes, connections are kept, and bodies
+// of the sizes measured stay in memory.
+func nginxFiles(dir string, port, _ int, urls []string) map[string]string {
+	var servers strings.Builder
+	for _, u := range urls {
+		fmt.Fprintf(&servers, "    server %s;\n", strings.TrimPrefix(u, "http://"))
+	}
+	user := ""
+	if os.Geteuid() == 0 {
+		user = "user root;\n"
+	}
+	return map[string]string{"nginx.conf": fmt.Sprintf(`%sdaemon off;
+worker_processes 2;
+pid %[2]s/nginx.pid;
+error_log %[2]s/error.log warn;
+events { worker_connections 16384; }
+http {
+  access_log off;
+  keepalive_requests 1000000000;
+  client_max_body_size 64m;
+  client_body_buffer_size 256k;
+  client_body_temp_path %[2]s/body; proxy_temp_path %[2]s/proxy; fastcgi_temp_path %[2]s/fastcgi; uwsgi_temp_path %[2]s/uwsgi; scgi_temp_path %[2]s/scgi;
+  upstream mock {
+%[3]s    keepalive 1024;
+    keepalive_requests 1000000000;
+  }
+  server {
+    listen 127.0.0.1:%[4]d;
+    location / {
+      proxy_pass http://mock;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+    }
+  }
+}
+`, user, dir, servers.String(), port)}
+}
+
+func haproxyFiles(_ string, port, _ int, urls []string) map[string]string {
+	var servers strings.Builder
+	for i, u := range urls {
+		fmt.Fprintf(&servers, "  server mock%d %s check\n", i, strings.TrimPrefix(u, "http://"))
+	}
+	return map[string]string{"haproxy.cfg": fmt.Sprintf(`global
+  nbthread 2
+  maxconn 8192
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+  option http-no-delay
+frontend clients
+  bind 127.0.0.1:%d
+  default_backend mock
+backend mock
+  balance roundrobin
+  http-reuse always
+%s`, port, servers.String())}
+}
+
+// bed is everything that runs in a part.
+type bed struct {
+	proxies  []*proxy
+	versions map[string]string
+	children []*child
+}
+
+// startBed starts the backends and all proxies over them.
+func startBed(ctx context.Context, o *options, native bool) (b *bed, err error) {
+	b = &bed{versions: map[string]string{}}
+	defer func() {
+		if err != nil {
+			b.close()
+			b = nil
+		}
+	}()
+	direct, urls := &proxy{name: "direct"}, []string(nil)
+	for range backends {
+		c, addr, err := startOwn("mock-backend")
+		if err != nil {
+			return b, err
+		}
+		b.children, direct.children = append(b.children, c), append(direct.children, c)
+		direct.addr, urls = addr, append(urls, "http://"+addr)
+	}
+	b.proxies = []*proxy{direct}
+	chosen := o.proxies
+	if native {
+		chosen = "nginx"
+		p, err := b.startNative(o)
+		if err != nil {
+			return b, fmt.Errorf("native: %w", err)
+		}
+		b.proxies = append(b.proxies, p)
+	}
+	for _, p := range peers {
+		if chosen != "" && !slices.Contains(strings.Split(chosen, ","), p.name) {
+			continue
+		}
+		if err := b.startPeer(o, p, urls); err != nil {
+			return b, fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(b.proxies))
+	for i, p := range b.proxies {
+		wg.Go(func() { errs[i] = p.await(ctx) })
+	}
+	wg.Wait()
+	return b, errors.Join(errs...)
+}
+
+func (b *bed) close() {
+	for _, c := range slices.Backward(b.children) {
+		c.stop()
+	}
+}
+
+func (b *bed) startPeer(o *options, p peer, urls []string) error {
+	binary, err := exec.LookPath(p.binary(o))
+	if err != nil {
+		return fmt.Errorf("%w (its flag says where it is)", err)
+	}
+	if binary, err = filepath.Abs(binary); err != nil {
+		return err
+	}
+	dir, err := o.folder(strings.ReplaceAll(p.name, " ", "-"))
+	if err != nil {
+		return err
+	}
+	if b.versions[p.name], err = version(binary, p); err != nil {
+		return err
+	}
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	extra, err := freePort()
+	if err != nil {
+		return err
+	}
+	if p.files != nil {
+		for name, text := range p.files(dir, port, extra, urls) {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				return err
+			}
+		}
+	}
+	c, err := start(dir, "out", append([]string{binary}, p.args(dir, port, extra, urls)...)...)
+	if err != nil {
+		return err
+	}
+	b.children = append(b.children, c)
+	b.proxies = append(b.proxies, &proxy{name: p.name, addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), children: []*child{c}})
+	return nil
+}
+
+var number = regexp.MustCompile(`[0-9]+\.[0-9]+[^\s,]*`)
+
+// version asks a binary, or for what came from PyPI, the installed package.
+func version(binary string, p peer) (string, error) {
+	argv := append([]string{binary}, p.version...)
+	if p.version == nil {
+		argv = []string{filepath.Join(filepath.Dir(binary), "pip"), "--disable-pip-version-check", "show", filepath.Base(binary)}
+	}
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+	}
+	return number.FindString(string(out)), nil
+}
+
+// startNative starts our gateway over a mock of a decode node.
+func (b *bed) startNative(o *options) (*proxy, error) {
+	dir, err := o.folder("native")
+	if err != nil {
+		return nil, err
+	}
+	certs := filepath.Join(dir, "certs")
+	if err := tlsconf.CreateCA(certs); err != nil {
+		return nil, err
+	}
+	at := map[string]string{}
+	for _, name := range []string{"gateway", "node"} {
+		if at[name], err = tlsconf.IssueNode(certs, name, nil); err != nil {
+			return nil, err
+		}
+	}
+	var ports [3]int
+	for i := range ports {
+		if ports[i], err = freePort(); err != nil {
+			return nil, err
+		}
+	}
+	keys := filepath.Join(dir, "keys")
+	if err := os.WriteFile(keys, []byte(apiKey+" name=bench\n"), 0o600); err != nil {
+		return nil, err
+	}
+	binary, err := filepath.Abs(o.binary)
+	if err != nil {
+		return nil, err
+	}
+	if b.versions["tandem, native"], err = version(binary, peers[0]); err != nil {
+		return nil, err
+	}
+	c, err := start(dir, "out", binary, "gateway", "--port", strconv.Itoa(ports[0]), "--gossip-port", strconv.Itoa(ports[1]), "--nats-port", strconv.Itoa(ports[2]),
+		"--tls-dir", at["gateway"], "--api-key-file", keys, "--log-level", "warning")
+	if err != nil {
+		return nil, err
+	}
+	b.children = append(b.children, c)
+	n, _, err := startOwn("mock-node", envCerts+"="+at["node"], fmt.Sprintf("%s=127.0.0.1:%d", envJoin, ports[1]))
+	if err != nil {
+		return nil, err
+	}
+	b.children = append(b.children, n)
+	return &proxy{name: "tandem, native", addr: fmt.Sprintf("127.0.0.1:%d", ports[0]), children: []*child{c}}, nil
+}
+
+// await waits until a proxy answers requests.
+func (p *proxy) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	body := `{"model":"mock","messages":[{"role":"user","content":"hello"}],"max_tokens":1}`
+	last := errors.New("it was never asked")
+	for ctx.Err() == nil {
+		for _, c := range p.children {
+			if err := c.ended(); err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
+		}
+		req, err := http.NewRequestWithContext(ctx, "POST", "http://"+p.addr+"/v1/chat/completions", strings.NewReader(body))
+		if err != nil {
+			return err
+		}
+		req.Header.Set("Authorization", "Bearer "+apiKey)
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == 200 {
+				return nil
+			}
+			err = fmt.Errorf("it answers %s", resp.Status)
+		}
+		last = err
+		time.Sleep(100 * time.Millisecond)
+	}
+	return fmt.Errorf("%s: it does not answer within %v: %w", p.name, startPatience, last)
+}
+
+func (p *proxy) cpu() (sum time.Duration, err error) {
+	for _, c := range p.children {
+		t, err := c.cpu()
+		if err != nil {
+			return 0, err
+		}
+		sum += t
+	}
+	return sum, nil
+}
+
+func (p *proxy) rss() (sum float64, err error) {
+	for _, c := range p.children {
+		mb, err := c.rss()
+		if err != nil {
+			return 0, err
+		}
+		sum += mb
+	}
+	return sum, nil
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/report"
+)
+
+// result is what a part measured.
+type result struct {
+	Machine  string
+	Commit   string
+	Command  string
+	When     time.Time
+	Versions map[string]string
+	Order    []string                        // of the names, as they came
+	Samples  map[string]map[string][]float64 // by name and figure, one per round
+}
+
+func newResult() *result {
+	return &result{Machine: report.Machine(), Commit: commit(), Command: "bench/gateway " + strings.Join(os.Args[1:], " "),
+		When: time.Now().UTC().Truncate(time.Second), Samples: map[string]map[string][]float64{}}
+}
+
+func (r *result) add(name, figure string, v float64) {
+	if r.Samples[name] == nil {
+		r.Samples[name] = map[string][]float64{}
+		r.Order = append(r.Order, name)
+	}
+	r.Samples[name][figure] = append(r.Samples[name][figure], v)
+}
+
+// of is the median of a figure; NaN: it was not measured.
+func (r *result) of(name, figure string) float64 {
+	if r == nil {
+		return math.NaN()
+	}
+	v := slices.Sorted(slices.Values(r.Samples[name][figure]))
+	if len(v) == 0 {
+		return math.NaN()
+	}
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}
+
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+const resultsFile = "results.json"
+
+// load is the parts measured so far, by name.
+func load(dir string) (map[string]*result, error) {
+	all := map[string]*result{}
+	data, err := os.ReadFile(filepath.Join(dir, resultsFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return all, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return all, json.Unmarshal(data, &all)
+}
+
+func save(dir string, all map[string]*result) error {
+	data, err := json.MarshalIndent(all, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, resultsFile), data, 0o644)
+}
+
+// column is a figure in a table.
+type column struct{ head, figure, format string }
+
+// tables are how the parts look.
+var tables = []struct {
+	part, title string
+	columns     []column
+}{
+	{"requests", "CPU µs per request, 64 connections", []column{
+		{"tiny", "tiny, " + perRequest, "%.0f"}, {"8 KB", "8 KB, " + perRequest, "%.0f"}, {"100 KB", "100 KB, " + perRequest, "%.0f"},
+		{"tiny, requests/s", "tiny, " + perSecond, "%.0f"}}},
+	{"streams", "256 streams of 64 tokens, 10 ms apart; first token of streams one after the other", []column{
+		{"CPU µs/token", "256 streams, " + perToken, "%.1f"}, {"tokens/s", "256 streams, " + perSecond, "%.0f"},
+		{"first token ms p50", first50, "%.3f"}, {"p99", first99, "%.3f"}}},
+	{"many", "1,000 such streams", []column{
+		{"tokens/s", "1000 streams, " + perSecond, "%.0f"}, {"CPU µs/token", "1000 streams, " + perToken, "%.1f"}, {"MB resident", "1000 streams, " + memory, "%.0f"}}},
+	{"native", "Native mode: a mock decode node behind TLS instead of the backend", []column{
+		{"CPU µs/token, 256 streams", "256 streams, " + perToken, "%.1f"}, {"1,000 streams", "1000 streams, " + perToken, "%.1f"},
+		{"tokens/s there", "1000 streams, " + perSecond, "%.0f"}, {"MB resident there", "1000 streams, " + memory, "%.0f"}}},
+}
+
+// page is the file of results.
+func page(all map[string]*result) string {
+	var b strings.Builder
+	b.WriteString("# The gateway beside nginx, haproxy, vllm-router and smg\n\nAll over the same mock OpenAI backend (two processes), in turn, on one machine; medians of rounds. " +
+		"CPU is that of the proxy's processes alone, by the kernel's accounts. Tandem checks an API key, keeps metrics and routes by prefix; the others do what their defaults say. " +
+		"Direct is the backend itself: its CPU per token is what a write of a token to a loopback socket costs, timer included.\n\nWritten by `make bench-gateway`; bench/gateway says what is measured.\n")
+	if v := verdicts(all); v != "" {
+		b.WriteString("\n## The bar\n\n| | ours | nginx | ratio | must | | aim | |\n|---|---|---|---|---|---|---|---|\n" + v)
+	}
+	for _, t := range tables {
+		r := all[t.part]
+		if r == nil {
+			continue
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n| |", t.title)
+		for _, c := range t.columns {
+			b.WriteString(" " + c.head + " |")
+		}
+		b.WriteString("\n|---|" + strings.Repeat("---|", len(t.columns)) + "\n")
+		for _, name := range r.Order {
+			b.WriteString("| " + name + " |")
+			for _, c := range t.columns {
+				if v := r.of(name, c.figure); math.IsNaN(v) {
+					b.WriteString(" – |")
+				} else {
+					fmt.Fprintf(&b, " "+c.format+" |", v)
+				}
+			}
+			b.WriteString("\n")
+		}
+	}
+	if r := all["decision"]; r != nil {
+		fmt.Fprintf(&b, "\n## A routing decision: 1,000 nodes, 10 million cached blocks, a prompt of 2,048 tokens\n\n"+
+			"%.1f µs of CPU from a prompt's hashes to the choice, %.1f µs with the look at what is known of each node; %.0f and %.0f allocations; %.1f MB of index per million blocks.\n",
+			r.of("Decision", "cpu-ns/op")/1e3, r.of("LookAndPick", "cpu-ns/op")/1e3, r.of("Decision", "allocs/op"), r.of("LookAndPick", "allocs/op"), r.of("Decision", "B/Mblocks")/1e6)
+	}
+	b.WriteString("\n## Runs\n\n")
+	for _, part := range parts {
+		if r := all[part]; r != nil {
+			fmt.Fprintf(&b, "- %s: %s, commit %s, `%s`, %s.%s\n", part, r.Machine, r.Commit, r.Command, r.When.Format("2006-01-02 15:04"), r.rounds())
+		}
+	}
+	return b.String()
+}
+
+// rounds tells how many there were, and what of.
+func (r *result) rounds() string {
+	var s strings.Builder
+	for _, figures := range r.Samples {
+		for _, v := range figures {
+			fmt.Fprintf(&s, " Rounds: %d.", len(v))
+			break
+		}
+		break
+	}
+	var versions []string
+	for _, name := range r.Order {
+		if v := r.Versions[name]; v != "" {
+			versions = append(versions, name+" "+v)
+		}
+	}
+	if len(versions) > 0 {
+		s.WriteString(" Versions: " + strings.Join(versions, ", ") + ".")
+	}
+	return s.String()
+}
+
+// bar is one demand: ours against a peer's figure.
+type bar struct {
+	name, part, figure string
+	unit               string
+	must, aim          float64 // times nginx's, or the figure itself where absolute
+	absolute           bool
+	added              bool // what comes on top of direct counts
+}
+
+var bars = []bar{
+	{name: "CPU per request, tiny", part: "requests", figure: "tiny, " + perRequest, unit: "µs", must: 2, aim: 1.5},
+	{name: "CPU per request, 8 KB", part: "requests", figure: "8 KB, " + perRequest, unit: "µs", must: 2, aim: 1.5},
+	{name: "CPU per request, 100 KB", part: "requests", figure: "100 KB, " + perRequest, unit: "µs", must: 2.5, aim: 1.5},
+	{name: "CPU per streamed token, 256 streams", part: "streams", figure: "256 streams, " + perToken, unit: "µs", must: 1.25, aim: 1},
+	{name: "added first-token time, p50", part: "streams", figure: first50, unit: "ms", must: 2, aim: 1.5, added: true},
+	{name: "added first-token time, p99", part: "streams", figure: first99, unit: "ms", must: 2, aim: 1.5, added: true},
+	{name: "memory at 1,000 streams", part: "many", figure: "1000 streams, " + memory, unit: "MB", must: 80, aim: 60, absolute: true},
+	{name: "native, CPU per streamed token, 256 streams", part: "native", figure: "256 streams, " + perToken, unit: "µs", must: 1, aim: 0.8},
+}
+
+// verdicts are the rows of the table of bars; of parts that were not measured
+// there are none.
+func verdicts(all map[string]*result) string {
+	var b strings.Builder
+	for _, x := range bars {
+		r, ours := all[x.part], "tandem"
+		if x.part == "native" {
+			ours = "tandem, native"
+		}
+		us, nginx := r.of(ours, x.figure), r.of("nginx", x.figure)
+		if x.added {
+			us, nginx = us-r.of("direct", x.figure), nginx-r.of("direct", x.figure)
+		}
+		value, sign := us/nginx, "×"
+		if x.absolute {
+			value, sign = us, " "+x.unit
+		}
+		if math.IsNaN(value) {
+			continue
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | ≤ %v%s | %s | ≤ %v%s | %s |\n", x.name, short(us, x.unit), short(nginx, x.unit), us/nginx,
+			x.must, sign, word(value <= x.must), x.aim, sign, word(value <= x.aim))
+	}
+	// The rate at 1,000 streams is held against the best router of language models.
+	r, best, name := all["many"], math.NaN(), ""
+	if r != nil {
+		for _, p := range r.Order {
+			v := r.of(p, "1000 streams, "+perSecond)
+			if (strings.HasPrefix(p, "vllm-router") || strings.HasPrefix(p, "smg")) && !(v <= best) {
+				best, name = v, p
+			}
+		}
+	}
+	if us := r.of("tandem", "1000 streams, "+perSecond); !math.IsNaN(us / best) {
+		fmt.Fprintf(&b, "| tokens/s at 1,000 streams (against %s) | %.0f | %.0f | %.2f | ≥ 1.6× | %s | ≥ 2× | %s |\n", name, us, best, us/best, word(us >= 1.6*best), word(us >= 2*best))
+	}
+	return b.String()
+}
+
+func word(ok bool) string {
+	if ok {
+		return "held"
+	}
+	return "**missed**"
+}
+
+// short is a figure with three digits or so.
+func short(v float64, unit string) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f %s", v, unit)
+	case v >= 10:
+		return fmt.Sprintf("%.1f %s", v, unit)
+	}
+	return fmt.Sprintf("%.2f %s", v, unit)
+}
