@@ -1,3 +1,7 @@
+//go:build !race
+
+// The race detector has pools forget what they hold, which then is allocated anew.
+
 package upstream
 
 import (
