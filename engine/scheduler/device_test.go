@@ -72,15 +72,15 @@ func trueCells(root kvcache.Hash, tokens []int32) []cell {
 }
 
 // sequential is the whole output of a request, one token after the other with
-// all memory there is.
-func sequential(groups []kvcache.Group, root kvcache.Hash, prompt []int32, maxNew, maxModelLen int) (output []int32) {
+// all memory there is; unending, the model does not end it.
+func sequential(groups []kvcache.Group, root kvcache.Hash, prompt []int32, maxNew, maxModelLen int, unending bool) (output []int32) {
 	tokens := append([]int32(nil), prompt...)
 	for {
 		cells := trueCells(root, tokens)
 		token, stop := sample(groups, len(tokens), func(g, pos int) cell { return cells[pos].of(g) })
 		tokens = append(tokens, token)
 		output = append(output, token)
-		if stop || len(output) == maxNew || len(tokens) >= maxModelLen {
+		if stop && !unending || len(output) == maxNew || len(tokens) >= maxModelLen {
 			return output
 		}
 	}

@@ -96,6 +96,7 @@ type sim struct {
 	owners    []owner
 	view      map[name]bool // the prefix cache as events tell it
 	checks    bool          // reads are compared at once, not only outputs
+	unending  bool          // only maxNew ends an output
 	stepping  bool
 	draining  bool
 	batch     []*simRequest // one per Seq

@@ -234,7 +234,7 @@ func (m *sim) draw(q *simRequest, seq Seq) (r Result) {
 	for at := seq.Start + len(seq.Tokens) - seq.Drafts; ; at++ {
 		token, stop := sample(m.groups, at, func(g, pos int) cell { return *m.at(g, seq.Tables[g], pos) })
 		r.Tokens = append(r.Tokens, token)
-		r.Finished = stop || len(q.output())+len(r.Tokens) == q.maxNew
+		r.Finished = stop && !m.unending || len(q.output())+len(r.Tokens) == q.maxNew
 		if len(guesses) == 0 || r.Finished || token != guesses[0] {
 			break
 		}
@@ -313,7 +313,7 @@ func (m *sim) checkOutput(q *simRequest) error {
 	if q.resumed {
 		m.n["finished-after-resume"]++
 	}
-	want := sequential(m.groups, q.Root, q.Tokens[:q.prompt], q.maxNew, m.cfg.MaxModelLen)
+	want := sequential(m.groups, q.Root, q.Tokens[:q.prompt], q.maxNew, m.cfg.MaxModelLen, m.unending)
 	if !slices.Equal(q.output(), want) {
 		return fmt.Errorf("request %d says %v, alone it says %v", q.ID, q.output(), want)
 	}
