@@ -346,7 +346,7 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 // queuesAtRest are the queues as parts of their bounds when nothing runs: only
 // connections are open.
 func (c *cluster) queuesAtRest() shown {
-	out := zeros("requests gateway", "waiting gateway", "waiting_tokens gateway", "engine_waiting prefill", "engine_running prefill", "engine_waiting decode", "engine_running decode",
+	out := zeros("requests gateway", "waiting gateway", "waiting_tokens gateway", "body_bytes gateway", "engine_waiting prefill", "engine_running prefill", "engine_waiting decode", "engine_running decode",
 		"arriving_blocks decode", "attempts decode", "prefill_jobs prefill", "pushes prefill")
 	out["connections gateway"] = band{1.0 / 65536, 1e-3} // those who ask
 	return out
