@@ -27,6 +27,8 @@ var notLive = map[string]string{
 	"TandemCorruptKV":        "needs pages that change between two processes on one machine; TestDamagedPageNeverArrives of kvtransfer counts them",
 	"TandemStreamsDropped":   "an outbox and the sockets behind it hold some hundred thousand tokens; TestFullOutboxCostsItsStreamsOnly of decode counts them",
 	"TandemRetryBudgetEmpty": "takes 500 refusals faster than 50 a second, which a busy machine need not manage; TestRetryBudget of the gateway empties it",
+	"TandemGatewayRefuses":   "nodes that are there refuse before their gateway's queue of thousands is full; TestQueueIsBounded of the gateway counts what it refuses",
+	"TandemFileNotTaken":     "the gateway of tandem up has no file of its own; TestBinaryReload has a process that does tell of a bad one, and of a good one",
 }
 
 // quickened are the rules with windows and patience of seconds, and with latencies
@@ -208,7 +210,12 @@ func (c *cluster) holdRefusals(p *prom) {
 	}
 	c.saw("vllm:admission_rejections_total", d)
 	refused := c.value(prefillNodes, "vllm:admission_rejections_total", "")
-	p.holdPanels(map[string][]shown{"Refused": {rates(map[string]float64{"gateway": 0, "decode": told, "prefill": refused})}})
+	shed := map[string]float64{}
+	for _, limit := range refusalLimits {
+		shed[limit] = c.value(g, "tandem:gateway_refused_total", `"`+limit+`"`)
+	}
+	p.holdPanels(map[string][]shown{"Refused": {rates(map[string]float64{"gateway": 0, "decode": told, "prefill": refused})}, "Refused by gateways": {rates(shed)},
+		"Gateway queue: time waited": c.waits()})
 }
 
 // loseTransfers stops the prefill nodes in the middle of a transfer until a

@@ -287,11 +287,30 @@ func (c *cluster) latencies() map[string][]shown {
 	return all
 }
 
+// waits is how long requests waited in the gateway, by its own buckets.
+func (c *cluster) waits() (all []shown) {
+	for _, q := range []float64{0.5, 0.95} {
+		all = append(all, c.quantile(q, []int{gatewayNode}, "tandem:gateway_queue_time_seconds", ""))
+	}
+	return all
+}
+
+// prefillBreakers are those of decode nodes, of which none is to be open.
+func (c *cluster) prefillBreakers() shown {
+	asked := c.value(decodeNodes, "tandem:decode_prefill_breakers", `"closed"`)
+	if asked < 1 || asked > float64(len(decodeNodes)*len(prefillNodes)) {
+		c.t.Errorf("%g breakers towards prefill nodes are closed", asked)
+	}
+	return show(map[string]float64{"closed": asked, "half-open": 0, "open": 0})
+}
+
 // codes are all values of labels whose series are there from the start.
 var (
 	failureCodes = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
 	abortCauses  = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
 	allRoles     = []string{"gateway", "prefill", "decode"}
+
+	refusalLimits = []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "body_memory"}
 )
 
 // blocksKept are the full blocks of so many tokens whose KV was computed.
@@ -334,6 +353,12 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 		"Prompts computed elsewhere":                 {one(1)},
 		"Refused":                                    {zeros(allRoles...)},
 		"Lost on the side":                           {zeros(""), zeros(""), zeros(""), zeros("")},
+		"Gateway queue: requests":                    {zeros("gateway")},
+		"Gateway queue: time waited":                 c.waits(),
+		"Refused by gateways":                        {zeros(refusalLimits...)},
+		"Prefill nodes as decode nodes see them":     {c.prefillBreakers()},
+		"Speculation: guesses accepted":              {one(c.value(decodeNodes, "vllm:spec_decode_num_accepted_tokens_total", "") / c.value(decodeNodes, "vllm:spec_decode_num_draft_tokens_total", ""))},
+		"Gateway files not taken":                    {zeros("certificates", "config"), zeros("")},
 	})
 	for title := range panels(c.t, panelWindow) {
 		if all[title] == nil {
