@@ -1,6 +1,29 @@
 package gateway
 
-import "context"
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+const (
+	loadAdapterPath   = "/v1/load_lora_adapter"
+	unloadAdapterPath = "/v1/unload_lora_adapter"
+	// adapterWait bounds how long nodes may read an adapter's files.
+	adapterWait = 2 * time.Minute
+	// maxAdapterPath bounds a folder's name, maxAdapterName an adapter's, in bytes:
+	// both travel in one small frame.
+	maxAdapterPath = 4096
+	maxAdapterName = 256
+)
 
 // LoadAdapter has every connected node load a low-rank adapter from a folder that
 // the node can read; replace allows that the name stood for another one. An error
@@ -15,4 +38,92 @@ func (g *Gateway) LoadAdapter(ctx context.Context, name, path string, replace bo
 // goes on. CODE_NOT_FOUND where none had it.
 func (g *Gateway) UnloadAdapter(ctx context.Context, name string) error {
 	return g.fleet.UnloadAdapter(ctx, name)
+}
+
+// adapterBody is what the adapters' routes take, in vLLM's words.
+type adapterBody struct {
+	Name    string `json:"lora_name"`
+	Path    string `json:"lora_path"`
+	InPlace bool   `json:"load_inplace"`
+}
+
+// parseAdapter reads the body of an adapters' route.
+func parseAdapter(body []byte) (a adapterBody, fault *openai.Error) {
+	if err := json.Unmarshal(body, &a); err != nil {
+		return a, openai.BadRequest("", "the body is no such request: %s", clip(err.Error(), 200))
+	}
+	if a.Name == "" {
+		return a, badAdapter("lora_name", "lora_name is missing: give the adapter's name")
+	}
+	if len(a.Name) > maxAdapterName {
+		return a, badAdapter("lora_name", "lora_name has %d bytes, at most %d may be", len(a.Name), maxAdapterName)
+	}
+	if len(a.Path) > maxAdapterPath {
+		return a, badAdapter("lora_path", "lora_path has %d bytes, at most %d may be", len(a.Path), maxAdapterPath)
+	}
+	return a, nil
+}
+
+func badAdapter(param, format string, args ...any) *openai.Error {
+	return &openai.Error{Status: 400, Type: openai.TypeInvalidInput, Param: param, Message: fmt.Sprintf(format, args...)}
+}
+
+// loadAdapter has every node load an adapter, and answers when all have.
+func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
+	a, fault := parseAdapter(ctx.PostBody())
+	if fault == nil && a.Path == "" {
+		fault = badAdapter("lora_path", "lora_path is missing: give a folder that every node can read")
+	}
+	if m := g.model.Load(); fault == nil && m != nil {
+		if _, unknown := g.find(a.Name); a.Name == m.name {
+			fault = badAdapter("lora_name", "%q is the model's own name: give the adapter another one", clip(a.Name, 100))
+		} else if unknown == nil && !a.InPlace {
+			fault = badAdapter("lora_name", "the adapter %q is loaded already: unload it first, or set load_inplace", clip(a.Name, 100))
+		}
+	}
+	if fault == nil {
+		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
+		defer cancel()
+		fault = adapterFault("lora_path", g.LoadAdapter(wait, a.Name, a.Path, a.InPlace))
+	}
+	g.adapterDone(ctx, a.Name, "added", fault)
+}
+
+// unloadAdapter takes an adapter's name away on every node.
+func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
+	a, fault := parseAdapter(ctx.PostBody())
+	if fault == nil {
+		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
+		defer cancel()
+		fault = adapterFault("lora_name", g.UnloadAdapter(wait, a.Name))
+	}
+	g.adapterDone(ctx, a.Name, "removed", fault)
+}
+
+// adapterFault is what a client is told of what nodes refused; param is the field
+// at fault where one is.
+func adapterFault(param string, err error) *openai.Error {
+	var code *upstream.CodeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.DeadlineExceeded):
+		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: "not every node was done in time; ask again: " + clip(err.Error(), 600)}
+	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_NOT_FOUND:
+		return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: param, Message: "the adapter cannot be found: " + clip(err.Error(), 600)}
+	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_INVALID:
+		return openai.BadRequest(param, "%s", clip(err.Error(), 600))
+	}
+	return openai.Unavailable(retryAfter, "the nodes cannot be told: %s", clip(err.Error(), 600))
+}
+
+// adapterDone answers as vLLM does.
+func (g *Gateway) adapterDone(ctx *fasthttp.RequestCtx, name, done string, fault *openai.Error) {
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	g.log.Warn("adapters changed by an operator", "adapter", name, "done", done, "peer", ctx.RemoteAddr().String())
+	ctx.SetContentType("text/plain; charset=utf-8")
+	ctx.SetBodyString("Success: LoRA adapter '" + name + "' " + done + " successfully.")
 }

@@ -103,3 +103,61 @@ func TestLoadingAdapters(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// The routes answer with vLLM's statuses and words, and are for operators.
+func TestAdapterRoutes(t *testing.T) {
+	answer := func(m proto.Message) *nodepb.AdapterDone {
+		switch m := m.(type) {
+		case *nodepb.LoadAdapter:
+			if m.Path == "/full" {
+				return &nodepb.AdapterDone{Code: nodepb.Code_CODE_OVERLOADED, Message: "4 adapters"}
+			}
+			if m.Path != "/a" || m.Name == "old" && !m.Replace {
+				return &nodepb.AdapterDone{Code: nodepb.Code_CODE_INVALID, Message: "no folder " + m.Path}
+			}
+			return &nodepb.AdapterDone{Adapter: &nodepb.Adapter{Name: m.Name, Digest: 3}}
+		case *nodepb.UnloadAdapter:
+			if m.Name != "old" {
+				return &nodepb.AdapterDone{Code: nodepb.Code_CODE_NOT_FOUND, Message: m.Name + " is not loaded"}
+			}
+		}
+		return &nodepb.AdapterDone{}
+	}
+	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": {Adapter: answer}, "d2": {Adapter: answer}})
+	m := b.g.model.Load()
+	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "old", Digest: 1}}})
+	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.fingerprint)) == 1 })
+	for _, c := range []struct {
+		path, body, header string
+		want               int
+		says               string
+	}{
+		{loadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "X-A: b", 200, "Success: LoRA adapter 'new' added successfully."},
+		{loadAdapterPath, `{"lora_name":"old","lora_path":"/a","load_inplace":true}`, "X-A: b", 200, "'old' added"},
+		{loadAdapterPath, `{"lora_name":"old","lora_path":"/a"}`, "X-A: b", 400, "load_inplace"},
+		{loadAdapterPath, `{"lora_name":"` + m.name + `","lora_path":"/a","load_inplace":true}`, "X-A: b", 400, "own name"},
+		{loadAdapterPath, `{"lora_name":"new"}`, "X-A: b", 400, "lora_path is missing"},
+		{loadAdapterPath, `{"lora_path":"/a"}`, "X-A: b", 400, "InvalidUserInput"},
+		{loadAdapterPath, `{"lora_name":"` + strings.Repeat("a", 257) + `","lora_path":"/a"}`, "X-A: b", 400, "256"},
+		{loadAdapterPath, `{"lora_name":"a","lora_path":"/` + strings.Repeat("a", 4096) + `"}`, "X-A: b", 400, "4097 bytes"},
+		{loadAdapterPath, `{"lora_name":7}`, "X-A: b", 400, "lora_name"},
+		{loadAdapterPath, `{"lora_name":"new","lora_path":"/b"}`, "X-A: b", 400, "no folder /b"},
+		{loadAdapterPath, `{"lora_name":"new","lora_path":"/full"}`, "X-A: b", 503, "4 adapters"},
+		{loadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "Content-Type: text/plain", 415, "JSON"},
+		{loadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "Origin: http://example.com", 403, "web pages"},
+		{unloadAdapterPath, `{"lora_name":"old"}`, "X-A: b", 200, "Success: LoRA adapter 'old' removed successfully."},
+		{unloadAdapterPath, `{"lora_name":"new"}`, "X-A: b", 404, "new is not loaded"},
+		{unloadAdapterPath, `{}`, "X-A: b", 400, "lora_name is missing"},
+		{unloadAdapterPath, ``, "X-A: b", 400, "JSON"},
+	} {
+		if r := b.do("POST", c.path, c.body, c.header); r.StatusCode != c.want || !strings.Contains(r.body, c.says) {
+			t.Errorf("%s %s: %d %s", c.path, c.body, r.StatusCode, r.body)
+		}
+	}
+	g := idle(t, Options{APIKeys: []string{"k"}, APIKeyFile: keyFile(t, "client\n")})
+	for key, want := range map[string]int{"": 401, "Bearer client": 403, "Bearer k": 503} { // the last: no node
+		if got, body := asked(g, clients, there, "POST", loadAdapterPath, `{"lora_name":"a","lora_path":"/a"}`, "Authorization", key); got != want {
+			t.Errorf("%q: %d %s", key, got, body)
+		}
+	}
+}

@@ -96,7 +96,7 @@ func (g *Gateway) relayed(method, path string) bool {
 	switch path {
 	case "/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/inference/v1/generate":
 		return true
-	case "/v1/load_lora_adapter", "/v1/unload_lora_adapter": // would reach one server of several
+	case loadAdapterPath, unloadAdapterPath: // would reach one server of several
 		return false
 	}
 	return strings.HasPrefix(path, "/v1/") && plainPath(path)

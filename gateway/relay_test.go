@@ -258,7 +258,7 @@ func TestRelayModels(t *testing.T) {
 	if r := b.do("GET", "/v1/models/both", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"both"`) {
 		t.Fatal(r.StatusCode, r.body)
 	}
-	if r := b.post("/v1/load_lora_adapter", `{}`); r.StatusCode != 404 {
+	if r := b.post("/v1/load_lora_adapter", `{"lora_name":"a1","lora_path":"/a"}`); r.StatusCode != 503 || !strings.Contains(r.body, "no node is connected") {
 		t.Fatal(r.StatusCode, r.body)
 	}
 }

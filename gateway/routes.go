@@ -57,6 +57,10 @@ var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Have a node (its name or address) take no more work; what runs after ?timeout=30s goes on elsewhere", Answer: "Object",
 		Errors: []int{400, 401, 403, 503}}, (*Gateway).drainNode, operators},
 	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Have it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
+	{openai.Operation{Method: "POST", Path: loadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Have every node load an adapter (LoRA) from a folder that it can read",
+		Errors: []int{401, 403, 503, 504}}, (*Gateway).loadAdapter, operators},
+	{openai.Operation{Method: "POST", Path: unloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Take an adapter's name away; what runs goes on",
+		Errors: []int{401, 403, 503, 504}}, (*Gateway).unloadAdapter, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 404, 503}}, (*Gateway).explain, clients},
@@ -121,7 +125,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		g.fail(ctx, &openai.Error{Status: 405, Type: openai.TypeMethod,
 			Message: fmt.Sprintf("%s takes %s, not %s", path, strings.Join(allowed, ", "), method)})
 	default:
-		if here.Body != 0 {
+		if here.Body != 0 || here.Takes != "" {
 			if fault := jsonBody(&ctx.Request.Header); fault != nil {
 				g.fail(ctx, fault)
 				return

@@ -13,7 +13,8 @@ type Operation struct {
 	Method  string
 	Path    string // {name} at its end stands for the rest of a path
 	Summary string
-	Body    Endpoint // whose fields its JSON body has; 0: it takes none
+	Body    Endpoint // whose fields its JSON body has; 0: it takes none, or Takes
+	Takes   string   // schema of another JSON body, by its name in components
 	Answer  string   // schema of a JSON answer, by its name in components; empty: plain text
 	Events  string   // schema of each event where the answer may be streamed
 	Key     bool     // asks for an API key where there are keys
@@ -23,7 +24,7 @@ type Operation struct {
 // errors are all statuses of the operation besides 200.
 func (o *Operation) errors(keys bool) []int {
 	all := append([]int(nil), o.Errors...)
-	if o.Body != 0 {
+	if o.Body != 0 || o.Takes != "" {
 		all = append(all, 400, 404, 413, 415)
 	}
 	if strings.HasSuffix(o.Path, "}") {
@@ -83,6 +84,9 @@ func (o *Operation) describe(keys bool) schema {
 		good = schema{"application/json": schema{"schema": ref(o.Answer)}}
 		bad = told
 	}
+	if o.Takes != "" {
+		bad = told
+	}
 	if o.Events != "" {
 		event := schema{"type": "string", "contentMediaType": "application/json", "contentSchema": schema{"anyOf": []schema{ref(o.Events), ref("Error")}}}
 		good["text/event-stream"] = schema{"schema": schema{ // of one event
@@ -101,8 +105,12 @@ func (o *Operation) describe(keys bool) schema {
 		responses[strconv.Itoa(status)] = schema{"description": http.StatusText(status), "content": content}
 	}
 	op := schema{"summary": o.Summary, "responses": responses}
+	takes := o.Takes
 	if o.Body != 0 {
-		op["requestBody"] = schema{"required": true, "content": schema{"application/json": schema{"schema": ref(bodies[o.Body])}}}
+		takes = bodies[o.Body]
+	}
+	if takes != "" {
+		op["requestBody"] = schema{"required": true, "content": schema{"application/json": schema{"schema": ref(takes)}}}
 	}
 	if _, name, ok := strings.Cut(strings.TrimSuffix(o.Path, "}"), "{"); ok {
 		op["parameters"] = []schema{{"name": name, "in": "path", "required": true, "schema": schema{"type": "string"}}}
@@ -185,10 +193,14 @@ func generated(object, usage, probs, choice string) string {
 	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", ` + choice + `, "logprobs": ` + probs + `, ` + finishSchema + `}}}}}`
 }
 
-// answers are the schemas of what is answered.
+// answers are the schemas of what is answered, and of bodies that the table of
+// fields does not have.
 var answers = map[string]string{
-	"Usage":        usageSchema,
-	"TokenLogprob": tokenProb,
+	"LoadAdapter": `{"type": "object", "required": ["lora_name", "lora_path"], "properties": {"lora_name": {"type": "string", "minLength": 1},
+		"lora_path": {"type": "string", "minLength": 1}, "load_inplace": {"type": ["boolean", "null"]}}}`,
+	"UnloadAdapter": `{"type": "object", "required": ["lora_name"], "properties": {"lora_name": {"type": "string", "minLength": 1}}}`,
+	"Usage":         usageSchema,
+	"TokenLogprob":  tokenProb,
 	"Targets": `{"type": "array", "items": {"type": "object", "required": ["targets", "labels"], "properties": {
 		"targets": {"type": "array", "items": {"type": "string"}}, "labels": {"type": "object", "additionalProperties": {"type": "string"}}}}}`,
 	"TokenIDs": `{"type": "array", "items": {"type": "integer", "minimum": 0}}`,

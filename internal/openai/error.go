@@ -18,6 +18,7 @@ type Error struct {
 // Error types, named as vLLM names them.
 const (
 	TypeBadRequest   = "BadRequestError"
+	TypeInvalidInput = "InvalidUserInput" // of adapters' routes
 	TypeNotFound     = "NotFoundError"
 	TypeUnauthorized = "Unauthorized"
 	TypeMethod       = "Method Not Allowed"

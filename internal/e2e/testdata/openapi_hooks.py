@@ -18,7 +18,8 @@ import schemathesis
 # Fields whose value may be well formed and yet wrong: because of another field,
 # the model's vocabulary and context, or its chat template.
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
-         "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words"}
+         "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
+         "lora_name", "lora_path"}
 
 TALLY = collections.defaultdict(collections.Counter)  # good requests only
 atexit.register(lambda: print("tally", json.dumps(TALLY), flush=True))
