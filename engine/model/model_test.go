@@ -227,7 +227,7 @@ func TestStepBuckets(t *testing.T) {
 			}
 		}
 	}
-	if len(r.keys) != 9*5 { // tokens 1 2 4 … 128 160, outputs 0 1 2 4 8
+	if len(r.keys) != 12*5 { // tokens 1 2 4 8 16 24 32 48 64 96 128 160, outputs 0 1 2 4 8
 		t.Errorf("%d plans: %v", len(r.keys), r.keys)
 	}
 	for key := range r.keys {
