@@ -135,7 +135,7 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 		return
 	}
 	r := relays.Get().(*relay)
-	r.g, r.ctx, r.path, r.start, r.deadline = g, ctx, path, start, start.Add(g.o.RequestTimeout)
+	r.g, r.ctx, r.path, r.start, r.deadline = g, ctx, path, start, start.Add(g.lim().RequestTimeout)
 	on := openai.Completions
 	if path == "/v1/chat/completions" {
 		on = openai.Chat
@@ -166,6 +166,7 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 	streaming = true // its body's Close ends the request
 	if r.events {
 		ctx.Response.Header.Set("X-Accel-Buffering", "no")
+		r.length = -1 // names and the last event may differ: a length told would make a cut answer look whole
 	}
 	ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.status == 200, buf: r.held}, r.length)
 }
@@ -333,7 +334,7 @@ func (r *relay) run() *openai.Error {
 			stale++
 			r.tried = append(r.tried, r.server)
 		}
-		if max(failures, stale) >= r.g.o.MaxAttempts || !r.g.budget.Allow() {
+		if max(failures, stale) >= r.g.lim().MaxAttempts || !r.g.budget.Allow() {
 			return r.nobody()
 		}
 	}
@@ -417,7 +418,7 @@ func (r *relay) await(most int) error {
 }
 
 // others says whether there is a server of that kind to be asked instead.
-func (r *relay) others() bool { return r.untried() > 0 && len(r.tried)+1 < r.g.o.MaxAttempts }
+func (r *relay) others() bool { return r.untried() > 0 && len(r.tried)+1 < r.g.lim().MaxAttempts }
 
 // untried is the number of servers of r.server's kind that have not been asked.
 func (r *relay) untried() (n int) {
@@ -495,7 +496,7 @@ func (r *relay) cutOff() *openai.Error {
 		return errGone
 	case !time.Now().Before(r.deadline):
 		r.cause = "deadline"
-		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", r.g.o.RequestTimeout)}
+		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", r.g.lim().RequestTimeout)}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -85,7 +86,12 @@ func TestRelayBrokenStream(t *testing.T) {
 		"in an event":  {func(w http.ResponseWriter) { event(w, chunkEvent("one "), "data: {\"cho"); breaks(w) }, "one ", false},
 		"before any":   {func(w http.ResponseWriter) { event(w, ": hello\n\n"); breaks(w) }, "", false},
 		"without done": {func(w http.ResponseWriter) { event(w, chunkEvent("one ")) }, "one ", false},
-		"behind done":  {func(w http.ResponseWriter) { event(w, chunkEvent("one "), "data: [DONE]\n\n"); breaks(w) }, "one ", true},
+		"with a length": {func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", strconv.Itoa(len(chunkEvent("one "))+50)) // the event that tells of the end is longer
+			event(w, chunkEvent("one "))
+			breaks(w)
+		}, "one ", false},
+		"behind done": {func(w http.ResponseWriter) { event(w, chunkEvent("one "), "data: [DONE]\n\n"); breaks(w) }, "one ", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
@@ -489,4 +495,14 @@ func TestRelayHang(t *testing.T) {
 	}
 	b.net.Silence((<-hangs).name+":80", false)
 	b.until(func() bool { return b.g.foreign.Now().Up() == 2 })
+}
+
+// Limits that are changed hold for what goes to other servers, too.
+func TestRelayNewLimits(t *testing.T) {
+	b := newRelayed(t, Options{}, "s1")
+	b.far["s1"].does(never)
+	if err := b.g.SetLimits(Options{RequestTimeout: 50 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	b.post("/v1/chat/completions", ask(true, "x")).wantError(t, 504, "longer than 50ms")
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -296,5 +297,37 @@ func TestSharedUnderTLS(t *testing.T) {
 		if err == nil {
 			t.Error("a stranger's certificate was taken")
 		}
+	}
+}
+
+// Memory is handed to processes of the same user alone: anybody on a host can take the name that a reader which is gone had.
+func TestMemoryStaysWithItsUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // nobody else can be made up; that readers of the same user are served every other test here shows
+	}
+	const name = "@tandem-kv-test-of-another-user"
+	listening := make(chan net.Listener)
+	go func() {
+		runtime.LockOSThread() // for good: the thread is another user's, and ends with this function
+		var l net.Listener
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 65534, ^uintptr(0)); e == 0 {
+			l, _ = listenMemory(name + memorySuffix)
+		}
+		listening <- l
+	}()
+	l := <-listening
+	if l == nil {
+		t.Fatal("another user could not listen")
+	}
+	defer l.Close()
+	_, shared := sharedMemory(t, small, 4)
+	f, err := newFlag()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	s := &writerSession{w: &Writer{o: WriterOptions{Shared: shared}}}
+	if err := s.handOverFiles(t.Context(), LocalScheme+name, make([]byte, 64), f); !errors.Is(err, ErrRefused) {
+		t.Fatalf("memory for another user: %v", err)
 	}
 }

@@ -68,6 +68,10 @@ func (s *writerSession) handOverFiles(ctx context.Context, addr string, message 
 		return err
 	}
 	defer conn.Close()
+	// The names of sockets are to be seen by all on this host, and free once their reader has gone.
+	if err := samePeer(conn); err != nil {
+		return err
+	}
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	var files []*os.File
 	for _, of := range []*Shared{s.w.o.Shared, f.Shared} {

@@ -2,9 +2,11 @@ package foreign
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"strings"
 	"testing"
@@ -149,5 +151,22 @@ func TestNextDoesNotAllocate(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Fatalf("%g allocations an event", n)
+	}
+}
+
+// ending is a connection that is closed before it is used.
+type ending struct{ script }
+
+func (*ending) SetDeadline(time.Time) error { return net.ErrClosed }
+
+// A probe whose connection is closed under it leaves nothing in the books.
+func TestProbeOfClosedConnection(t *testing.T) {
+	p := &Pool{o: Options{Dial: func(context.Context, string, string) (net.Conn, error) { return new(ending), nil }, Log: slog.New(slog.DiscardHandler)}}
+	s, err := newServer(p, Target{URL: "http://x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.get(t.Context(), "/health", 1); !errors.Is(err, net.ErrClosed) || len(s.active) != 0 {
+		t.Fatalf("%d connections are in use: %v", len(s.active), err)
 	}
 }

@@ -232,5 +232,9 @@ func (s *Server) takeProbe(ctx context.Context, until time.Time) (*conn, error) 
 	s.mu.Lock()
 	s.activate(c)
 	s.mu.Unlock()
-	return c, nc.SetDeadline(until)
+	if err := nc.SetDeadline(until); err != nil {
+		s.give(c, false)
+		return nil, err
+	}
+	return c, nil
 }

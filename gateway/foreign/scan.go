@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 )
 
 // ErrBody says that a request's body is no JSON object.
@@ -199,6 +200,7 @@ type Body struct {
 // counts, as it does for the servers' own parsers.
 func Look(b []byte) (Body, error) {
 	out := Body{N: 1, Batch: 1}
+	var logprobs, echo, beams bool
 	s := scan(b)
 	for f, ok := s.next(); ok; f, ok = s.next() {
 		v := b[f.from:f.end]
@@ -212,23 +214,30 @@ func Look(b []byte) (Body, error) {
 		case f.is("messages"), f.is("input"), f.is("query"):
 			out.Prompt = v
 		case f.is("prompt_logprobs"):
-			out.Whole = string(v) != "null"
-		case f.is("echo"), f.is("use_beam_search"):
-			out.Whole = out.Whole || string(v) == "true"
-		case f.is("n") && len(v) < 4:
-			n := 0
-			for _, c := range v {
-				if c < '0' || c > '9' {
-					n = 0
-					break
-				}
-				n = 10*n + int(c-'0')
-			}
-			out.N = max(1, n)
+			logprobs = string(v) != "null"
+		case f.is("echo"):
+			echo = string(v) == "true"
+		case f.is("use_beam_search"):
+			beams = string(v) == "true"
+		case f.is("n"):
+			out.N = choices(v)
 		}
 	}
+	out.Whole = logprobs || echo || beams
 	return out, s.err()
 }
+
+// choices is the number in a value of n, which servers take as 2.0 and 2e0, too; 1
+// for anything that is no number.
+func choices(v []byte) int {
+	if n, err := strconv.ParseFloat(string(v), 64); err == nil && n > 1 {
+		return int(min(n, maxChoices))
+	}
+	return 1
+}
+
+// maxChoices is what larger numbers of choices are taken for.
+const maxChoices = 1 << 20
 
 // WithModel is the body with another model's name, appended to dst; every other
 // byte stays.

@@ -12,11 +12,19 @@ func TestLook(t *testing.T) {
 		" {\n\"prompt\" : \"p\" , \"model\" :\"a\\u0062\", \"n\":12 } \n":                  {Model: "ab", N: 12, Prompt: []byte(`"p"`)},
 		`{"mod\u0065l":"x","model":"y"}`:                                                   {Model: "y", N: 1},
 		`{"model":"y","mod\u0065l":"x"}`:                                                   {Model: "x", N: 1},
-		`{"model":null,"n":1e2}`:                                                           {N: 1},
+		`{"model":null,"n":1e2}`:                                                           {N: 100},
+		`{"n":2,"n":2000}`:                                                                 {N: 2000},
+		`{"n":2.0}`:                                                                        {N: 2},
+		`{"n":2,"n":null}`:                                                                 {N: 1},
+		`{"n":1e99}`:                                                                       {N: maxChoices},
+		`{"n":"3"}`:                                                                        {N: 1},
+		`{"echo":true,"prompt_logprobs":null}`:                                             {N: 1, Whole: true},
+		`{"prompt_logprobs":1,"echo":false}`:                                               {N: 1, Whole: true},
+		`{"echo":true,"echo":false}`:                                                       {N: 1},
 		`{}`:                                                                               {N: 1},
 	} {
 		got, err := Look([]byte(body))
-		if err != nil || got.Model != want.Model || got.Stream != want.Stream || got.N != want.N || string(got.Prompt) != string(want.Prompt) {
+		if err != nil || got.Model != want.Model || got.Stream != want.Stream || got.N != want.N || got.Whole != want.Whole || string(got.Prompt) != string(want.Prompt) {
 			t.Errorf("%s: %+v %v", body, got, err)
 		}
 	}
