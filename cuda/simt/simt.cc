@@ -13,6 +13,11 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(at, size) ((void)(at), (void)(size))
+#endif
 
 namespace simt {
 namespace {
@@ -259,6 +264,9 @@ std::string launch(Dim grid, int threads, size_t shared, const std::function<voi
     run_block();
   }
   k.shared = nullptr;
+  // Fibers that a fault left where they were did not leave their functions, and
+  // what a sanitizer marked around their variables is still marked.
+  if (!k.error.empty()) ASAN_UNPOISON_MEMORY_REGION(k.stacks, kStack * kMaxThreads);
   return k.error;
 }
 
