@@ -45,9 +45,12 @@ func (r *relay) inTurn(s, prefill *foreign.Server, force foreign.Forced) error {
 	if r.call.Status != 200 {
 		return nil
 	}
+	if !r.whole {
+		return fmt.Errorf("%w: the prefill leg's answer is longer than %d bytes, or cut off", foreign.ErrServer, maxParams)
+	}
 	params, err := foreign.TransferParams(r.held)
-	if err != nil || !r.whole {
-		return fmt.Errorf("%w: the prefill leg's answer is no JSON of at most %d bytes: %w", foreign.ErrServer, maxParams, err)
+	if err != nil {
+		return fmt.Errorf("%w: the prefill leg's answer: %w", foreign.ErrServer, err)
 	}
 	r.patched = foreign.DecodeLeg(r.patched[:0], r.body, params)
 	r.end(nil)

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// localListeners are where writers on this host connect: for sessions, and to hand over their memory. The names are random, so
-// that who can dial them is on this host, in this network namespace, and has been given a grant.
+// localListeners are where writers on this host connect: for sessions, and to hand over their memory. The names are random and
+// stand in grants, but the kernel lists them to everyone on the host: what keeps others out is samePeer, the user of each connection.
 type localListeners struct {
 	name             string // of the first; memorySuffix behind it is the other
 	sessions, memory net.Listener

@@ -36,8 +36,11 @@ func NewShared() (*Shared, error) {
 
 // Map returns n more zeroed bytes of the file, aligned to a page of the system; each costs memory when it is first touched.
 func (s *Shared) Map(n int) ([]byte, error) {
-	if s.err != nil || n < 1 {
+	if s.err != nil {
 		return nil, fmt.Errorf("%w: mapping %d bytes: %w", ErrArguments, n, s.err)
+	}
+	if n < 1 {
+		return nil, fmt.Errorf("%w: mapping %d bytes, want at least 1", ErrArguments, n)
 	}
 	size := s.size + int64(n)
 	if page := int64(os.Getpagesize()); size%page != 0 {
@@ -153,8 +156,11 @@ func mapShared(l Layout, m *memoryMessage, files []*os.File) (_ *mapping, err er
 	}
 	for _, f := range files {
 		seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
-		if err != nil || seals&sharedSeals != sharedSeals {
-			return nil, fmt.Errorf("%w: memory with seals %x: %w", ErrProtocol, seals, err)
+		if err != nil {
+			return nil, fmt.Errorf("%w: a file that is no sealed memory: %w", ErrProtocol, err)
+		}
+		if seals&sharedSeals != sharedSeals {
+			return nil, fmt.Errorf("%w: memory with seals %x, want %x", ErrProtocol, seals, sharedSeals)
 		}
 		st, err := f.Stat()
 		if err != nil {
