@@ -99,7 +99,7 @@ bench-truth: build ## bench serve against a mock that knows the truth: 10, 100 a
 	$(PRIORITY) $(BINARY) bench truth $(ARGS)
 
 bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm beside it; installs it (PyPI, some gigabytes)
-	$(PRIORITY) $(BINARY) bench truth --streams 100 --guidellm $(GUIDELLM)/bin/guidellm $(ARGS)
+	$(PRIORITY) $(BINARY) bench truth --streams 10,100 --runs guidellm --guidellm $(GUIDELLM)/bin/guidellm $(ARGS)
 
 bench-engine: ## the engine beside llama.cpp, which it builds from PyPI's source package (half an hour on two cores, and 8 GB of random weights); ARGS="-only int8" picks a row
 	bench/engine/llama.sh .cache/bench-engine/llama.cpp

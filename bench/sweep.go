@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -30,6 +31,7 @@ type SweepOptions struct {
 	Title         string
 	Notes         []string // for the page
 	Pause         time.Duration
+	Before        string // command line, by the shell, before each run; empty: none
 
 	Commands []string // servers to start, one after the other; empty: one that runs already
 	Labels   []string // of the commands, in their order
@@ -196,6 +198,14 @@ func (s *sweep) loads(ctx context.Context, v variant) error {
 func (s *sweep) run(ctx context.Context, v variant, one *Options, repetition int) error {
 	p := report.Point{Server: v.name, Rate: one.RequestRate, Concurrency: one.MaxConcurrency, Repetition: repetition}
 	fmt.Fprintf(s.out, "\nRun %d of %d: %s\n", len(s.points)+1, s.total, p.Name())
+	if s.Before != "" {
+		before := exec.CommandContext(ctx, "sh", "-c", s.Before)
+		before.Stdout, before.Stderr = s.errOut, s.errOut
+		before.WaitDelay = time.Second // what it leaves behind may keep the output open
+		if err := before.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+			return fmt.Errorf("%w: --before-bench-cmd %q: %w", ErrOption, s.Before, err)
+		}
+	}
 	res, err := Serve(ctx, one, s.out, s.errOut)
 	if err != nil && (res == nil || !errors.Is(err, ErrFailed)) {
 		return err

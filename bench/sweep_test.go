@@ -28,7 +28,7 @@ func TestSweep(t *testing.T) {
 	})
 	dir := t.TempDir()
 	o := parse(t, "--base-url", url, "--num-prompts", "6", "--input-len", "40", "--goodput", "ttft:1000")
-	if err := Sweep(t.Context(), o, SweepOptions{Rates: []float64{100, 200}, Concurrencies: []int{1, 3}, Dir: dir}, io.Discard, io.Discard); err != nil {
+	if err := Sweep(t.Context(), o, SweepOptions{Rates: []float64{100, 200}, Concurrencies: []int{1, 3}, Dir: dir, Before: "echo before >> '" + dir + "/before'"}, io.Discard, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	if len(prompts) != 24 {
@@ -40,6 +40,12 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 		return string(data)
+	}
+	if said := read("before"); strings.Count(said, "before") != 4 {
+		t.Errorf("before 4 runs: %q", said)
+	}
+	if err := Sweep(t.Context(), o, SweepOptions{Dir: dir, Before: "exit 3"}, io.Discard, io.Discard); !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "exit 3") {
+		t.Errorf("a command that fails before a run: %v", err)
 	}
 	csv := strings.Split(strings.TrimSpace(read("sweep.csv")), "\n")
 	if len(csv) != 5 || !strings.HasPrefix(csv[1], ",100,1,6,0,") || !strings.HasPrefix(csv[4], ",200,3,6,0,") {

@@ -138,3 +138,40 @@ func TestArrivals(t *testing.T) {
 		t.Errorf("a huge shape: %g", g)
 	}
 }
+
+// The client says that it was the limit only where a share of the requests, and not
+// one or two of them, left clearly late.
+func TestLimitIsNotOneLateRequest(t *testing.T) {
+	run := func(n, late int, by time.Duration) Self {
+		r := &Record{Duration: 10 * time.Second, Outcomes: make([]Outcome, n)}
+		for i := range r.Outcomes {
+			o := &r.Outcomes[i]
+			o.Scheduled = time.Duration(i+1) * time.Millisecond
+			o.Ready, o.Sent = o.Scheduled, o.Scheduled+time.Millisecond
+			if i < late {
+				o.Sent = o.Ready + by
+			}
+		}
+		return judge(r, time.Second, nil)
+	}
+	for _, c := range []struct {
+		n, late int
+		by      time.Duration
+		limited bool
+	}{
+		{10, 1, time.Second, false}, {20, 2, time.Second, false}, {20, 3, 11 * time.Millisecond, true}, {20, 20, maxLag, false},
+		{300, 3, time.Second, false}, {300, 4, time.Second, true}, {1000, 10, time.Second, false}, {1000, 11, time.Second, true},
+	} {
+		if s := run(c.n, c.late, c.by); (s.Overloaded != "") != c.limited {
+			t.Errorf("%d of %d requests %v late: %q", c.late, c.n, c.by, s.Overloaded)
+		}
+	}
+	timers := make([]time.Duration, 500)
+	for i := range 6 {
+		timers[len(timers)-1-i] = time.Second
+		s := judge(&Record{Duration: time.Second}, 0, timers)
+		if (s.Overloaded != "") != (i == 5) {
+			t.Errorf("%d of 500 timers late: %q", i+1, s.Overloaded)
+		}
+	}
+}

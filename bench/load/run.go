@@ -48,12 +48,28 @@ type Self struct {
 	Overloaded string        // why the client was the limit; empty: it was not
 }
 
-// Limits beyond which the client's figures say more of itself than of a server.
+// Limits beyond which the client's figures say more of itself than of a server: it
+// used this share of its cores, or of its requests (its timers) more than 1 %, and
+// not just one or two, left (fired) this much too late. One late request of twenty is
+// 5 % of them, and still an accident.
 const (
 	maxShare    = 0.8 // of the cores
 	maxLag      = 10 * time.Millisecond
 	maxTimerLag = 10 * time.Millisecond
+	lateShare   = 0.01
+	leastLate   = 3
 )
+
+// late is how many of sorted delays are beyond a bound, or 0 where they are too few
+// to say that the client is slow.
+func late(sorted []time.Duration, bound time.Duration) int {
+	at, _ := slices.BinarySearch(sorted, bound+1)
+	n := len(sorted) - at
+	if n < leastLate || float64(n) <= lateShare*float64(len(sorted)) {
+		return 0
+	}
+	return n
+}
 
 // Doer sends one request, waits for the end of its answer and fills its outcome;
 // times are since start.
@@ -213,7 +229,7 @@ func p99(sorted []time.Duration) time.Duration {
 }
 
 // judge says whether the client kept up.
-func judge(r *Record, cpu time.Duration, late []time.Duration) Self {
+func judge(r *Record, cpu time.Duration, timers []time.Duration) Self {
 	var lags []time.Duration
 	burst := true // everything at once: being late by sending one after the other is no fault
 	for i := range r.Outcomes {
@@ -222,14 +238,15 @@ func judge(r *Record, cpu time.Duration, late []time.Duration) Self {
 		burst = burst && o.Scheduled == 0
 	}
 	slices.Sort(lags)
-	s := Self{Cores: cpu.Seconds() / r.Duration.Seconds(), Available: runtime.GOMAXPROCS(0), Lag: p99(lags), TimerLag: p99(late)}
+	s := Self{Cores: cpu.Seconds() / r.Duration.Seconds(), Available: runtime.GOMAXPROCS(0), Lag: p99(lags), TimerLag: p99(timers)}
+	left, fired := late(lags, maxLag), late(timers, maxTimerLag)
 	switch {
 	case s.Cores > maxShare*float64(s.Available):
 		s.Overloaded = fmt.Sprintf("it used %.2f of %d cores", s.Cores, s.Available)
-	case !burst && s.Lag > maxLag:
-		s.Overloaded = fmt.Sprintf("1 %% of the requests left %v or more after their time", s.Lag.Round(time.Millisecond))
-	case s.TimerLag > maxTimerLag:
-		s.Overloaded = fmt.Sprintf("1 %% of its timers fired %v or more too late: the machine is busy", s.TimerLag.Round(time.Millisecond))
+	case !burst && left > 0:
+		s.Overloaded = fmt.Sprintf("%d of %d requests left more than %v after their time, up to %v", left, len(lags), maxLag, lags[len(lags)-1].Round(time.Millisecond))
+	case fired > 0:
+		s.Overloaded = fmt.Sprintf("%d of %d of its timers fired more than %v too late: the machine is busy", fired, len(timers), maxTimerLag)
 	}
 	return s
 }

@@ -10,6 +10,7 @@ import (
 	"math"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -32,10 +33,14 @@ type Options struct {
 	Streams  []int         // at the same time, one run each
 	MaxCores float64       // of the client at each of them
 	Guidellm string        // the program; empty: this client alone
+	Runs     []string      // which: some of Runs; guidellm's needs its program
 	Stall    time.Duration // of the runs with a stall
 	Out      io.Writer     // the report, as Markdown
 	ErrOut   io.Writer     // progress
 }
+
+// Runs are the names of the runs that each number of streams has.
+var Runs = []string{"steady", "stall", "guidellm"}
 
 // Of one run: each stream is a request of so many tokens, ten a second, followed
 // by so many others in the same place.
@@ -170,26 +175,53 @@ func Check(ctx context.Context, o Options) error {
 			return fmt.Errorf("%w: --streams %d: want at least 1", bench.ErrOption, n)
 		}
 	}
-	fmt.Fprintf(o.Out, "| streams | run | generated tokens | tokens/s | figures | worst figure | reported | truth | client, cores | CPU per token | sending late, P99 |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, r := range o.Runs {
+		if !slices.Contains(Runs, r) {
+			return fmt.Errorf("%w: --runs %s: want some of %s", bench.ErrOption, r, strings.Join(Runs, ","))
+		}
+	}
+	if o.Guidellm == "" && slices.Equal(o.Runs, []string{"guidellm"}) {
+		return fmt.Errorf("%w: --runs guidellm needs its program: --guidellm", bench.ErrOption)
+	}
 	var wrong []error
-	for _, n := range o.Streams {
-		for _, stall := range []bool{false, true} {
-			fmt.Fprintf(o.ErrOut, "%d streams, stall: %v\n", n, stall)
-			if err := o.one(ctx, n, stall); errors.Is(err, ErrWrong) {
-				wrong = append(wrong, err)
-			} else if err != nil {
+	keep := func(err error) error {
+		if errors.Is(err, ErrWrong) {
+			wrong, err = append(wrong, err), nil
+		}
+		return err
+	}
+	if err := o.alone(ctx, keep); err != nil {
+		return err
+	}
+	if o.Guidellm != "" && slices.Contains(o.Runs, "guidellm") {
+		for _, n := range o.Streams {
+			if err := keep(o.beside(ctx, n)); err != nil {
 				return err
 			}
 		}
 	}
-	if o.Guidellm != "" {
-		if err := o.beside(ctx, o.Streams[len(o.Streams)-1]); errors.Is(err, ErrWrong) {
-			wrong = append(wrong, err)
-		} else if err != nil {
-			return err
+	return errors.Join(wrong...)
+}
+
+// alone makes the runs without guidellm, where some are wanted; keep takes what does
+// not hold from their errors.
+func (o *Options) alone(ctx context.Context, keep func(error) error) error {
+	if !slices.ContainsFunc(o.Runs, func(r string) bool { return r != "guidellm" }) {
+		return nil
+	}
+	fmt.Fprintf(o.Out, "| streams | run | generated tokens | tokens/s | figures | worst figure | reported | truth | client, cores | CPU per token | sending late, P99 |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, n := range o.Streams {
+		for _, stall := range []bool{false, true} {
+			if !slices.Contains(o.Runs, map[bool]string{false: "steady", true: "stall"}[stall]) {
+				continue
+			}
+			fmt.Fprintf(o.ErrOut, "%d streams, stall: %v\n", n, stall)
+			if err := keep(o.one(ctx, n, stall)); err != nil {
+				return err
+			}
 		}
 	}
-	return errors.Join(wrong...)
+	return nil
 }
 
 // one is a run with so many streams.

@@ -176,6 +176,8 @@ func TestCheckRefuses(t *testing.T) {
 		{Streams: []int{10}, Stall: 10 * time.Second},
 		{Streams: []int{10}},
 		{Streams: []int{10, 0}, Stall: 2 * time.Second},
+		{Streams: []int{10}, Stall: 2 * time.Second, Runs: []string{"steady", "fast"}},
+		{Streams: []int{10}, Stall: 2 * time.Second, Runs: []string{"guidellm"}},
 	} {
 		var out bytes.Buffer
 		o.Out, o.ErrOut, o.Binary = &out, io.Discard, "/nothing"

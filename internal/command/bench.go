@@ -107,6 +107,7 @@ func benchSweep(v *Invocation) error {
 	v.StringVar(&s.Title, "title", "Sweep", "title of the page")
 	v.StringArrayVar(&s.Notes, "note", nil, "a line for the page's head; may be repeated")
 	v.StringVar(&s.Dir, "report-dir", "bench-report", "folder of report.html, sweep.csv and sweep.json")
+	v.StringVar(&s.Before, "before-bench-cmd", "", "command line to run before each run, such as one that waits until the machine has nothing else to do; the run begins when it has ended")
 	v.DurationVar(&s.Pause, "pause", time.Second, "rest between runs")
 	if _, err := v.Parse(0); err != nil {
 		return err
@@ -148,6 +149,7 @@ func benchTruth(v *Invocation) error {
 	v.Float64Var(&o.MaxCores, "max-cores", 0.5, "CPU that the client may use in each run; 0: any")
 	v.DurationVar(&o.Stall, "stall", 2*time.Second, "length of the stall in the runs with one")
 	v.StringVar(&o.Guidellm, "guidellm", "", "guidellm's program: loads the same mock with it and compares")
+	v.StringSliceVar(&o.Runs, "runs", truth.Runs, "which runs to make for each number of streams")
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
