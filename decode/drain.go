@@ -13,7 +13,7 @@ import (
 // StartDrain stops the node from taking attempts, for good; what runs goes on.
 func (n *Node) StartDrain() {
 	n.mu.Lock()
-	n.draining, n.leaving = true, true
+	n.draining.Leave()
 	n.mu.Unlock()
 	n.heartbeat() // gateways hear of it at once
 }
@@ -28,27 +28,11 @@ func (n *Node) drainAsked(payload []byte) {
 		return
 	}
 	n.mu.Lock()
-	if n.leaving {
-		n.mu.Unlock()
+	did := n.draining.Ask(d, &n.mu, n.endAll)
+	n.mu.Unlock()
+	if !did {
 		return
 	}
-	if n.handover != nil {
-		n.handover.Stop()
-		n.handover = nil
-	}
-	n.draining = !d.Cancel
-	if n.draining && d.TimeoutMs > 0 {
-		var t *time.Timer
-		t = time.AfterFunc(time.Duration(d.TimeoutMs)*time.Millisecond, func() {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			if n.handover == t {
-				n.endAllLocked()
-			}
-		})
-		n.handover = t
-	}
-	n.mu.Unlock()
 	n.log.Info("drain asked for by a gateway", "cancel", d.Cancel, "timeout", time.Duration(d.TimeoutMs)*time.Millisecond)
 	n.heartbeat()
 }
@@ -57,7 +41,7 @@ func (n *Node) drainAsked(payload []byte) {
 func (n *Node) Draining() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.draining
+	return n.draining.On()
 }
 
 // Drain stops taking attempts and waits until none is left or ctx ends; those
@@ -65,9 +49,6 @@ func (n *Node) Draining() bool {
 func (n *Node) Drain(ctx context.Context) {
 	n.StartDrain()
 	n.mu.Lock()
-	if n.handover != nil {
-		n.handover.Stop()
-	}
 	var idle chan struct{}
 	if len(n.attempts) > 0 {
 		if n.idle == nil {
@@ -125,7 +106,7 @@ func (n *Node) stats() *nodepb.Stats {
 	return &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting),
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
-		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
+		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining.On(),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
 		Adapters: n.adapters.List(),
 	}

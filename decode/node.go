@@ -116,9 +116,7 @@ type Node struct {
 	fetches  map[key]*fetch // by the stream on a prefill node's connection
 	leases   leases
 	recent   recent
-	draining bool
-	leaving  bool          // draining, for good
-	handover *time.Timer   // ends what runs when a drain's timeout is over; nil: none
+	draining rpc.Draining
 	idle     chan struct{} // closed when draining and nothing is left; nil before
 	dirty    []*gateway    // gateways with tokens of the running step
 	owners   int           // goroutines that own an attempt, or that one just ended under
@@ -276,7 +274,7 @@ func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 	switch {
 	case n.attempts[a.key] != nil:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("stream %d is in use", a.key.stream)
-	case n.draining:
+	case n.draining.On():
 		return nodepb.Code_CODE_DRAINING, "the decode node is shutting down"
 	case n.owners >= n.o.MaxRequests:
 		n.count.Overloaded++

@@ -12,7 +12,7 @@ import (
 // StartDrain stops the node from taking jobs, for good; what it has goes on.
 func (n *Node) StartDrain() {
 	n.mu.Lock()
-	n.draining, n.leaving = true, true
+	n.draining.Leave()
 	n.mu.Unlock()
 	n.heartbeat() // gateways hear of it at once
 }
@@ -27,28 +27,11 @@ func (n *Node) drainAsked(payload []byte) {
 		return
 	}
 	n.mu.Lock()
-	if n.leaving {
-		n.mu.Unlock()
+	did := n.draining.Ask(d, &n.mu, func() { n.cancelAll(errDrained) })
+	n.mu.Unlock()
+	if !did {
 		return
 	}
-	if n.handover != nil {
-		n.handover.Stop()
-		n.handover = nil
-	}
-	n.draining = !d.Cancel
-	if n.draining && d.TimeoutMs > 0 {
-		var t *time.Timer
-		t = time.AfterFunc(time.Duration(d.TimeoutMs)*time.Millisecond, func() {
-			n.mu.Lock()
-			mine := n.handover == t
-			n.mu.Unlock()
-			if mine {
-				n.cancelAll(errDrained)
-			}
-		})
-		n.handover = t
-	}
-	n.mu.Unlock()
 	n.log.Info("drain asked for by a gateway", "cancel", d.Cancel, "timeout", time.Duration(d.TimeoutMs)*time.Millisecond)
 	n.heartbeat()
 }
@@ -57,17 +40,14 @@ func (n *Node) drainAsked(payload []byte) {
 func (n *Node) Draining() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.draining
+	return n.draining.On()
 }
 
 // Drain stops taking jobs and waits until none is left or ctx ends; those that
 // remain are then ended.
 func (n *Node) Drain(ctx context.Context) {
 	n.mu.Lock()
-	n.draining, n.leaving = true, true
-	if n.handover != nil {
-		n.handover.Stop()
-	}
+	n.draining.Leave()
 	var idle chan struct{}
 	if len(n.jobs) > 0 {
 		if n.idle == nil {

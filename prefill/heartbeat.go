@@ -38,7 +38,7 @@ func (n *Node) stats() *nodepb.Stats {
 	}
 	return &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + len(n.queue)),
-		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining,
+		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining.On(),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(queued),
 		Adapters: n.adapters.List(),
 	}

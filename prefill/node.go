@@ -114,9 +114,7 @@ type Node struct {
 	queue    []*job             // waiting for their turn to ask for a grant
 	asking   int                // jobs that have asked and have no grant yet
 	ahead    int                // tokens of admitted jobs that are not computed yet
-	draining bool
-	leaving  bool          // draining, for good
-	handover *time.Timer   // ends what is left when a drain's timeout is over; nil: none
+	draining rpc.Draining
 	idle     chan struct{} // closed when draining and nothing is left
 	count    Counters
 	wg       sync.WaitGroup
@@ -220,7 +218,7 @@ func (n *Node) accept(k key, payload []byte) {
 // room says why there is none; n.mu is held.
 func (n *Node) room(k key) (nodepb.Code, string) {
 	switch {
-	case n.draining:
+	case n.draining.On():
 		return nodepb.Code_CODE_DRAINING, errDrained.Error()
 	case len(n.queue) >= n.o.MaxQueued:
 		n.count.Overloaded++
