@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -573,84 +572,4 @@ func (r *relay) close() {
 	}
 	*r = relay{head: head, lines: lines, held: held, patched: patched, renamed: renamed, tried: tried, ranks: ranks}
 	relays.Put(r)
-}
-
-// record counts the request's end.
-func (r *relay) record() {
-	m := &r.g.meters
-	r.span.end(r.status)
-	switch {
-	case r.cause == "client_gone":
-		m.set.Counter(metrics.RequestSuccess, metrics.ReasonAbort).Inc()
-		return
-	case r.cause != "" || r.status >= 400:
-		m.set.Counter(metrics.RequestSuccess, metrics.ReasonError).Inc()
-		return
-	}
-	end := time.Now()
-	m.set.Counter(metrics.RequestSuccess, metrics.ReasonStop).Inc()
-	m.e2e.Observe(end.Sub(r.start).Seconds())
-	if r.nEvents > 0 {
-		m.outputTokens.Observe(float64(r.nEvents))
-		m.decode.Observe(r.last.Sub(r.first).Seconds())
-		if r.nEvents > 1 {
-			m.perToken.Observe(r.last.Sub(r.first).Seconds() / float64(r.nEvents-1))
-		}
-	}
-}
-
-// measure takes note of events that came.
-func (r *relay) measure(events int) {
-	m, at := &r.g.meters, time.Now()
-	if r.first.IsZero() {
-		r.first = at
-		m.ttft.Observe(at.Sub(r.start).Seconds())
-	} else {
-		m.interToken.Observe(at.Sub(r.last).Seconds())
-	}
-	r.last = at
-	r.nEvents += events
-	m.tokens.Add(float64(events))
-}
-
-// rename gives a piece of an answer the name by which the client knows the model.
-// Within JSON's strings quotes are escaped, so that only members are met.
-func (r *relay) rename(b []byte) []byte {
-	if r.model == nil || r.model.As == "" {
-		return b
-	}
-	for _, gap := range []string{"", " "} {
-		from := openai.AppendString([]byte(`"model":`+gap), r.model.As)
-		if bytes.Contains(b, from) {
-			b = bytes.ReplaceAll(b, from, openai.AppendString([]byte(`"model":`+gap), r.model.Name))
-		}
-	}
-	return b
-}
-
-// doneEvent ends streams of completions.
-var doneEvent = []byte("[DONE]")
-
-// endsDone says whether whole events end in that one.
-func endsDone(b []byte) bool {
-	b = bytes.TrimRight(b, "\r\n")
-	if !bytes.HasSuffix(b, doneEvent) {
-		return false
-	}
-	b = bytes.TrimRight(b[:len(b)-len(doneEvent)], " ")
-	line, ok := bytes.CutSuffix(b, []byte("data:"))
-	return ok && (len(line) == 0 || line[len(line)-1] == '\n')
-}
-
-// wholeEvents is the length of the whole events that b begins with.
-func wholeEvents(b []byte) int {
-	for i := len(b); i > 1; {
-		if i = bytes.LastIndexByte(b[:i], '\n'); i < 1 {
-			return 0
-		}
-		if b[i-1] == '\n' || i > 1 && b[i-1] == '\r' && b[i-2] == '\n' {
-			return i + 1
-		}
-	}
-	return 0
 }

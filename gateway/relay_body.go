@@ -153,3 +153,45 @@ func (b *relayBody) CloseWithError(err error) error {
 	g.count(path, status)
 	return nil
 }
+
+// rename gives a piece of an answer the name by which the client knows the model.
+// Within JSON's strings quotes are escaped, so that only members are met.
+func (r *relay) rename(b []byte) []byte {
+	if r.model == nil || r.model.As == "" {
+		return b
+	}
+	for _, gap := range []string{"", " "} {
+		from := openai.AppendString([]byte(`"model":`+gap), r.model.As)
+		if bytes.Contains(b, from) {
+			b = bytes.ReplaceAll(b, from, openai.AppendString([]byte(`"model":`+gap), r.model.Name))
+		}
+	}
+	return b
+}
+
+// doneEvent ends streams of completions.
+var doneEvent = []byte("[DONE]")
+
+// endsDone says whether whole events end in that one.
+func endsDone(b []byte) bool {
+	b = bytes.TrimRight(b, "\r\n")
+	if !bytes.HasSuffix(b, doneEvent) {
+		return false
+	}
+	b = bytes.TrimRight(b[:len(b)-len(doneEvent)], " ")
+	line, ok := bytes.CutSuffix(b, []byte("data:"))
+	return ok && (len(line) == 0 || line[len(line)-1] == '\n')
+}
+
+// wholeEvents is the length of the whole events that b begins with.
+func wholeEvents(b []byte) int {
+	for i := len(b); i > 1; {
+		if i = bytes.LastIndexByte(b[:i], '\n'); i < 1 {
+			return 0
+		}
+		if b[i-1] == '\n' || i > 1 && b[i-1] == '\r' && b[i-2] == '\n' {
+			return i + 1
+		}
+	}
+	return 0
+}

@@ -1,0 +1,45 @@
+package gateway
+
+import (
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/metrics"
+)
+
+// record counts the request's end.
+func (r *relay) record() {
+	m := &r.g.meters
+	r.span.end(r.status)
+	switch {
+	case r.cause == "client_gone":
+		m.set.Counter(metrics.RequestSuccess, metrics.ReasonAbort).Inc()
+		return
+	case r.cause != "" || r.status >= 400:
+		m.set.Counter(metrics.RequestSuccess, metrics.ReasonError).Inc()
+		return
+	}
+	end := time.Now()
+	m.set.Counter(metrics.RequestSuccess, metrics.ReasonStop).Inc()
+	m.e2e.Observe(end.Sub(r.start).Seconds())
+	if r.nEvents > 0 {
+		m.outputTokens.Observe(float64(r.nEvents))
+		m.decode.Observe(r.last.Sub(r.first).Seconds())
+		if r.nEvents > 1 {
+			m.perToken.Observe(r.last.Sub(r.first).Seconds() / float64(r.nEvents-1))
+		}
+	}
+}
+
+// measure takes note of events that came.
+func (r *relay) measure(events int) {
+	m, at := &r.g.meters, time.Now()
+	if r.first.IsZero() {
+		r.first = at
+		m.ttft.Observe(at.Sub(r.start).Seconds())
+	} else {
+		m.interToken.Observe(at.Sub(r.last).Seconds())
+	}
+	r.last = at
+	r.nEvents += events
+	m.tokens.Add(float64(events))
+}
