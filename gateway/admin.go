@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -36,12 +37,22 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		}
 		return nil
 	}
+	for _, name := range proxyHeaders {
+		if len(ctx.Request.Header.Peek(name)) > 0 {
+			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+				Message: fmt.Sprintf("this came through a proxy (it has the header %s), behind which may be anyone: use a key that may, or the gateway's --admin-listen", name)}
+		}
+	}
 	if ip := ctx.RemoteIP(); ip.IsLoopback() || ip.IsUnspecified() { // the latter: a connection in memory
 		return nil
 	}
 	return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
 		Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
 }
+
+// proxyHeaders are what proxies add to requests: one on this machine makes any
+// client look like a program on it.
+var proxyHeaders = [...]string{"X-Forwarded-For", "Forwarded", "Via", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip"}
 
 // fromPage keeps pages in a browser on an operator's machine from changing
 // anything: browsers say where a request comes from, and programs do not.

@@ -76,6 +76,11 @@ func TestWhoMayOperate(t *testing.T) {
 		{nil, here, "PUT", "/log-level", nil, 200},
 		{nil, there, "GET", "/log-level", nil, 200},
 		{nil, there, "PUT", "/log-level", nil, 403},
+		{nil, here, "PUT", "/log-level", []string{"X-Forwarded-For", here}, 403},
+		{nil, here, "PUT", "/log-level", []string{"Forwarded", "for=127.0.0.1"}, 403},
+		{nil, here, "PUT", "/log-level", []string{"Via", "1.1 proxy"}, 403},
+		{nil, here, "POST", "/admin/drain/d1", []string{"X-Forwarded-For", "::1"}, 403},
+		{[]string{"k"}, here, "PUT", "/log-level", []string{"Authorization", "Bearer admin", "X-Forwarded-For", there}, 200},
 		{[]string{"k"}, there, "PUT", "/log-level", nil, 401},
 		{[]string{"k"}, there, "PUT", "/log-level", key, 200},
 	} {

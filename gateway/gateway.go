@@ -427,7 +427,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 	case err = <-served:
 	case <-ctx.Done():
 		g.drain()
-		err = <-served
+		// A server that had not begun to serve knows nothing of the end.
+		_ = g.l.Close() // it may be closed already
+		if err = <-served; errors.Is(err, net.ErrClosed) {
+			err = nil
+		}
 	}
 	stop()
 	g.fleet.Close()

@@ -14,27 +14,11 @@ import (
 // along, but for what is between two neighbours, and its credentials: they are
 // the gateway's. The slice is r.head.
 func (r *relay) appendHead(s *foreign.Server, size int) []byte {
-	h := &r.ctx.Request.Header
 	b := s.AppendHead(r.head[:0], "POST", r.ctx.Path(), cleanQuery(r.ctx.URI().QueryString()))
-	nominated := h.Peek("Connection")
-	if string(nominated) == "keep-alive" || string(nominated) == "close" {
-		nominated = nil
-	}
-	for name, value := range h.All() {
-		switch string(name) {
-		case "Host", "Content-Length", "Connection", "Keep-Alive", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect",
-			"Proxy-Connection", "Proxy-Authorization", "Proxy-Authenticate", requestIDHeader, policyHeader:
-			continue
-		case "Authorization", "X-Api-Key":
-			if !r.g.o.ForwardAuthorization {
-				continue
-			}
-		}
-		if len(nominated) > 0 && named(nominated, name) || !fieldName(name) || bytes.ContainsAny(value, "\r\n\x00") {
-			continue
-		}
-		b = append(append(b, name...), ": "...)
-		b = append(append(b, value...), "\r\n"...)
+	own := len(b)
+	b, hops := r.appendFields(b, nil)
+	if len(hops) > 0 {
+		b, _ = r.appendFields(b[:own], hops)
 	}
 	b = append(append(b, requestIDHeader...), ": "...)
 	b = append(append(b, r.id...), "\r\nContent-Length: "...)
@@ -42,6 +26,44 @@ func (r *relay) appendHead(s *foreign.Server, size int) []byte {
 	r.head = append(b, "\r\n\r\n"...)
 	return r.head
 }
+
+// appendFields writes the client's headers, but for those of one connection: hops
+// are their names, in lower case and with commas, as far as Connection headers tell
+// of them; it returns those that it met.
+func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
+	for name, value := range r.ctx.Request.Header.All() {
+		switch string(name) {
+		case "Connection":
+			met = appendHops(met, value)
+			continue
+		case "Host", "Content-Length", "Keep-Alive", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect",
+			"Proxy-Connection", "Proxy-Authorization", "Proxy-Authenticate", requestIDHeader, policyHeader:
+			continue
+		case "Authorization", "X-Api-Key":
+			if !r.g.o.ForwardAuthorization {
+				continue
+			}
+		}
+		if len(hops) > 0 && hop(hops, name) || !fieldName(name) || bytes.ContainsAny(value, "\r\n\x00") {
+			continue
+		}
+		b = append(append(b, name...), ": "...)
+		b = append(append(b, value...), "\r\n"...)
+	}
+	return b, met
+}
+
+// appendHops adds the headers that a Connection header names to a list of those of
+// one connection.
+func appendHops(hops, connection []byte) []byte {
+	if string(connection) == "keep-alive" || string(connection) == "close" {
+		return hops
+	}
+	return append(append(hops, bytes.ToLower(connection)...), ',')
+}
+
+// hop says whether a header is in a list that appendHops made.
+func hop(hops, name []byte) bool { return foreign.Lists(hops, strings.ToLower(string(name))) }
 
 // cleanQuery is a query without what cannot stand in a request line.
 func cleanQuery(q []byte) []byte {
@@ -51,16 +73,6 @@ func cleanQuery(q []byte) []byte {
 		}
 	}
 	return q
-}
-
-// named says whether a Connection header names another one.
-func named(connection, name []byte) bool {
-	for _, part := range strings.Split(string(connection), ",") {
-		if strings.EqualFold(strings.TrimSpace(part), string(name)) {
-			return true
-		}
-	}
-	return false
 }
 
 // fieldName says whether a header's name is one that no reader takes for
@@ -79,9 +91,16 @@ func (r *relay) answerHead() {
 	h := &r.ctx.Response.Header
 	r.ctx.SetStatusCode(r.status)
 	kind := false
+	var hops []byte
 	for lines := r.lines; len(lines) > 0; {
 		var name, value []byte
-		if name, value, lines = foreign.CutLine(lines); skipped(name) || !fieldName(name) {
+		if name, value, lines = foreign.CutLine(lines); is(name, "connection") {
+			hops = appendHops(hops, value)
+		}
+	}
+	for lines := r.lines; len(lines) > 0; {
+		var name, value []byte
+		if name, value, lines = foreign.CutLine(lines); skipped(name) || !fieldName(name) || len(hops) > 0 && hop(hops, name) {
 			continue
 		}
 		if is(name, "content-type") {

@@ -16,11 +16,10 @@ import (
 
 // Bounds of one exchange, in bytes.
 const (
-	connBuffer = 4 << 10   // what a connection reads at once: many events
-	maxHead    = 32 << 10  // of an answer
-	maxLine    = 1 << 10   // of a chunk's head or a trailer
-	oneWrite   = 16 << 10  // bodies up to this leave with their head
-	maxUnsent  = 128 << 10 // a body beyond may have to wait for the server to read
+	connBuffer = 4 << 10  // what a connection reads at once: many events
+	maxHead    = 32 << 10 // of an answer
+	maxLine    = 1 << 10  // of a chunk's head or a trailer
+	oneWrite   = 16 << 10 // bodies up to this leave with their head
 )
 
 // Errors of exchanges.
@@ -91,15 +90,14 @@ func (c *conn) drop() {
 
 // send writes a request. Small ones leave in one piece; head has room for them.
 func (c *conn) send(head, body []byte, deadline time.Time) error {
+	// A server that does not read blocks even a small body, where it has left one
+	// before unread. What is written next has a deadline of its own.
+	if err := c.nc.SetWriteDeadline(deadline); err != nil {
+		return err
+	}
 	if len(body) <= oneWrite {
 		_, err := c.nc.Write(append(head, body...))
 		return err
-	}
-	if len(body) > maxUnsent {
-		if err := c.nc.SetWriteDeadline(deadline); err != nil {
-			return err
-		}
-		defer c.nc.SetWriteDeadline(time.Time{}) // an error means that the connection is closed
 	}
 	if _, ok := c.nc.(*tls.Conn); ok {
 		if _, err := c.nc.Write(head); err != nil {
@@ -171,32 +169,36 @@ func (c *conn) parse(head []byte) (rep Reply, err error) {
 	}
 	rep.Lines, rep.Length = lines, -1
 	c.body, c.left, c.inBody, c.ended = toEnd, 0, false, false
-	c.closing = line[7] == '0'
+	old := line[7] == '0'
+	sized, closing, keeping := false, false, false
 	for len(lines) > 0 {
 		var name, value []byte
 		name, value, lines = CutLine(lines)
 		switch {
 		case is(name, "content-type"):
 			rep.ContentType = value
-		case is(name, "content-length") && c.body != chunked:
+		case is(name, "content-length"):
+			if sized = true; c.body == chunked {
+				continue
+			}
 			n, err := strconv.ParseInt(string(value), 10, 64)
 			if err != nil || n < 0 || c.body == length && n != c.left {
 				return rep, fmt.Errorf("%w: its Content-Length is %q", ErrServer, value[:min(len(value), 64)])
 			}
 			c.body, c.left, rep.Length = length, n, n
 		case is(name, "transfer-encoding"):
-			if !is(value, "chunked") {
+			if !is(value, "chunked") || c.body == chunked {
 				return rep, fmt.Errorf("%w: its Transfer-Encoding is %q", ErrServer, value[:min(len(value), 64)])
 			}
 			c.body, c.left, rep.Length = chunked, 0, -1
 		case is(name, "connection"):
-			if is(value, "close") {
-				c.closing = true
-			} else if is(value, "keep-alive") {
-				c.closing = false
-			}
+			closing = closing || Lists(value, "close")
+			keeping = keeping || Lists(value, "keep-alive")
 		}
 	}
+	// Where an answer says its length in two ways, whoever stands between may have
+	// taken the other: what follows on the connection may not be what it seems.
+	c.closing = closing || old && (!keeping || c.body == chunked) || sized && c.body == chunked
 	if rep.Status < 200 || rep.Status == 204 || rep.Status == 304 {
 		c.body = none
 	}
@@ -209,6 +211,19 @@ func CutLine(lines []byte) (name, value, rest []byte) {
 	line, rest, _ := bytes.Cut(lines, []byte("\r\n"))
 	name, value, _ = bytes.Cut(line, []byte{':'})
 	return name, bytes.TrimSpace(value), rest
+}
+
+// Lists says whether a comma-separated value, such as Connection's, has the token,
+// which is in lower case.
+func Lists(value []byte, token string) bool {
+	for len(value) > 0 {
+		var one []byte
+		one, value, _ = bytes.Cut(value, []byte{','})
+		if is(bytes.TrimSpace(one), token) {
+			return true
+		}
+	}
+	return false
 }
 
 // is compares in ASCII without regard to case; want is in lower case.

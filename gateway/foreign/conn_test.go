@@ -8,8 +8,10 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -72,6 +74,10 @@ func TestFraming(t *testing.T) {
 		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6;x=y\r\n world\r\n0\r\n\r\n", 200, "hello world", true},
 		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: x\r\n\r\n", 200, "", true},
 		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n2710\r\n" + long + "\r\n0\r\n\r\n", 200, long, true},
+		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n2\r\nok\r\n0\r\n\r\n", 200, "ok", false},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", 200, "ok", false},
+		{"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", 200, "ok", false},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: x-y\r\nConnection: keep-alive, Close\r\n\r\nok", 200, "ok", false},
 		{"HTTP/1.1 200 OK\r\nX-Long: " + long + "\r\nContent-Length: 2\r\n\r\nok", 200, "ok", true},
 	} {
 		for _, size := range []int{1, 2, 3, 7, 100, 1 << 20} {
@@ -100,6 +106,7 @@ func TestBrokenFraming(t *testing.T) {
 		{"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", ErrServer},
 		{"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx", ErrServer},
 		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", ErrServer},
+		{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", ErrServer},
 		{"SSH-2.0-OpenSSH_9.2p1\r\n\r\n", ErrServer},
 		{"HTTP/1.1 xyz OK\r\n\r\n", ErrServer},
 		{"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("y", maxHead), io.ErrShortBuffer},
@@ -168,5 +175,22 @@ func TestProbeOfClosedConnection(t *testing.T) {
 	}
 	if _, _, err := s.get(t.Context(), "/health", 1); !errors.Is(err, net.ErrClosed) || len(s.active) != 0 {
 		t.Fatalf("%d connections are in use: %v", len(s.active), err)
+	}
+}
+
+// A server that reads no request, however small, keeps it no longer than its
+// deadline.
+func TestSendHasDeadline(t *testing.T) {
+	for _, size := range []int{0, oneWrite, 4 * oneWrite, 64 * oneWrite} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe()
+			defer near.Close()
+			defer far.Close()
+			began := time.Now()
+			err := (&conn{nc: near}).send([]byte("POST / HTTP/1.1\r\n\r\n"), make([]byte, size), began.Add(time.Minute))
+			if took := time.Since(began); !errors.Is(err, os.ErrDeadlineExceeded) || took != time.Minute {
+				t.Errorf("%d bytes: %v after %v", size, err, took)
+			}
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strconv"
 	"time"
 
@@ -58,6 +59,9 @@ func (s *Server) keep(ctx context.Context) {
 			if n := s.abortSilent(); n > 0 {
 				s.p.o.Log.Warn("upstream hangs: its requests go elsewhere", "upstream", s.Name, "requests", n)
 			}
+			// What was asked since this era began, before the server counted as down, is next.
+			late0 = time.Now()
+			s.era.Add(1)
 		}
 		switch was := s.up.Load(); {
 		case err == nil:
@@ -72,7 +76,7 @@ func (s *Server) keep(ctx context.Context) {
 			if s.up.Store(true); !was {
 				s.p.o.Log.Info("upstream is up", "upstream", s.Name)
 			}
-		case !late || missed >= probeMisses || s.why.Load() == nil:
+		case !late || missed >= probeMisses || !was:
 			why := err.Error()
 			s.why.Store(&why)
 			if s.up.Store(false); was {
@@ -185,7 +189,8 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 	until, _ := ctx.Deadline()
 	c, err := s.takeProbe(ctx, until)
 	if err != nil {
-		if ctx.Err() == nil { // refused, not late
+		var late net.Error
+		if ctx.Err() == nil && !(errors.As(err, &late) && late.Timeout()) { // refused, not late
 			err = fmt.Errorf("%w: %w", errDown, err)
 		}
 		return 0, nil, err
