@@ -112,6 +112,10 @@ type Tensor struct {
 	Data  []byte
 
 	As DType // INT8 or INT4: what a matrix of F32 or BF16 is to be turned into; else 0
+
+	// First and Of say that these are rows [First, First+Shape[0]) of Of; Of 0 is
+	// all of them. Embed has zeros for rows that are not there.
+	First, Of int
 }
 
 // Limits bound every step, so that buffers are allocated once.
@@ -273,8 +277,10 @@ type Backend interface {
 	Columns(dst, src Buf, from int)    // dst = src's columns from from on, as many as dst has
 	MoE(dst, x, router Buf, m MoESpec) // dst = the chosen experts of x; router is the scores [experts]
 	Rows(dst, src Buf)                 // dst[i] = src[Outputs[i].Row]
-	Sample(logits Buf)                 // Step.Sampled
-	Mark(layer int)                    // all KV of this layer has been stored
+	AllReduce(x Buf)                   // x = the sum of all ranks' x; see Ranks
+	AllGather(dst, src Buf)            // dst = all ranks' src, side by side
+	Sample(logits Buf)                 // Step.Sampled; of rank 0 alone
+	Mark(layer int)                    // all KV of this layer has been stored, by every rank
 
 	// Replay runs a step. The first time it sees key it calls record, which
 	// issues the operations, and keeps them; after that it repeats them

@@ -15,20 +15,29 @@ import (
 type binding struct {
 	target *backend.Weight
 	name   string
-	shape  []int
+	shape  []int  // of the checkpoint
+	parts  []part // of shape's dimensions, what is loaded
 	out    string // the name of shape's first dimension
+}
+
+// in is the part of a matrix's inputs, one place of a vector's.
+func (b *binding) in() part {
+	if len(b.parts) < 2 {
+		return whole(1)
+	}
+	return b.parts[1]
 }
 
 // bindings walks a struct of weights. A backend.Weight field has two tags: hf,
 // its Hugging Face name below the struct's prefix, and shape, its dimensions by
-// the names in dims. A struct, or a pointer to one, has the tag hf alone, which
+// the names in dims, which say what part of them is to be loaded. A struct, or a pointer to one, has the tag hf alone, which
 // its names begin with; a nil pointer binds nothing, an embedded struct needs no
 // tag. A slice of structs is one struct per layer or expert, named hf.0., hf.1., …
-func bindings(weights any, prefix string, dims map[string]int) []binding {
+func bindings(weights any, prefix string, dims map[string]part) []binding {
 	return bindStruct(reflect.ValueOf(weights).Elem(), prefix, dims)
 }
 
-func bindStruct(v reflect.Value, prefix string, dims map[string]int) []binding {
+func bindStruct(v reflect.Value, prefix string, dims map[string]part) []binding {
 	var out []binding
 	for i := range v.NumField() {
 		tag := v.Type().Field(i).Tag
@@ -65,7 +74,7 @@ func bindStruct(v reflect.Value, prefix string, dims map[string]int) []binding {
 			if !ok {
 				panic(fmt.Sprintf("model: %s: no dimension is called %q", b.name, dim))
 			}
-			b.shape = append(b.shape, size)
+			b.shape, b.parts = append(b.shape, size.of), append(b.parts, size)
 		}
 		out = append(out, b)
 	}

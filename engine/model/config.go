@@ -45,6 +45,9 @@ type Config struct {
 	// have a longer prefix.
 	Wrapped bool
 
+	shard Shard  // whose sizes these are
+	parts *parts // nil: they are of the whole model
+
 	MaxPositions int    // tokens the model was made for, prompt and output
 	DType        string // what the config says the weights are; the files decide
 	BOS          int32  // -1: none

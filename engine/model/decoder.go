@@ -24,6 +24,7 @@ type decoder struct {
 	q       backend.Buf // [heads*headDim] per token
 	k, v    backend.Buf // [kvHeads*headDim] per token
 	scores  backend.Buf // [vocab] per output
+	share   backend.Buf // [this rank's part of the vocabulary] per output; scores where that is all
 }
 
 // rowBuffers are the buffers that a block works in, all of one row set.
@@ -61,10 +62,10 @@ func newDecoder(c *Config) decoder { return decoder{cfg: c, rope: c.Rope.table(c
 
 // bind lists the weights of the architecture that embeds d.
 func (d *decoder) bind(model any) []binding {
-	c := d.cfg
-	return d.untied(bindings(model, "", map[string]int{
-		"vocab": c.Vocab, "hidden": c.Hidden, "ffn": c.FFN, "q": c.Heads * c.HeadDim, "kv": c.KVHeads * c.HeadDim,
-		"head": c.HeadDim, "heads": c.Heads, "experts": c.MoE.Experts, "expert": c.MoE.FFN,
+	c, p := d.cfg, d.cfg.dims()
+	return d.untied(bindings(model, "", map[string]part{
+		"vocab": p.vocab, "hidden": whole(c.Hidden), "ffn": p.ffn, "q": p.heads.times(c.HeadDim), "kv": p.kvHeads.times(c.HeadDim),
+		"head": whole(c.HeadDim), "heads": p.heads, "experts": whole(c.MoE.Experts), "expert": p.expert,
 	}))
 }
 
@@ -101,7 +102,7 @@ func (d *decoder) alloc(to memory) error {
 	d.tokens, d.outputs = rows(backend.TokenRows), rows(backend.OutputRows)
 	d.q = a.alloc(backend.TokenRows, c.Heads*c.HeadDim)
 	d.k, d.v = a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim), a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim)
-	d.scores = a.alloc(backend.OutputRows, c.Vocab)
+	d.scores, d.share = a.logits(c)
 	return a.err
 }
 
@@ -111,6 +112,7 @@ func (d *decoder) logits() backend.Buf { return d.scores }
 func (d *decoder) begin(b backend.Backend, norm backend.Weight) *rowBuffers {
 	r := &d.tokens
 	b.Embed(r.x, d.Embed)
+	b.AllReduce(r.x)
 	b.RMSNorm(r.normed, r.x, norm, d.cfg.Eps)
 	return r
 }
@@ -137,6 +139,7 @@ func (d *decoder) attend(b backend.Backend, i int, r *rowBuffers, w *attentionWe
 	})
 	r = d.onlyOutputs(b, i, r)
 	b.Linear(r.delta, r.attn, w.O, backend.NoWeight)
+	b.AllReduce(r.delta)
 	return r
 }
 
@@ -156,10 +159,12 @@ func (d *decoder) mlp(b backend.Backend, r *rowBuffers, w *gatedMLP) {
 	b.Linear(r.up, r.normed, w.Up, backend.NoWeight)
 	b.GatedAct(r.gate, r.gate, r.up, backend.SiLU)
 	b.Linear(r.delta, r.gate, w.Down, backend.NoWeight)
+	b.AllReduce(r.delta)
 }
 
 // end turns the last norm's output into logits and tokens.
 func (d *decoder) end(b backend.Backend, r *rowBuffers) {
-	b.Linear(d.scores, r.normed, d.Head, backend.NoWeight)
+	b.Linear(d.share, r.normed, d.Head, backend.NoWeight)
+	b.AllGather(d.scores, d.share)
 	b.Sample(d.scores)
 }

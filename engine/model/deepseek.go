@@ -198,10 +198,10 @@ func newDeepseek(c *Config) network {
 }
 
 func (m *deepseek) weights() []binding {
-	c, d := m.cfg, m.cfg.Deepseek
-	return m.untied(bindings(m, "", map[string]int{
-		"vocab": c.Vocab, "hidden": c.Hidden, "ffn": c.FFN, "latent": d.Latent, "waist": d.QueryRank, "values": c.Heads * d.Value,
-		"experts": c.MoE.Experts, "expert": c.MoE.FFN, "shared": c.MoE.FFN * d.Shared,
+	c, d, p := m.cfg, m.cfg.Deepseek, m.cfg.dims()
+	return m.untied(bindings(m, "", map[string]part{
+		"vocab": p.vocab, "hidden": whole(c.Hidden), "ffn": p.ffn, "latent": whole(d.Latent), "waist": whole(d.QueryRank), "values": p.heads.times(d.Value),
+		"experts": whole(c.MoE.Experts), "expert": p.expert, "shared": p.expert.times(d.Shared),
 	}))
 }
 
@@ -219,7 +219,8 @@ func (m *deepseek) ignore(name string) bool {
 // stacks are the matrices that are cut: by heads, and so that halves of a key turn
 // where the checkpoint has neighbours turn.
 func (m *deepseek) stacks() (all []stack) {
-	c, d := m.cfg, m.cfg.Deepseek
+	c, d, p := m.cfg, m.cfg.Deepseek, m.cfg.dims()
+	heads := p.heads
 	wide, pair := d.Nope+d.Rope, d.Nope+d.Value
 	for i := range m.Layers {
 		l, prefix := &m.Layers[i], fmt.Sprintf("model.layers.%d.self_attn.", i)
@@ -228,22 +229,23 @@ func (m *deepseek) stacks() (all []stack) {
 			query, in = "q_b_proj.weight", d.QueryRank
 		}
 		all = append(all,
-			stack{names: []string{prefix + query}, experts: 1, out: c.Heads * wide, in: in, targets: l.query[:], rows: func(_, _ int) (rows []int, turned bool) {
-				for h := range c.Heads {
+			stack{names: []string{prefix + query}, experts: 1, out: heads.times(wide), in: whole(in), targets: l.query[:], rows: func(_, _ int) (rows []int, turned bool) {
+				for h := heads.from; h < heads.from+heads.n; h++ {
 					rows = append(rows, span(h*wide, d.Nope)...)
 					rows = append(rows, d.halves(h*wide+d.Nope)...)
 				}
 				return rows, false
 			}},
-			stack{names: []string{prefix + "kv_a_proj_with_mqa.weight"}, experts: 1, out: d.Latent + d.Rope, in: c.Hidden, targets: l.lower[:],
+			stack{names: []string{prefix + "kv_a_proj_with_mqa.weight"}, experts: 1, out: whole(d.Latent + d.Rope), in: whole(c.Hidden), targets: l.lower[:],
 				rows: func(_, target int) ([]int, bool) {
 					if target == 0 {
 						return span(0, d.Latent), false
 					}
 					return d.halves(d.Latent), false
 				}},
-			stack{names: []string{prefix + "kv_b_proj.weight"}, experts: c.Heads, out: c.Heads * pair, in: d.Latent, targets: l.raises[:],
+			stack{names: []string{prefix + "kv_b_proj.weight"}, experts: c.Heads, out: heads.times(pair), in: whole(d.Latent), targets: l.raises[:],
 				rows: func(head, target int) ([]int, bool) {
+					head += heads.from
 					if target == 0 {
 						return span(head*pair, d.Nope), true
 					}
@@ -292,7 +294,7 @@ func (m *deepseek) alloc(to memory) error {
 	m.q, m.nope = a.alloc(backend.TokenRows, c.Heads*(d.Nope+d.Rope)), a.alloc(backend.TokenRows, c.Heads*d.Nope)
 	m.absorbed = a.alloc(backend.TokenRows, c.Heads*(d.Latent+d.Rope))
 	m.latent, m.key = a.alloc(backend.TokenRows, d.Latent), a.alloc(backend.TokenRows, d.Rope)
-	m.scores = a.alloc(backend.OutputRows, c.Vocab)
+	m.scores, m.share = a.logits(c)
 	var err error
 	m.tokens.moe, m.outputs.moe, err = allocMoE(to, c, a.err)
 	return err
@@ -343,6 +345,7 @@ func (m *deepseek) attention(b backend.Backend, i int, r *rowBuffers) *rowBuffer
 	}
 	b.HeadLinear(to.values, to.read, backend.HeadSpec{Weights: l.raises[1], In: to.scratch, Out: to.slots})
 	b.Linear(r.delta, to.values, l.O, backend.NoWeight)
+	b.AllReduce(r.delta)
 	return r
 }
 
@@ -366,4 +369,5 @@ func (m *deepseek) moe(b backend.Backend, r *rowBuffers, l *deepseekLayer) {
 	b.GatedAct(to.shared, to.shared, to.sharedUp, backend.SiLU)
 	b.Linear(to.sum, to.shared, l.Shared.Down, backend.NoWeight)
 	b.Add(r.delta, to.sum, backend.NoWeight)
+	b.AllReduce(r.delta)
 }

@@ -173,35 +173,58 @@ var fp8 = func() (t [256]float32) {
 	return t
 }()
 
-// whole is the weight as a backend takes it.
-func (s *stored) whole(as backend.DType) backend.Tensor {
-	t := backend.Tensor{Name: s.Name, DType: dtypes[s.DType], Shape: s.Shape, Data: s.Data, As: as}
-	if t.DType != 0 {
+// part is a rank's part of the weight, as a backend takes it: where it lies, if
+// that is in one piece.
+func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
+	rows, cols := b.parts[0], b.in()
+	t := backend.Tensor{Name: s.Name, DType: dtypes[s.DType], As: as}
+	for _, p := range b.parts {
+		t.Shape = append(t.Shape, p.n)
+	}
+	if len(b.parts) == 2 {
+		t.First, t.Of = rows.from, rows.of
+	}
+	if t.DType == 0 {
+		s.expand(&t, rows, cols)
 		return t
 	}
+	row := cols.of * t.DType.Size()
+	t.Data = s.Data[rows.from*row : (rows.from+rows.n)*row]
+	if !cols.whole() {
+		t.Data = appendRows(nil, t.Data, span(0, rows.n), row, cols.from*t.DType.Size(), cols.n*t.DType.Size())
+	}
+	return t
+}
+
+// whole is all of a weight of a type that backends do not take.
+func (s *stored) whole(as backend.DType) backend.Tensor {
+	t := backend.Tensor{Name: s.Name, Shape: s.Shape, As: as}
+	cols := s.Shape[len(s.Shape)-1]
+	s.expand(&t, whole(len(s.Data)/widths[s.DType]/cols), whole(cols))
+	return t
+}
+
+// expand fills a tensor with a part of a weight, in a type that backends take.
+func (s *stored) expand(t *backend.Tensor, rows, cols part) {
 	t.DType = backend.F32
-	if s.DType == "F8_E4M3" && as == 0 {
+	if s.DType == "F8_E4M3" && t.As == 0 {
 		t.DType = backend.BF16
 	}
-	n := len(s.Data) / widths[s.DType]
-	t.Data = make([]byte, n*t.DType.Size())
-	cols, scale := n, float32(1)
-	if len(s.Shape) == 2 {
-		cols = s.Shape[1]
-	}
-	for i := range n {
-		if s.DType == "F8_E4M3" && i%cols%s.block[1] == 0 {
-			at := i / cols / s.block[0] * ((cols-1)/s.block[1] + 1)
-			scale = number(s.scales.Data, at+i%cols/s.block[1], s.scales.DType)
+	t.Data = make([]byte, rows.n*cols.n*t.DType.Size())
+	scale := float32(1)
+	for i := range rows.n * cols.n {
+		row, col := rows.from+i/cols.n, cols.from+i%cols.n
+		if s.DType == "F8_E4M3" && (i%cols.n == 0 || col%s.block[1] == 0) {
+			at := row / s.block[0] * ((cols.of-1)/s.block[1] + 1)
+			scale = number(s.scales.Data, at+col/s.block[1], s.scales.DType)
 		}
-		v := number(s.Data, i, s.DType) * scale
+		v := number(s.Data, row*cols.of+col, s.DType) * scale
 		if t.DType == backend.BF16 {
 			binary.LittleEndian.PutUint16(t.Data[2*i:], roundBF16(v))
 		} else {
 			binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v))
 		}
 	}
-	return t
 }
 
 // roundBF16 rounds to nearest even; a NaN stays one.

@@ -22,7 +22,7 @@ type gemma4 struct {
 	kinds  [2]gemma4Kind // of windowed layers, of full ones
 
 	tokens, outputs gemma4Rows
-	scores          backend.Buf // [vocab] per output
+	scores, share   backend.Buf // see decoder
 	ple, pleTokens  backend.Buf // [layers*ple] per token
 	pleSlice        backend.Buf // [ple] per token
 }
@@ -158,17 +158,21 @@ func (m *gemma4) wide(i int) bool {
 }
 
 func (m *gemma4) weights() []binding {
-	c, g := m.cfg, m.cfg.Gemma4
-	dims := map[string]int{
-		"one": 1, "vocab": c.Vocab, "hidden": c.Hidden, "experts": c.MoE.Experts,
-		"ple": g.PLE, "ples": c.Layers * g.PLE, "plevocab": g.PLEVocab,
+	c, g, p := m.cfg, m.cfg.Gemma4, m.cfg.dims()
+	dims := map[string]part{
+		"one": whole(1), "vocab": p.vocab, "hidden": whole(c.Hidden), "experts": whole(c.MoE.Experts),
+		"ple": whole(g.PLE), "ples": whole(c.Layers * g.PLE), "plevocab": p.pleVocab,
 	}
 	all := bindings(m, "", dims)
 	for i := range m.layers {
 		s := c.shape(i)
-		dims["q"], dims["kv"], dims["head"], dims["ffn"] = c.Heads*s.HeadDim, s.KVHeads*s.HeadDim, s.HeadDim, c.FFN
+		kv := p.kvHeads
+		if s.Window == 0 {
+			kv = p.fullKVHeads
+		}
+		dims["q"], dims["kv"], dims["head"], dims["ffn"] = p.heads.times(s.HeadDim), kv.times(s.HeadDim), whole(s.HeadDim), p.ffn
 		if m.wide(i) {
-			dims["ffn"] *= 2
+			dims["ffn"] = p.ffn.times(2)
 		}
 		all = append(all, bindings(&m.layers[i], fmt.Sprintf("model.layers.%d.", i), dims)...)
 	}
@@ -178,13 +182,13 @@ func (m *gemma4) weights() []binding {
 func (m *gemma4) ignore(name string) bool { return name == "lm_head.weight" }
 
 func (m *gemma4) stacks() (all []stack) {
-	c := m.cfg
+	c, wide, hidden := m.cfg, m.cfg.dims().expert, whole(m.cfg.Hidden)
 	for i := range m.layers {
 		if e := m.layers[i].MoE; e != nil {
 			prefix := fmt.Sprintf("model.layers.%d.experts.", i)
 			all = append(all,
-				stack{names: []string{prefix + "gate_up_proj"}, experts: c.MoE.Experts, out: 2 * c.MoE.FFN, in: c.Hidden, targets: e.gateUp[:]},
-				stack{names: []string{prefix + "down_proj"}, experts: c.MoE.Experts, out: c.Hidden, in: c.MoE.FFN, targets: e.down[:]})
+				stack{names: []string{prefix + "gate_up_proj"}, experts: c.MoE.Experts, out: wide, in: hidden, targets: e.gateUp[:]},
+				stack{names: []string{prefix + "down_proj"}, experts: c.MoE.Experts, out: hidden, in: wide, targets: e.down[:]})
 		}
 	}
 	return all
@@ -218,7 +222,7 @@ func (m *gemma4) alloc(to memory) error {
 		m.ple, m.pleTokens = a.alloc(backend.TokenRows, c.Layers*g.PLE), a.alloc(backend.TokenRows, c.Layers*g.PLE)
 		m.pleSlice = a.alloc(backend.TokenRows, g.PLE)
 	}
-	m.scores = a.alloc(backend.OutputRows, c.Vocab)
+	m.scores, m.share = a.logits(c)
 	if c.MoE.Experts > 0 {
 		m.tokens.moe, m.outputs.moe, a.err = allocMoE(to, c, a.err)
 	}
@@ -230,6 +234,7 @@ func (m *gemma4) logits() backend.Buf { return m.scores }
 func (m *gemma4) forward(b backend.Backend) {
 	c, r := m.cfg, &m.tokens
 	b.Embed(r.x, m.Embed)
+	b.AllReduce(r.x)
 	b.Scale(r.x, float32(math.Sqrt(float64(c.Hidden))))
 	if m.PLE != nil {
 		m.inputs(b)
@@ -258,7 +263,8 @@ func (m *gemma4) forward(b backend.Backend) {
 		b.Add(r.x, r.delta, l.Scalar)
 	}
 	b.RMSNorm(r.normed, r.x, m.Norm, c.Eps)
-	b.Linear(m.scores, r.normed, m.Embed, backend.NoWeight)
+	b.Linear(m.share, r.normed, m.Embed, backend.NoWeight)
+	b.AllGather(m.scores, m.share)
 	if c.Gemma4.Softcap > 0 {
 		b.Softcap(m.scores, c.Gemma4.Softcap)
 	}
@@ -269,6 +275,7 @@ func (m *gemma4) forward(b backend.Backend) {
 func (m *gemma4) inputs(b backend.Backend) {
 	c, n := m.cfg, m.cfg.Gemma4.PLE
 	b.Embed(m.pleTokens, m.PLE.Embed)
+	b.AllReduce(m.pleTokens)
 	b.Scale(m.pleTokens, float32(math.Sqrt(float64(n))))
 	b.Linear(m.ple, m.tokens.x, m.PLE.Project, backend.NoWeight)
 	b.Scale(m.ple, float32(1/math.Sqrt(float64(c.Hidden))))
@@ -318,6 +325,7 @@ func (m *gemma4) attention(b backend.Backend, i int, r *gemma4Rows) *gemma4Rows 
 		r = &m.outputs
 	}
 	b.Linear(r.delta, r.attn[kind], l.O, backend.NoWeight)
+	b.AllReduce(r.delta)
 	return r
 }
 
@@ -328,6 +336,7 @@ func (m *gemma4) mlp(b backend.Backend, i int, r *gemma4Rows) {
 	b.Linear(r.up[width], r.normed, l.MLP.Up, backend.NoWeight)
 	b.GatedAct(r.gate[width], r.gate[width], r.up[width], backend.GELUTanh)
 	b.Linear(r.delta, r.gate[width], l.MLP.Down, backend.NoWeight)
+	b.AllReduce(r.delta)
 }
 
 // moe adds the experts of x to the dense MLP's delta, each normed.
@@ -343,6 +352,7 @@ func (m *gemma4) moe(b backend.Backend, r *gemma4Rows, w *gemma4MoE) {
 		Gate: w.gateUp[0], Up: w.gateUp[1], Down: w.down[0],
 		Hidden: r.moe.hidden, Inner: r.moe.inner, InnerUp: r.moe.up,
 	})
+	b.AllReduce(r.sum)
 	b.RMSNorm(r.sum, r.sum, w.PostNorm, c.Eps)
 	b.Add(r.delta, r.sum, backend.NoWeight)
 }

@@ -103,24 +103,24 @@ func (r *rawConfig) fullLayers(stride int) ([]bool, error) {
 func (m *gptOSS) weights() []binding { return m.bind(m) }
 
 func (m *gptOSS) stacks() (all []stack) {
-	c := m.cfg
+	c, wide, hidden := m.cfg, m.cfg.dims().expert, whole(m.cfg.Hidden)
 	for i := range m.Layers {
 		e := &m.Layers[i].experts
 		prefix := fmt.Sprintf("model.layers.%d.mlp.experts.", i)
-		add := func(name string, out, in int, targets [][]backend.Weight) {
+		add := func(name string, out, in part, targets [][]backend.Weight) {
 			s := stack{names: []string{prefix + name}, experts: c.MoE.Experts, out: out, in: in, deal: alternate, targets: targets}
 			switch {
-			case in > 0 && c.MXFP4:
+			case in.of > 0 && c.MXFP4:
 				s.names = []string{prefix + name + "_blocks", prefix + name + "_scales"}
-			case in > 0:
+			case in.of > 0:
 				s.byInput = true
 			}
 			all = append(all, s)
 		}
-		add("gate_up_proj", 2*c.MoE.FFN, c.Hidden, e.gateUp[:])
-		add("gate_up_proj_bias", 2*c.MoE.FFN, 0, e.gateUpBias[:])
-		add("down_proj", c.Hidden, c.MoE.FFN, e.down[:])
-		add("down_proj_bias", c.Hidden, 0, e.downBias[:])
+		add("gate_up_proj", wide, hidden, e.gateUp[:])
+		add("gate_up_proj_bias", wide, part{}, e.gateUpBias[:])
+		add("down_proj", hidden, wide, e.down[:])
+		add("down_proj_bias", hidden, part{}, e.downBias[:])
 	}
 	return all
 }
@@ -160,7 +160,8 @@ func (m *gptOSS) attention(b backend.Backend, i int, r *rowBuffers, l *gptOSSLay
 		Scale: float32(1 / math.Sqrt(float64(c.HeadDim))), Window: c.window(i), Sinks: &l.Sinks,
 	})
 	r = m.onlyOutputs(b, i, r)
-	b.Linear(r.delta, r.attn, l.O, l.OBias)
+	b.Linear(r.delta, r.attn, l.O, c.once(l.OBias))
+	b.AllReduce(r.delta)
 	return r
 }
 
@@ -176,7 +177,8 @@ func (m *gptOSS) moe(b backend.Backend, r *rowBuffers, l *gptOSSLayer) {
 	b.MoE(r.delta, r.normed, to.router, backend.MoESpec{
 		TopK: m.cfg.MoE.TopK, Normalize: m.cfg.MoE.Normalize, Act: backend.ClampedSwish,
 		Gate: e.gateUp[0], Up: e.gateUp[1], Down: e.down[0],
-		GateBias: e.gateUpBias[0], UpBias: e.gateUpBias[1], DownBias: e.downBias[0],
+		GateBias: e.gateUpBias[0], UpBias: e.gateUpBias[1], DownBias: m.cfg.each(e.downBias[0]),
 		Hidden: to.hidden, Inner: to.inner, InnerUp: to.up,
 	})
+	b.AllReduce(r.delta)
 }

@@ -45,6 +45,9 @@ type Options struct {
 	// Quantization is what matrices are turned into.
 	Quantization Quantization
 
+	// Shard is the part that is loaded; the backend has the Ranks that have the others.
+	Shard Shard
+
 	// Progress is told the bytes of weights loaded so far and in all, after
 	// each tensor, on the caller's goroutine.
 	Progress func(done, total int64)
@@ -67,7 +70,11 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	if limits.Tokens < 1 || limits.Outputs < 1 || limits.Seqs < 1 || limits.Blocks < 1 {
 		return nil, fmt.Errorf("%w: every limit of a step must be positive: %+v", ErrConfig, limits)
 	}
-	m := &Model{config: src.Config, backend: b, limits: limits}
+	config, err := o.Shard.Of(&src.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", src.Name, err)
+	}
+	m := &Model{config: config, backend: b, limits: limits}
 	m.net = architectures[m.config.Architecture].network(&m.config)
 	m.record = m.Forward
 	checkpoint, err := src.weights()
@@ -95,7 +102,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	}
 	for i := range tensors {
 		t := &tensors[i]
-		if *targets[i].target, err = b.Load(t.whole(o.Quantization.of(&targets[i]))); err != nil {
+		if *targets[i].target, err = b.Load(t.part(&targets[i], o.Quantization.of(&targets[i]))); err != nil {
 			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
 		progress(int64(len(t.Data)))
@@ -228,4 +235,14 @@ func (a *allocator) alloc(rows backend.Rows, cols int) backend.Buf {
 	var buf backend.Buf
 	buf, a.err = a.to.Alloc(rows, cols)
 	return buf
+}
+
+// logits are the buffers of all logits and of those that this rank computes, which
+// are one where it computes all.
+func (a *allocator) logits(c *Config) (all, share backend.Buf) {
+	all = a.alloc(backend.OutputRows, c.Vocab)
+	if p := c.dims().vocab; !p.whole() {
+		return all, a.alloc(backend.OutputRows, p.n)
+	}
+	return all, all
 }

@@ -64,11 +64,7 @@ func (c *Config) WeightBytes(q Quantization) (n int64) {
 	}
 	net := architectures[c.Architecture].network(c)
 	for _, b := range net.weights() {
-		in := 1
-		for _, d := range b.shape[1:] {
-			in *= d
-		}
-		n += size(q.of(&b), b.shape[0], in)
+		n += size(q.of(&b), b.parts[0].n, b.in().n)
 	}
 	if s, ok := net.(stacker); ok {
 		for _, st := range s.stacks() {
@@ -76,13 +72,14 @@ func (c *Config) WeightBytes(q Quantization) (n int64) {
 			switch {
 			case len(st.names) == 2:
 				as = backend.MXFP4
-			case st.in == 0:
+			case st.in.of == 0:
 				as = 0
 			}
-			if st.rows != nil { // a matrix that experts, or heads, share out
-				st.experts = 1
+			each := len(st.targets) // of as many rows
+			if st.rows != nil {     // a matrix that experts, or heads, share out
+				st.experts, each = 1, 1
 			}
-			n += int64(st.experts) * size(as, st.out, max(st.in, 1))
+			n += int64(st.experts*each) * size(as, st.out.n, max(st.in.n, 1))
 		}
 	}
 	return n

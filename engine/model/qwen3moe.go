@@ -150,4 +150,5 @@ func (m *qwen3MoE) moe(b backend.Backend, r *rowBuffers, w *experts) {
 	}
 	b.Linear(to.router, r.normed, w.Router, backend.NoWeight)
 	b.MoE(r.delta, r.normed, to.router, spec)
+	b.AllReduce(r.delta)
 }

@@ -15,7 +15,7 @@ type stack struct {
 	names   []string
 	tensors []safetensors.Tensor // found by match
 	experts int
-	out, in int  // of an expert; in is 0 for vectors
+	out, in part // of an expert and a target; in is zero for vectors
 	byInput bool // [experts, in, out] instead of [experts, out, in]
 	deal    deal
 	targets [][]backend.Weight // [targets][experts]
@@ -23,7 +23,7 @@ type stack struct {
 	whole func(as backend.DType) backend.Tensor // expands a type that backends do not take
 
 	// rows, where set, says which rows of a single matrix [out, in] a target gets of
-	// an expert, or of a head, and whether they become columns.
+	// an expert, or of a head of this rank's, and whether they become columns.
 	rows func(expert, target int) (rows []int, turned bool)
 }
 
@@ -55,17 +55,18 @@ func (s *stack) bytes() (n int64) {
 // fault says what is wrong with the tensors that were found, if anything.
 func (s *stack) fault() string {
 	var want [][]int
+	in, out := s.in.of, len(s.targets)*s.out.of
 	switch {
 	case len(s.names) == 2:
-		want = [][]int{{s.experts, s.out, s.in / 32, 16}, {s.experts, s.out, s.in / 32}}
+		want = [][]int{{s.experts, out, in / 32, 16}, {s.experts, out, in / 32}}
 	case s.rows != nil:
-		want = [][]int{{s.out, s.in}}
-	case s.in == 0:
-		want = [][]int{{s.experts, s.out}}
+		want = [][]int{{s.out.of, in}}
+	case in == 0:
+		want = [][]int{{s.experts, out}}
 	case s.byInput:
-		want = [][]int{{s.experts, s.in, s.out}}
+		want = [][]int{{s.experts, in, out}}
 	default:
-		want = [][]int{{s.experts, s.out, s.in}}
+		want = [][]int{{s.experts, out, in}}
 	}
 	for i, t := range s.tensors {
 		if !slices.Equal(t.Shape, want[i]) {
@@ -89,7 +90,7 @@ func (s *stack) load(b backend.Backend, q Quantization) error {
 	for e := range s.experts {
 		for i := range s.targets {
 			t := s.cut(e, i)
-			if len(s.names) == 1 && s.in > 0 { // MXFP4 stays
+			if len(s.names) == 1 && s.in.of > 0 { // MXFP4 stays
 				t.As = q.dtype()
 			}
 			w, err := b.Load(t)
@@ -102,71 +103,77 @@ func (s *stack) load(b backend.Backend, q Quantization) error {
 	return nil
 }
 
-// cut is one expert's weights for one target.
+// cut is one expert's weights for one target: of the rows that are dealt to it
+// this rank's, and of these its inputs.
 func (s *stack) cut(expert, target int) backend.Tensor {
 	if s.rows != nil {
 		return s.pick(expert, target)
 	}
-	rows := make([]int, 0, s.out/len(s.targets))
-	for i := range cap(rows) {
-		row := target*cap(rows) + i
+	rows := make([]int, s.out.n)
+	for i := range rows {
+		rows[i] = target*s.out.of + s.out.from + i
 		if s.deal == alternate {
-			row = i*len(s.targets) + target
+			rows[i] = (s.out.from+i)*len(s.targets) + target
 		}
-		rows = append(rows, row)
 	}
-	t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], expert), Shape: []int{len(rows), s.in}}
+	in, all := s.in, len(s.targets)*s.out.of
+	t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], expert), Shape: []int{len(rows), in.n}}
 	if len(s.names) == 2 {
 		t.DType = backend.MXFP4
-		for i, bytes := range []int{s.in / 2, s.in / 32} { // blocks, exponents
-			data := s.tensors[i].Data[expert*s.out*bytes:]
-			for _, row := range rows {
-				t.Data = append(t.Data, data[row*bytes:(row+1)*bytes]...)
-			}
+		for i, inputs := range []int{2, 32} { // of a byte: of blocks, of exponents
+			row := in.of / inputs
+			t.Data = appendRows(t.Data, s.tensors[i].Data[expert*all*row:], rows, row, in.from/inputs, in.n/inputs)
 		}
 		return t
 	}
 	t.DType = dtypes[s.tensors[0].DType]
-	size, in := t.DType.Size(), max(s.in, 1)
-	data := s.tensors[0].Data[expert*s.out*in*size : (expert+1)*s.out*in*size]
-	if s.in == 0 {
-		t.Shape = t.Shape[:1]
+	size := t.DType.Size()
+	if in.of == 0 {
+		in, t.Shape = whole(1), t.Shape[:1]
 	}
+	data := s.tensors[0].Data[expert*all*in.of*size : (expert+1)*all*in.of*size]
 	switch {
 	case s.byInput:
-		t.Data = make([]byte, 0, len(rows)*in*size)
+		t.Data = make([]byte, 0, len(rows)*in.n*size)
 		for _, row := range rows {
-			for i := range in {
-				at := (i*s.out + row) * size
+			for i := range in.n {
+				at := ((in.from+i)*all + row) * size
 				t.Data = append(t.Data, data[at:at+size]...)
 			}
 		}
-	case s.deal == halves: // where they lie, so that they need not be copied
-		t.Data = data[rows[0]*in*size : (rows[0]+len(rows))*in*size]
+	case s.deal == halves && in.whole(): // where they lie, so that they need not be copied
+		t.Data = data[rows[0]*in.n*size : (rows[0]+len(rows))*in.n*size]
 	default:
-		for _, row := range rows {
-			t.Data = append(t.Data, data[row*in*size:(row+1)*in*size]...)
-		}
+		t.Data = appendRows(nil, data, rows, in.of*size, in.from*size, in.n*size)
 	}
 	return t
+}
+
+// appendRows appends bytes [from, from+n) of rows of so many bytes.
+func appendRows(to, data []byte, rows []int, size, from, n int) []byte {
+	to = slices.Grow(to, len(rows)*n)
+	for _, row := range rows {
+		to = append(to, data[row*size+from:][:n]...)
+	}
+	return to
 }
 
 // pick is the rows of a matrix that rows says.
 func (s *stack) pick(expert, target int) backend.Tensor {
 	rows, turned := s.rows(expert, target)
-	t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], expert), DType: dtypes[s.tensors[0].DType], Shape: []int{len(rows), s.in}}
+	t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], expert), DType: dtypes[s.tensors[0].DType], Shape: []int{len(rows), s.in.n}}
 	size, from := t.DType.Size(), s.tensors[0].Data
-	t.Data = make([]byte, 0, len(rows)*s.in*size)
+	t.Data = make([]byte, 0, len(rows)*s.in.n*size)
 	if !turned {
 		for _, row := range rows {
-			t.Data = append(t.Data, from[row*s.in*size:(row+1)*s.in*size]...)
+			t.Data = append(t.Data, from[row*s.in.n*size:(row+1)*s.in.n*size]...)
 		}
 		return t
 	}
-	t.Shape = []int{s.in, len(rows)}
-	for i := range s.in {
+	t.Shape = []int{s.in.n, len(rows)}
+	for i := range s.in.n {
 		for _, row := range rows {
-			t.Data = append(t.Data, from[(row*s.in+i)*size:(row*s.in+i+1)*size]...)
+			t.Data = append(t.Data, from[(row*s.in.n+i)*size:(row*s.in.n+i+1)*size]...)
 		}
 	}
 	return t

@@ -62,8 +62,9 @@ var mayImport = map[string][]string{
 
 	"engine": {
 		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
-		"engine/ngram", "engine/sample", "engine/scheduler",
+		"engine/ngram", "engine/ranks", "engine/sample", "engine/scheduler",
 	},
+	"engine/ranks":        {"engine/backend"},
 	"engine/ngram":        {},
 	"engine/scheduler":    {"engine/kvcache"},
 	"engine/kvcache":      {},
@@ -84,9 +85,10 @@ var mayImport = map[string][]string{
 	"internal/e2e":           {},
 	"internal/house":         {},
 	"internal/house/testall": {},
-	"internal/launch":        {"internal/console", "internal/tlsconf"},
+	"internal/launch":        {"internal/console", "internal/offspring", "internal/tlsconf"},
 	"internal/logs":          {},
 	"internal/metrics":       {"internal/logs"},
+	"internal/offspring":     {},
 	"internal/openai":        {},
 	"internal/process":       {"internal/logs", "internal/tlsconf"},
 	"internal/rpc":           {"internal/rpc/nodepb"},

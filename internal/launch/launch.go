@@ -23,6 +23,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/offspring"
 )
 
 // Process is one node to run.
@@ -138,13 +140,12 @@ func up(ctx context.Context, started func(context.Context) error, first <-chan e
 func start(binary string, p Process, out *lines) (*child, error) {
 	cmd := exec.Command(binary, p.Args...)
 	cmd.Env = append(os.Environ(), p.Env...)
-	cmd.SysProcAttr = sysProcAttr()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = w, w
-	err = startPinned(cmd)
+	err = offspring.Start(cmd, syscall.SIGTERM)
 	w.Close()
 	if err != nil {
 		r.Close()

@@ -75,6 +75,9 @@ type Options struct {
 	// shares them with other processes. They must stay until Close.
 	MapKV func(n int) ([]byte, error)
 
+	// Ranks are those that compute the model together; nil: this one does it alone.
+	Ranks backend.Ranks
+
 	// FaultBatchOrder is for tests of other packages only: Linear splits its
 	// reduction in two halves whenever the step has more than one row. Results
 	// stay right to rounding but depend on the batch, which is the fault that
@@ -120,6 +123,8 @@ type weight struct {
 	vector  []float32 // [out], when in is 0; mapped
 	matrix  []byte    // row-major for portable kernels, packed for C
 	renewed bool      // the matrix is loaded more than once: it may not be borrowed
+	first   int       // row of the whole matrix that is the first here
+	of      int       // rows of the whole matrix
 }
 
 // kvStore is the paged KV. A page is K [kvHeads, headDim, blockTokens] then
@@ -246,7 +251,7 @@ func (c *CPU) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 
 // Load takes a vector, kept as fp32, or a matrix, kept in the kernels' layout.
 func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
-	w := &weight{name: t.Name, dtype: t.DType, from: t.DType}
+	w := &weight{name: t.Name, dtype: t.DType, from: t.DType, first: t.First, of: t.Of}
 	switch len(t.Shape) {
 	case 1:
 		w.out = t.Shape[0]
@@ -258,6 +263,12 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 		len(t.Data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes",
 			backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
+	}
+	if w.of == 0 {
+		w.of = w.out
+	}
+	if w.first < 0 || w.first > w.of-w.out {
+		return backend.NoWeight, fmt.Errorf("%w: tensor %s %v is rows from %d on of %d", backend.ErrShape, t.Name, t.Shape, t.First, t.Of)
 	}
 	if t.As != 0 {
 		if !t.As.Quantized() || w.in == 0 || t.DType == backend.MXFP4 {

@@ -55,7 +55,8 @@ typedef struct {
 	float scale;       // of scores, or epsilon
 	int32_t window;    // positions that a row sees, 0 all
 	int32_t act;       // of OP_GATEDACT
-	int32_t from;      // of OP_COLUMNS; of OP_PACK the element type of a
+	int32_t from;      // of OP_COLUMNS; of OP_EMBED the token of w's first row; of OP_PACK the element type of a
+	int32_t w_rows;    // of OP_EMBED: tokens that w has
 	const float *sinks;  // [heads] of OP_ATTENTION, or null
 	const float *scales; // [n_experts] of OP_ROUTE, or null
 	int32_t slots;     // rows are slots: so many per live row; else 0

@@ -31,8 +31,12 @@ FN v16 v16_sigmoid(v16 x) {
 #include "moe.h"
 
 static TARGET void embed(const tandem_op *op, const tandem_step *st, int row) {
-	int id = st->ids[row];
+	int id = st->ids[row] - op->from;
 	float *dst = op->dst + (size_t)row * op->n;
+	if (id < 0 || id >= op->w_rows) {
+		memset(dst, 0, op->n * sizeof *dst);
+		return;
+	}
 	const char *tile = (const char *)op->w + (id / TILE) * tile_bytes(op);
 	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
 		unpack_quant(op, (const uint8_t *)tile, id % TILE, dst);

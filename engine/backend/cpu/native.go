@@ -158,7 +158,7 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 		if w.in == 0 {
 			to.w = unsafe.Pointer(&w.vector[0])
 		} else {
-			to.w, to.k = unsafe.Pointer(&w.matrix[0]), C.int32_t(w.in)
+			to.w, to.k, to.w_rows = unsafe.Pointer(&w.matrix[0]), C.int32_t(w.in), C.int32_t(w.out)
 		}
 	}
 	if o.bias != nil {

@@ -59,7 +59,7 @@ type op struct {
 	normalize bool
 	sigmoid   *backend.SigmoidRouter // of opRoute
 
-	from  int // of opColumns: the first one
+	from  int // of opColumns the first one, of opEmbed the token of the first row
 	act   backend.Act
 	sinks *weight // of opAttention; nil: none
 }
@@ -67,13 +67,23 @@ type op struct {
 // width is the columns of a buffer as this operation sees its rows.
 func (o *op) width(b *buffer) int { return b.cols / max(o.slots, 1) }
 
-// stop is a place in the plan where control returns to Go: a Mark, or a Sample
-// when logits is set.
+// stop is a place in the plan where control returns to Go.
 type stop struct {
-	at     int // before operation at
-	layer  int
-	logits *buffer
+	kind  stopKind
+	at    int     // before operation at
+	layer int     // of a mark
+	buf   *buffer // logits; what is reduced; where what is gathered goes
+	part  *buffer // of a gather: what this rank brings
 }
+
+type stopKind uint8
+
+const (
+	stopMark stopKind = iota
+	stopSample
+	stopReduce
+	stopGather
+)
 
 // plan is a recorded forward pass.
 type plan struct {
@@ -83,6 +93,7 @@ type plan struct {
 	vocab  int          // smallest embedding table, 0 without one
 	heads  []*routing   // of HeadLinear: every row chooses every head
 	usesKV bool
+	marks  []int          // while recording: layers whose KV other ranks may not have stored yet
 	native unsafe.Pointer // the C form of ops, mapped
 
 	quantized map[*buffer]int // whose q has what data has, in rows of so many slots; while recording
@@ -177,9 +188,9 @@ func same(what string, first *buffer, rest ...*buffer) {
 func (c *CPU) Embed(dst backend.Buf, table backend.Weight) {
 	d, w := c.buf(dst), c.weight(table)
 	need(d.rows == backend.TokenRows && w.in == d.cols, "Embed: %s is [%d, %d] for %d columns", w.name, w.out, w.in, d.cols)
-	c.record(op{kind: opEmbed, rows: d.rows, dst: d, w: w})
-	if p := c.recording; p.vocab == 0 || w.out < p.vocab {
-		p.vocab = w.out
+	c.record(op{kind: opEmbed, rows: d.rows, dst: d, w: w, from: w.first})
+	if p := c.recording; p.vocab == 0 || w.of < p.vocab {
+		p.vocab = w.of
 	}
 }
 
@@ -316,12 +327,61 @@ func (c *CPU) Rows(dst, src backend.Buf) {
 func (c *CPU) Sample(logits backend.Buf) {
 	b := c.buf(logits)
 	need(b.rows == backend.OutputRows, "Sample: logits must have output rows")
-	p := c.plan()
-	p.stops = append(p.stops, stop{at: len(p.ops), logits: b})
+	if c.rank() == 0 {
+		c.stop(stop{kind: stopSample, buf: b})
+	}
 }
 
-// Mark records that all KV of a layer has been stored.
+// Mark records that all KV of a layer has been stored. That of other ranks has
+// been where they come together next.
 func (c *CPU) Mark(layer int) {
+	if c.opts.Ranks != nil {
+		p := c.plan()
+		p.marks = append(p.marks, layer)
+		return
+	}
+	c.stop(stop{kind: stopMark, layer: layer})
+}
+
+// stop records a place where control returns to Go.
+func (c *CPU) stop(s stop) {
 	p := c.plan()
-	p.stops = append(p.stops, stop{at: len(p.ops), layer: layer})
+	s.at = len(p.ops)
+	p.stops = append(p.stops, s)
+}
+
+func (c *CPU) rank() int {
+	if c.opts.Ranks == nil {
+		return 0
+	}
+	return c.opts.Ranks.Rank()
+}
+
+// AllReduce records x = the sum of all ranks' x.
+func (c *CPU) AllReduce(x backend.Buf) {
+	b := c.buf(x)
+	if c.opts.Ranks == nil {
+		return
+	}
+	c.stop(stop{kind: stopReduce, buf: b})
+	p := c.recording
+	delete(p.quantized, b)
+	for _, layer := range p.marks {
+		c.stop(stop{kind: stopMark, layer: layer})
+	}
+	p.marks = p.marks[:0]
+}
+
+// AllGather records dst = all ranks' src, side by side.
+func (c *CPU) AllGather(dst, src backend.Buf) {
+	d, a := c.buf(dst), c.buf(src)
+	need(d.rows == a.rows, "AllGather: row sets %d and %d", a.rows, d.rows)
+	if c.opts.Ranks == nil {
+		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
+		return
+	}
+	from, end := backend.Cut(d.cols, 1, c.rank(), c.opts.Ranks.Ranks())
+	need(d != a && a.cols == end-from, "AllGather: rank %d has %d columns of %d, want %d", c.rank(), a.cols, d.cols, end-from)
+	c.stop(stop{kind: stopGather, buf: d, part: a})
+	delete(c.recording.quantized, d)
 }

@@ -113,7 +113,11 @@ func (p *portable) item(worker, i int) {
 	o, s := p.op, &p.c.step
 	switch o.kind {
 	case opEmbed:
-		o.w.decodeRow(o.dst.row(i), int(s.ids[i]))
+		if id := int(s.ids[i]) - o.from; id >= 0 && id < o.w.out {
+			o.w.decodeRow(o.dst.row(i), id)
+		} else {
+			clear(o.dst.row(i))
+		}
 	case opLinear:
 		p.linear(&p.scratch[worker], o.w, o.bias, 0, s.live(o.rows), i*linearRows)
 	case opRMSNorm:

@@ -45,7 +45,8 @@ func (s *stepData) live(rows backend.Rows) int {
 }
 
 // Replay runs a step; see backend.Backend. The step is checked against the
-// plan and copied before anything runs; an error means that nothing ran.
+// plan and copied before anything runs; an error other than ErrLost means that
+// nothing ran.
 func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
 	p := c.plans[key]
 	if p == nil {
@@ -63,28 +64,46 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 	for _, r := range p.heads {
 		r.all(c.step.live(r.rows))
 	}
+	if c.opts.Ranks != nil && c.rank() == 0 {
+		if err := c.opts.Ranks.Begin(step); err != nil {
+			return err
+		}
+	}
 	done := 0
 	for i := range p.stops {
 		s := &p.stops[i]
-		if s.logits == nil && onMark == nil {
+		if s.kind == stopMark && onMark == nil {
 			continue
 		}
 		if s.at > done {
 			c.kernels.run(c, p, done, s.at)
 			done = s.at
 		}
-		if s.logits == nil {
+		if s.kind == stopMark {
 			onMark(s.layer)
-			continue
-		}
-		for r := range c.step.draws {
-			d := &c.step.draws[r]
-			row := s.logits.data[r*s.logits.cols : (r+1)*s.logits.cols]
-			step.Sampled[r] = sample.Pick(row, &d.Params, d.Position, &c.scratch)
+		} else if err := c.halt(s, step); err != nil {
+			return err
 		}
 	}
 	if len(p.ops) > done {
 		c.kernels.run(c, p, done, len(p.ops))
+	}
+	return nil
+}
+
+// halt does what a plan stops for.
+func (c *CPU) halt(s *stop, step *backend.Step) error {
+	live := c.step.live(s.buf.rows)
+	data := s.buf.data[:live*s.buf.cols]
+	switch s.kind {
+	case stopReduce:
+		return c.opts.Ranks.AllReduce(data)
+	case stopGather:
+		return c.opts.Ranks.AllGather(data, s.part.data[:live*s.part.cols], live)
+	}
+	for r := range c.step.draws {
+		d := &c.step.draws[r]
+		step.Sampled[r] = sample.Pick(data[r*s.buf.cols:(r+1)*s.buf.cols], &d.Params, d.Position, &c.scratch)
 	}
 	return nil
 }
@@ -99,6 +118,7 @@ func (c *CPU) capture(key backend.Key, record func()) (*plan, error) {
 	defer func() { c.recording = nil }()
 	record()
 	p := c.recording
+	need(len(p.marks) == 0, "no AllReduce behind the KV of layers %v", p.marks)
 	var err error
 	if p.native, err = c.kernels.compile(c, p); err != nil {
 		return nil, fmt.Errorf("plan %+v: %w", key, err)

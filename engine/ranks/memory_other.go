@@ -1,0 +1,22 @@
+//go:build !linux
+
+package ranks
+
+import (
+	"errors"
+	"os"
+	"sync/atomic"
+	"time"
+)
+
+var errSystem = errors.New("ranks: processes that compute together need Linux")
+
+func newMemory(string, int64) (*os.File, error) { return nil, errSystem }
+
+// Map returns an error here.
+func Map(*os.File, int64, int) ([]byte, error) { return nil, errSystem }
+
+func unmap([]byte) error { return nil }
+
+func sleep(_ *atomic.Uint32, _ uint32, d time.Duration) { time.Sleep(min(d, time.Millisecond)) }
+func wake(*atomic.Uint32)                               {}

@@ -1,0 +1,89 @@
+package ranks
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// Begin hands a step to the other ranks. They have read the last one: they came to
+// a meeting that ended it.
+func (g *Group) Begin(step *backend.Step) error {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	w := writer{to: g.mailbox}
+	w.put(int32(len(step.Tokens)), int32(len(step.Outputs)), int32(len(step.Spans)))
+	w.put(step.Tokens...)
+	w.put(step.Positions...)
+	for i := range step.Outputs {
+		w.put(step.Outputs[i].Row, step.Outputs[i].Position)
+	}
+	for i := range step.Spans {
+		s := &step.Spans[i]
+		w.put(s.Row, s.Tokens, s.Start, s.Adapter, int32(len(s.Tables)))
+		for _, table := range s.Tables {
+			w.put(int32(len(table)))
+			w.put(table...)
+		}
+	}
+	if w.more > 0 {
+		return fmt.Errorf("%w: a step of %d tokens and %d spans needs %d numbers, there is room for %d",
+			backend.ErrShape, len(step.Tokens), len(step.Spans), w.at+w.more, len(g.mailbox))
+	}
+	g.steps++
+	g.head.step.post(g.steps)
+	return nil
+}
+
+// Next waits for a step and reads it into one that is used again. How outputs are
+// drawn is not said: rank 0 draws.
+func (g *Group) Next(step *backend.Step) error {
+	g.steps++
+	if err := g.await(&g.head.step, g.steps, 0, 0); err != nil {
+		return err
+	}
+	r := reader{from: g.mailbox}
+	tokens, outputs, spans := r.one(), r.one(), r.one()
+	step.Tokens = append(step.Tokens[:0], r.take(tokens)...)
+	step.Positions = append(step.Positions[:0], r.take(tokens)...)
+	step.Outputs, step.Spans = step.Outputs[:0], step.Spans[:0]
+	for range outputs {
+		step.Outputs = append(step.Outputs, backend.Output{Row: int32(r.one()), Position: int32(r.one())})
+	}
+	for range spans {
+		s := backend.Span{Row: int32(r.one()), Tokens: int32(r.one()), Start: int32(r.one()), Adapter: int32(r.one())}
+		for range r.one() {
+			s.Tables = append(s.Tables, r.take(r.one())) // the backend copies it before it comes to a meeting
+		}
+		step.Spans = append(step.Spans, s)
+	}
+	if cap(step.Sampled) < outputs {
+		step.Sampled = make([]int32, outputs)
+	}
+	step.Sampled = step.Sampled[:outputs]
+	return nil
+}
+
+// writer fills memory and counts what does not fit.
+type writer struct {
+	to       []int32
+	at, more int
+}
+
+func (w *writer) put(v ...int32) {
+	n := copy(w.to[w.at:], v)
+	w.at += n
+	w.more += len(v) - n
+}
+
+// reader takes numbers that rank 0 wrote; it is the same program.
+type reader struct{ from []int32 }
+
+func (r *reader) take(n int) []int32 {
+	v := r.from[:n:n]
+	r.from = r.from[n:]
+	return v
+}
+
+func (r *reader) one() int { return int(r.take(1)[0]) }
