@@ -3,6 +3,7 @@ package gateway
 import (
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/metrics"
 )
@@ -64,6 +65,7 @@ func (g *Gateway) meter() {
 	for _, state := range metrics.BreakerStates {
 		gauge(metrics.GatewayBreakers, func() float64 { return float64(g.fleet.Now().Breakers(state)) }, state)
 	}
+	g.meterUpstreams(gauge)
 	gauge(metrics.QueueLength, func() float64 { return float64(g.inFlight.Load()) }, metrics.QueueRequests)
 	gauge(metrics.QueueLength, func() float64 { return float64(g.admission.waiting.Load()) }, metrics.QueueWaiting)
 	gauge(metrics.QueueLength, func() float64 { _, tokens := g.admission.queued(); return float64(tokens) }, metrics.QueueWaitingTokens)
@@ -81,6 +83,22 @@ func (g *Gateway) meter() {
 	s.Counter(metrics.TokenizerCacheLookups, "hit").Func(func() float64 { hits, _, _ := cache(); return float64(hits) })
 	s.Counter(metrics.TokenizerCacheLookups, "miss").Func(func() float64 { _, misses, _ := cache(); return float64(misses) })
 	gauge(metrics.TokenizerCacheBytes, func() float64 { _, _, bytes := cache(); return float64(bytes) })
+}
+
+// meterUpstreams tells of servers of another kind; without any all of it is 0.
+func (g *Gateway) meterUpstreams(gauge func(id metrics.ID, f func() float64, labels ...string)) {
+	if g.foreign == nil {
+		return
+	}
+	for _, role := range []foreign.Role{foreign.Whole, foreign.Prefill, foreign.Decode} {
+		for _, state := range foreign.States {
+			gauge(metrics.GatewayUpstreams, func() float64 { return float64(g.foreign.Count(role, state)) }, role.String(), state)
+		}
+		gauge(metrics.GatewayUpstreamRequests, func() float64 { return float64(g.foreign.Now().Requests(role)) }, role.String())
+	}
+	for _, state := range metrics.BreakerStates {
+		gauge(metrics.GatewayUpstreamBreakers, func() float64 { return float64(g.foreign.Now().Breakers(state)) }, state)
+	}
 }
 
 // meterLimits tells of the limits that may change.

@@ -348,6 +348,62 @@ func (n *Snapshot) Up() (up int) {
 	return up
 }
 
+// States are what a server can be to its gateway: what its probes say, or not looked
+// at yet, or no longer named and with requests still in hand.
+var States = []string{"up", "down", "new", "leaving"}
+
+// state is one of States.
+func (s *Server) state() string {
+	switch {
+	case s.up.Load():
+		return "up"
+	case s.why.Load() == nil:
+		return "new"
+	}
+	return "down"
+}
+
+// Count is the number of servers of a role in one of States.
+func (p *Pool) Count(role Role, state string) (n int) {
+	if state != "leaving" {
+		for _, s := range p.Now().Servers {
+			if s.Role == role && s.state() == state {
+				n++
+			}
+		}
+		return n
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.left {
+		if s.Role == role && s.InFlight.Load() > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Breakers is the number of servers whose breaker is in a state: closed, half-open
+// or open.
+func (n *Snapshot) Breakers(state string) (found int) {
+	for _, s := range n.Servers {
+		if s.Breaker() == state {
+			found++
+		}
+	}
+	return found
+}
+
+// Requests is how many requests servers of a role have in hand.
+func (n *Snapshot) Requests(role Role) (sum int64) {
+	for _, s := range n.Servers {
+		if s.Role == role {
+			sum += s.InFlight.Load()
+		}
+	}
+	return sum
+}
+
 // levels are what is asked of a server, from what is best down to nothing: a
 // breaker, a probe and a failure leave a request without candidates only where
 // all that is left has failed it.

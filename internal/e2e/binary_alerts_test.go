@@ -28,6 +28,8 @@ var notLive = map[string]string{
 	"TandemStreamsDropped":   "an outbox and the sockets behind it hold some hundred thousand tokens; TestFullOutboxCostsItsStreamsOnly of decode counts them",
 	"TandemRetryBudgetEmpty": "takes 500 refusals faster than 50 a second, which a busy machine need not manage; TestRetryBudget of the gateway empties it",
 	"TandemGatewayRefuses":   "nodes that are there refuse before their gateway's queue of thousands is full; TestQueueIsBounded of the gateway counts what it refuses",
+	"TandemNoUpstream":       "TestBinaryUpstreamMeters has it fire, at a gateway of upstreams",
+	"TandemUpstreamDown":     "TestBinaryUpstreamMeters has it fire, at a gateway of upstreams",
 	"TandemFileNotTaken":     "the gateway of tandem up has no file of its own; TestBinaryReload has a process that does tell of a bad one, and of a good one",
 }
 

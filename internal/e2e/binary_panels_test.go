@@ -173,6 +173,7 @@ func (c *cluster) panelsAfterMore() map[string][]shown {
 		"Cut requests": {cut},
 		"Decode pool: tokens per step, preemptions": {one(perStep(decodeNodes)), rate(c.value(decodeNodes, "vllm:num_preemptions_total", ""))},
 		"Prompts computed elsewhere":                {one(remote / (remote + c.value(decodeNodes, "tandem:decode_prefills_total", `"local"`)))},
+		"Tokenizer cache: hits":                     {c.cacheHits()},
 	}
 }
 
@@ -270,6 +271,15 @@ func (c *cluster) latencies() map[string][]shown {
 			all[title] = append(all[title], c.quantile(0.95, nodes, name, ""))
 		}
 	}
+	for _, q := range []float64{0.5, 0.95, 0.99} {
+		const title = "Time per output token"
+		all[title] = append(all[title], c.quantile(q, g, "vllm:request_time_per_output_token_seconds", ""))
+	}
+	for _, name := range []string{"vllm:request_prompt_tokens", "vllm:request_generation_tokens"} {
+		for _, q := range []float64{0.5, 0.95} {
+			all["Request sizes"] = append(all["Request sizes"], c.quantile(q, g, name, ""))
+		}
+	}
 	for _, name := range []string{"tandem:kv_transfer_hidden_seconds", "tandem:kv_transfer_exposed_seconds"} {
 		all["KV transfer: hidden and exposed time"] = append(all["KV transfer: hidden and exposed time"], c.quantile(0.95, prefillNodes, name, ""))
 	}
@@ -285,6 +295,23 @@ func (c *cluster) latencies() map[string][]shown {
 		}
 	}
 	return all
+}
+
+// ofRoles is a query with a series for each role, of what its nodes say.
+func (c *cluster) ofRoles(name, label string, may func(float64) band) shown {
+	c.t.Helper()
+	out := shown{}
+	for role, nodes := range map[string][]int{"gateway": {gatewayNode}, "prefill": prefillNodes, "decode": decodeNodes} {
+		out[role] = may(c.value(nodes, name, label))
+	}
+	return out
+}
+
+// cacheHits are those of the gateway's cache of messages, as a share.
+func (c *cluster) cacheHits() shown {
+	c.t.Helper()
+	const name = "tandem:tokenizer_cache_lookups_total"
+	return one(c.value([]int{gatewayNode}, name, `"hit"`) / c.value([]int{gatewayNode}, name, ""))
 }
 
 // waits is how long requests waited in the gateway, by its own buckets.
@@ -359,6 +386,22 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 		"Prefill nodes as decode nodes see them":     {c.prefillBreakers()},
 		"Speculation: guesses accepted":              {one(c.value(decodeNodes, "vllm:spec_decode_num_accepted_tokens_total", "") / c.value(decodeNodes, "vllm:spec_decode_num_draft_tokens_total", ""))},
 		"Gateway files not taken":                    {zeros("certificates", "config"), zeros("")},
+		"Tokenizer cache: hits":                      {c.cacheHits()},
+		"Upstreams: requests in hand":                {zeros("serve", "prefill", "decode")},
+		"Upstreams as gateways see them":             {{}, zeros("closed", "half-open", "open")},
+		"KV on its way":                              {zeros("in", "out"), zeros("waiting_to_start", "in_progress", "completed_waiting"), zeros("granted", "arriving", "quarantined")},
+		"Slow clients: memory":                       {zeros("gateway")},
+		"Slow clients: pauses and late tokens":       {zeros(""), zeros("")},
+		"Retries that are left":                      {one(500)},
+		"Prefill jobs":                               {rates(map[string]float64{"done": n, "cancelled": 0, "failed": 0, "refused": 0})},
+		"Decode nodes: refused and dropped":          {zeros(""), zeros("")},
+		"Connections between nodes":                  {c.ofRoles("tandem:rpc_connections", "", about)},
+		"Connections that failed":                    {zeros(""), zeros(""), zeros("")},
+		"Traffic between nodes": {c.ofRoles("tandem:rpc_bytes_total", `"out"`, func(bytes float64) band {
+			// Much of it is older than the first scrape; a frame or more for each request is not.
+			return band{16 * n / panelSeconds, 2 * bytes / panelSeconds}
+		})},
+		"KV transfer: through shared memory": {one(c.value(decodeNodes, "tandem:kv_transfer_shared_bytes_total", `"in"`) / (n * blocks * float64(perBlock)))},
 	})
 	for title := range panels(c.t, panelWindow) {
 		if all[title] == nil {

@@ -120,7 +120,7 @@ func TestDeployNamesMetrics(t *testing.T) {
 		}
 	}
 	load(t, "grafana/tandem.json", &board, json.Unmarshal)
-	var rows []string
+	var rows, exprs []string
 	for _, p := range board.Panels {
 		if p.Type == "row" {
 			rows = append(rows, p.Title)
@@ -129,9 +129,53 @@ func TestDeployNamesMetrics(t *testing.T) {
 		}
 		for _, q := range p.Targets {
 			check(p.Title, q.Expr)
+			exprs = append(exprs, named.FindAllString(q.Expr, -1)...)
 		}
 	}
 	if want := []string{"Traffic", "Latency", "Saturation", "Errors and transfer"}; !slices.Equal(rows, want) {
 		t.Errorf("rows are %s", strings.Join(rows, ", "))
+	}
+	holdShown(t, exprs)
+}
+
+// unshown are the metrics that no panel shows, and where what they say is seen.
+var unshown = map[string]string{
+	"tandem:build_info":                                  "a fact",
+	"vllm:cache_config_info":                             "a fact",
+	"vllm:external_prefix_cache_queries_total":           "Prompt tokens by source has what came of them",
+	"vllm:external_prefix_cache_hits_total":              "Prompt tokens by source",
+	"vllm:prompt_tokens_cached_total":                    "Prompt tokens by source",
+	"vllm:prompt_tokens_cached_by_source_total":          "Prompt tokens by source",
+	"vllm:spec_decode_num_drafts_total":                  "Speculation has the tokens",
+	"vllm:spec_decode_num_accepted_tokens_per_pos_total": "Speculation has their sum",
+	"vllm:request_max_num_generation_tokens":             "Request sizes; differs for several choices only",
+	"vllm:request_params_n":                              "what clients ask for, for a closer look",
+	"vllm:request_params_max_tokens":                     "what clients ask for, for a closer look",
+	"vllm:request_inference_time_seconds":                "prompt and decoding, which the latency panels have",
+	"vllm:request_decode_time_seconds":                   "Time per output token",
+	"vllm:request_num_preemptions":                       "tokens per step, preemptions",
+	"vllm:request_prefill_kv_computed_tokens":            "Prompt tokens by source",
+	"tandem:prefill_tokens_computed_total":               "tokens per step",
+	"tandem:engine_steps_total":                          "the p95 of a step; an alert watches that there are any",
+	"tandem:kv_transfers_total":                          "KV transfer: bytes",
+	"tandem:gateway_attempts_total":                      "Routing decisions: one of each kind for an attempt",
+	"tandem:tokenizer_cache_bytes":                       "bounded; its hits are shown",
+	"tandem:rpc_frames_total":                            "Traffic between nodes",
+}
+
+// holdShown has every metric be on a panel or be one of which is said why not.
+func holdShown(t *testing.T, names []string) {
+	t.Helper()
+	shown := map[string]bool{"vllm:num_requests_waiting": true} // by its reasons
+	for _, n := range names {
+		for _, s := range []string{"_bucket", "_sum", "_count"} {
+			shown[strings.TrimSuffix(n, s)] = true
+		}
+		shown[n] = true
+	}
+	for i := range Rows {
+		if name := Rows[i].Name; shown[name] == (unshown[name] != "") {
+			t.Errorf("%s: shown %v, and why not: %q", name, shown[name], unshown[name])
+		}
 	}
 }

@@ -109,6 +109,9 @@ const (
 	GatewayFirstError
 	GatewayUsableDecodeNodes
 	GatewayBreakers
+	GatewayUpstreams
+	GatewayUpstreamBreakers
+	GatewayUpstreamRequests
 	GatewayRetryBudget
 	TokenizerCacheLookups
 	TokenizerCacheBytes
@@ -197,6 +200,7 @@ var (
 	finished   = []Label{{Name: "finished_reason", Values: []string{ReasonStop, ReasonLength, ReasonAbort, ReasonError}}}
 	directions = []Label{{Name: "direction", Values: []string{"in", "out"}}}
 	breakers   = []Label{{Name: "state", Values: BreakerStates}}
+	tasks      = Label{Name: "task", Values: UpstreamTasks}
 
 	// Bounds of vLLM's histograms: dashboards depend on them.
 	latencyBuckets = []float64{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
@@ -221,6 +225,8 @@ var (
 	HTTPStatuses    = []string{"200", "400", "401", "404", "405", "413", "415", "429", "499", "500", "503", "504", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
 	BreakerStates   = []string{"closed", "half-open", "open"}
+	UpstreamStates  = []string{"up", "down", "new", "leaving"}
+	UpstreamTasks   = []string{"serve", "prefill", "decode"}
 	StreamAborts    = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
 	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "remote", "local", "short", "no_prefill"}
 )
