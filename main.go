@@ -35,6 +35,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/launch"
 	"github.com/tandem-serving/tandem/internal/logs"
+	"github.com/tandem-serving/tandem/internal/meter"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -362,12 +363,12 @@ func runGateway(v *command.Invocation) error {
 		return err
 	}
 	o.Metrics = metrics.New(metrics.Gateway, f.name)
-	meterTraces(o.Metrics, o.Tracer)
+	meter.Traces(o.Metrics, o.Tracer)
 	if o.AdminListener, err = adminListener(&f.g); err != nil {
 		return err
 	}
 	o.Metrics.Info(metrics.BuildInfo, version, "gateway")
-	meterRPC(o.Metrics, o.RPC.Counters)
+	meter.RPC(o.Metrics, o.RPC.Counters)
 	g, err := gateway.New(o)
 	if err != nil {
 		return err
@@ -559,14 +560,11 @@ const leaveTimeout = 500 * time.Millisecond
 type node struct {
 	*engine.Loaded
 	*process.Process
-	eng   *engine.Engine
-	stats func() engine.Stats // the engine's
-	set   *metrics.Set
-	role  string
-	asks  rpc.Counters // of the connections that this node dials
-	tr    *trace.Tracer
-	// transfers adds what a role's side of KV transfers counts; nil until it runs.
-	transfers atomic.Pointer[func(*logs.Counts)]
+	eng    *engine.Engine
+	meters meter.Node
+	role   string
+	asks   rpc.Counters // of the connections that this node dials
+	tr     *trace.Tracer
 }
 
 // hooks are what a role hears from the step goroutine.
@@ -599,17 +597,17 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	if n.tr, err = tracer(d, environ, p, role); err != nil {
 		return nil, err
 	}
-	n.set = metrics.New(roles, l.Bundle.ModelName)
-	meterTraces(n.set, n.tr)
+	n.meters.Set = metrics.New(roles, l.Bundle.ModelName)
+	meter.Traces(n.meters.Set, n.tr)
 	eo := l.Options()
-	eo.Logger, eo.OnStep, eo.OnBlocks, eo.Watch = d.Log, on.step, on.blocks, watch(n.set)
+	eo.Logger, eo.OnStep, eo.OnBlocks, eo.Watch = d.Log, on.step, on.blocks, meter.Watch(n.meters.Set)
 	n.eng, err = engine.New(eo)
 	if err != nil {
 		return nil, err
 	}
 	d.Work(n.eng.Run)
-	n.stats = n.eng.Stats
-	n.meter()
+	n.meters.Stats = n.eng.Stats
+	n.meters.Engine(l, version, role)
 	d.Log.Info("model loaded", "model", l.Bundle.ModelName, "weights", memory.Bytes(l.WeightBytes), "quantization", l.Quantization.String(),
 		"seconds", fmt.Sprintf("%.2f", l.LoadTime.Seconds()), "class", l.Class)
 	d.Log.Info("KV cache", "tokens", l.Plan.Tokens, "blocks", l.KV.Blocks, "block_bytes", l.KV.BlockBytes(), "memory", memory.Bytes(l.Plan.Bytes),
@@ -618,7 +616,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 		d.Log.Info("KV memory", "derivation", line)
 	}
 	if !p.DisableLogStats {
-		d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.counts) })
+		d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.meters.Counts) })
 	}
 	return n, nil
 }
@@ -652,7 +650,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 		return errors.Join(err, rl.Close())
 	}
 	failed, counters := make(chan error, 2), new(rpc.Counters)
-	meterRPC(n.set, counters, &n.asks)
+	meter.RPC(n.meters.Set, counters, &n.asks)
 	watched := &gatewayWatch{Handler: h}
 	n.Work(func(ctx context.Context) {
 		failed <- rpc.Serve(ctx, rl, rpc.Options{Hello: n.hello(), TLS: n.Certs.Server(), Log: n.Log, Counters: counters}, watched)
@@ -673,7 +671,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	watched.cluster.Store(cl)
 	var draining atomic.Bool
 	n.Work(func(ctx context.Context) {
-		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.set, Version: version, Level: n.Level, Ready: func() error {
+		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.meters.Set, Version: version, Level: n.Level, Ready: func() error {
 			switch {
 			case draining.Load() || role.Draining():
 				return errors.New("draining")
@@ -770,9 +768,9 @@ func runPrefill(v *command.Invocation) error {
 		Engine: n.eng, Writer: w, Logger: d.Log, Tracer: n.tr,
 		RunAheadTokens: 2 * n.Scheduler.MaxBatchedTokens, MaxQueued: f.m.MaxQueued,
 		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
-		Transferred: transferred(n.set),
+		Transferred: meter.Transferred(n.meters.Set),
 	})
-	n.meterPrefill(p.Counters, p.Queued, p.Limit(), w.Stats)
+	n.meters.Prefill(p.Counters, p.Queued, p.Limit(), w.Stats)
 	d.Work(p.Positions)
 	d.Work(p.Heartbeats)
 	return n.serve(f, p, p, bus)
@@ -822,7 +820,7 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	d.OnEnd(func() { d.Report("kvtransfer", r.Close()) })
-	n.meterReader(r.Stats)
+	n.meters.Reader(r.Stats)
 	role = n.decodeRole(r, func(h rpc.Handler) decode.Dialer {
 		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.asks}, h)
 		d.OnEnd(p.Close)
@@ -841,7 +839,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
 		Bundle:   n.bundle(),
 	})
-	n.meterDecode(role.Counters, role.Owned, role.PrefillLegs)
+	n.meters.Decode(role.Counters, role.Owned, role.PrefillLegs)
 	return role
 }
 
@@ -902,9 +900,9 @@ func runServe(v *command.Invocation) error {
 		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
 	}
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.asks}
-	meterRPC(n.set, &n.asks)
+	meter.RPC(n.meters.Set, &n.asks)
 	o.Members = []upstream.Member{{ID: d.Name, Role: "serve", RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
-	o.Metrics, o.Tracer = n.set, n.tr
+	o.Metrics, o.Tracer = n.meters.Set, n.tr
 	if o.AdminListener, err = adminListener(&g); err != nil {
 		return err
 	}

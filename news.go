@@ -26,6 +26,6 @@ func (b *blockNews) begin(n *node, bus *cluster.Bus) error {
 	}
 	b.Store(news)
 	news.Answer(bus, n.Bundle.ModelName, n.Name, n.eng.TellBlocks)
-	n.set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(news.Dropped()) })
+	n.meters.Set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(news.Dropped()) })
 	return nil
 }

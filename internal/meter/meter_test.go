@@ -1,4 +1,4 @@
-package main
+package meter
 
 import (
 	"maps"
@@ -14,7 +14,6 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/internal/metrics"
-	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/kvtransfer"
 	"github.com/tandem-serving/tandem/prefill"
@@ -84,20 +83,19 @@ func TestMeters(t *testing.T) {
 		number(reflect.ValueOf(p).Elem(), &next)
 	}
 	sch, b := &st.Scheduler, &st.Scheduler.Blocks
-	role := func(name string, roles metrics.Role) *node {
-		n := &node{role: name, set: metrics.New(roles, "m"), stats: func() engine.Stats { return st }, Process: new(process.Process),
-			Loaded: new(engine.Loaded)}
-		n.Scheduler.MaxQueued, n.Scheduler.MaxSeqs, n.Scheduler.Pool.BlockTokens, n.KV.Blocks, n.KV.DType = 901, 902, 16, 64, backend.BF16
-		n.meter()
-		meterRPC(n.set, served, asked)
-		meterTraces(n.set, nil)
+	role := func(name string, roles metrics.Role) *Node {
+		n, l := &Node{Set: metrics.New(roles, "m"), Stats: func() engine.Stats { return st }}, new(engine.Loaded)
+		l.Scheduler.MaxQueued, l.Scheduler.MaxSeqs, l.Scheduler.Pool.BlockTokens, l.KV.Blocks, l.KV.DType = 901, 902, 16, 64, backend.BF16
+		n.Engine(l, "1.2.3", name)
+		RPC(n.Set, served, asked)
+		Traces(n.Set, nil)
 		return n
 	}
 	d, p := role("decode", metrics.Decode), role("prefill", metrics.Prefill)
-	d.meterDecode(func() decode.Counters { return dec }, func() (int, int) { return 903, 904 },
+	d.Decode(func() decode.Counters { return dec }, func() (int, int) { return 903, 904 },
 		func(state string) int { return map[string]int{"closed": 908, "half-open": 909, "open": 910}[state] })
-	d.meterReader(func() kvtransfer.ReaderStats { return in })
-	p.meterPrefill(func() prefill.Counters { return pre }, func() (int, int, int) { return 905, 906, 9999 }, 907, func() kvtransfer.WriterStats { return out })
+	d.Reader(func() kvtransfer.ReaderStats { return in })
+	p.Prefill(func() prefill.Counters { return pre }, func() (int, int, int) { return 905, 906, 9999 }, 907, func() kvtransfer.WriterStats { return out })
 
 	both := map[string]any{
 		`vllm:num_requests_running`:                                         sch.Running,
@@ -137,7 +135,7 @@ func TestMeters(t *testing.T) {
 		`vllm:cache_config_info{block_size="16",cache_dtype="bfloat16",enable_prefix_caching="True",num_gpu_blocks="64"}`: 1,
 	}
 	onDecode := map[string]any{
-		`tandem:build_info{role="decode",version="` + version + `"}`:     1,
+		`tandem:build_info{role="decode",version="1.2.3"}`:               1,
 		`vllm:num_requests_waiting`:                                      sch.Waiting + sch.Held,
 		`vllm:num_requests_waiting_by_reason{reason="capacity"}`:         sch.Waiting,
 		`vllm:num_requests_waiting_by_reason{reason="deferred"}`:         sch.Held,
@@ -184,7 +182,7 @@ func TestMeters(t *testing.T) {
 	}
 	onDecode[`vllm:spec_decode_num_accepted_tokens_total`] = accepted
 	onPrefill := map[string]any{
-		`tandem:build_info{role="prefill",version="` + version + `"}`:   1,
+		`tandem:build_info{role="prefill",version="1.2.3"}`:             1,
 		`vllm:num_requests_waiting`:                                     sch.Waiting + 905 + 906,
 		`vllm:num_requests_waiting_by_reason{reason="capacity"}`:        sch.Waiting + 905,
 		`vllm:num_requests_waiting_by_reason{reason="deferred"}`:        906,
@@ -204,7 +202,7 @@ func TestMeters(t *testing.T) {
 		`tandem:queue_limit{queue="pushes"}`:                            out.MaxPushes,
 	}
 	g := metrics.New(metrics.Gateway, "m")
-	meterRPC(g, served, asked)
+	RPC(g, served, asked)
 	for name, value := range series(t, g) {
 		if want, rpc := both[name]; rpc && strings.HasPrefix(name, "tandem:rpc_") && value != reflect.ValueOf(want).Convert(reflect.TypeFor[float64]()).Float() {
 			t.Errorf("gateway: %s is %v, want %v", name, value, want)
@@ -216,15 +214,16 @@ func TestMeters(t *testing.T) {
 		"tandem:kv_transfer_bytes_total": true, "tandem:kv_transfer_shared_bytes_total": true, "tandem:kv_transfers_total": true, "tandem:kv_transfer_failures_total": true,
 	}
 	for _, c := range []struct {
-		n    *node
+		role string
+		n    *Node
 		want map[string]any
-	}{{d, onDecode}, {p, onPrefill}} {
+	}{{"decode", d, onDecode}, {"prefill", p, onPrefill}} {
 		maps.Copy(c.want, both)
-		got := series(t, c.n.set)
+		got := series(t, c.n.Set)
 		for _, name := range slices.Sorted(maps.Keys(c.want)) {
 			v := reflect.ValueOf(c.want[name])
 			if want := v.Convert(reflect.TypeFor[float64]()).Float(); got[name] != want {
-				t.Errorf("%s: %s is %v, want %v", c.n.role, name, got[name], want)
+				t.Errorf("%s: %s is %v, want %v", c.role, name, got[name], want)
 			}
 			delete(got, name)
 		}
@@ -232,7 +231,7 @@ func TestMeters(t *testing.T) {
 			row, _, _ := strings.Cut(name, "{")
 			histogram := strings.HasSuffix(row, "_sum") || strings.HasSuffix(row, "_count") || strings.HasSuffix(row, "_bucket")
 			if !histogram && !(elsewhere[row] && value == 0) {
-				t.Errorf("%s: nobody has said that %s is %v", c.n.role, name, value)
+				t.Errorf("%s: nobody has said that %s is %v", c.role, name, value)
 			}
 		}
 	}
@@ -264,7 +263,7 @@ func TestMetersOfALife(t *testing.T) {
 	} {
 		set, l := metrics.New(c.roles, "m"), life
 		c.life(&l)
-		w := watch(set)
+		w := Watch(set)
 		want := map[string]float64{}
 		for _, sums := range c.want {
 			for row, sum := range sums {
@@ -294,7 +293,7 @@ func TestMetersOfALife(t *testing.T) {
 		}
 	}
 	set := metrics.New(metrics.Prefill, "m")
-	transferred(set)(prefill.Transfer{Hidden: 3 * time.Second, Exposed: 2 * time.Second})
+	Transferred(set)(prefill.Transfer{Hidden: 3 * time.Second, Exposed: 2 * time.Second})
 	if got := series(t, set); got["tandem:kv_transfer_hidden_seconds_sum"] != 3 || got["tandem:kv_transfer_exposed_seconds_sum"] != 2 {
 		t.Errorf("a transfer of 3 s hidden and 2 s exposed is told as %v", got)
 	}

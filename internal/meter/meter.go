@@ -1,32 +1,41 @@
-package main
+// Package meter connects what the parts of a node count to the table of metrics.
+//
+// It is one line for each metric: which number of which part it is. Counters are
+// read when somebody scrapes, histograms are filled by the engine's and the
+// transfers' own calls.
+//
+// Invariant: what the parts count is told once: in a process with a gateway too,
+// requests' times and sizes are the gateway's to tell. The package counts nothing by
+// itself and decides nothing.
+package meter
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/scheduler"
-	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/logs"
 	"github.com/tandem-serving/tandem/internal/metrics"
-	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
 	"github.com/tandem-serving/tandem/prefill"
 )
 
-// This file connects what the parts of a node count to the table of metrics.
+// Node is the metrics of a node.
+type Node struct {
+	Set   *metrics.Set
+	Stats func() engine.Stats // the engine's
+	// transfers adds what a role's side of KV transfers counts; nil until it runs.
+	transfers atomic.Pointer[func(*logs.Counts)]
+}
 
-// counts is what the line of rates is made of.
-func (n *node) counts() logs.Counts {
-	s := n.stats()
+// Counts is what the line of rates is made of.
+func (n *Node) Counts() logs.Counts {
+	s := n.Stats()
 	c := logs.Counts{
 		PromptTokens: s.PromptComputed, GeneratedTokens: s.Generated,
 		PrefixQueries: s.Scheduler.PrefixQueries, PrefixHits: s.Scheduler.PrefixHits,
@@ -40,24 +49,25 @@ func (n *node) counts() logs.Counts {
 }
 
 // usage is the share of blocks that cannot be handed out.
-func (n *node) usage() float64 {
-	u := n.stats().Scheduler.Blocks
+func (n *Node) usage() float64 {
+	u := n.Stats().Scheduler.Blocks
 	return float64(u.Blocks-u.Free-u.Cached) / float64(u.Blocks)
 }
 
 // counter feeds a counter from the engine's.
-func (n *node) counter(id metrics.ID, f func(s engine.Stats) uint64, labels ...string) {
-	n.set.Counter(id, labels...).Func(func() float64 { return float64(f(n.stats())) })
+func (n *Node) counter(id metrics.ID, f func(s engine.Stats) uint64, labels ...string) {
+	n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(n.Stats())) })
 }
 
-func (n *node) gauge(id metrics.ID, f func(s engine.Stats) int, labels ...string) {
-	n.set.Gauge(id, labels...).Func(func() float64 { return float64(f(n.stats())) })
+func (n *Node) gauge(id metrics.ID, f func(s engine.Stats) int, labels ...string) {
+	n.Set.Gauge(id, labels...).Func(func() float64 { return float64(f(n.Stats())) })
 }
 
-// meter connects the engine's counters to their metrics.
-func (n *node) meter() {
-	n.set.Info(metrics.BuildInfo, version, n.role)
-	n.set.Info(metrics.CacheConfigInfo, strconv.Itoa(n.Scheduler.Pool.BlockTokens), n.KV.DType.String(), "True", strconv.Itoa(n.KV.Blocks))
+// Engine connects the engine's counters to their metrics; build is the program's
+// version.
+func (n *Node) Engine(l *engine.Loaded, build, role string) {
+	n.Set.Info(metrics.BuildInfo, build, role)
+	n.Set.Info(metrics.CacheConfigInfo, strconv.Itoa(l.Scheduler.Pool.BlockTokens), l.KV.DType.String(), "True", strconv.Itoa(l.KV.Blocks))
 	n.counter(metrics.PrefillTokensComputed, func(s engine.Stats) uint64 { return s.PromptComputed })
 	n.counter(metrics.GenerationTokens, func(s engine.Stats) uint64 { return s.Generated })
 	n.counter(metrics.PromptTokens, func(s engine.Stats) uint64 { return s.Prompts.Total() })
@@ -77,7 +87,7 @@ func (n *node) meter() {
 	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + s.Scheduler.Held })
 	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Waiting }, "capacity")
 	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Held }, "deferred")
-	n.set.Gauge(metrics.KVCacheUsage).Func(n.usage)
+	n.Set.Gauge(metrics.KVCacheUsage).Func(n.usage)
 	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Free }, "free")
 	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Cached }, "cached")
 	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Used }, "used")
@@ -85,14 +95,14 @@ func (n *node) meter() {
 	n.gauge(metrics.KVBlocksPinned, func(s engine.Stats) int { return s.Scheduler.Blocks.Arriving }, "in")
 	n.gauge(metrics.KVBlocksPinned, func(s engine.Stats) int { return s.Scheduler.Blocks.Leaving }, "out")
 	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Waiting + s.Scheduler.Held }, metrics.QueueEngine)
-	n.set.Gauge(metrics.QueueLimit, metrics.QueueEngine).Set(float64(n.Scheduler.MaxQueued))
+	n.Set.Gauge(metrics.QueueLimit, metrics.QueueEngine).Set(float64(l.Scheduler.MaxQueued))
 	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Running }, metrics.QueueRunning)
-	n.set.Gauge(metrics.QueueLimit, metrics.QueueRunning).Set(float64(n.Scheduler.MaxSeqs))
+	n.Set.Gauge(metrics.QueueLimit, metrics.QueueRunning).Set(float64(l.Scheduler.MaxSeqs))
 }
 
-// watch is the engine's Watch: it fills the histograms. In a process that has
+// Watch is the engine's Watch: it fills the histograms. In a process that has
 // the gateway too, requests' times and sizes are the gateway's to tell, once.
-func watch(set *metrics.Set) engine.Watch {
+func Watch(set *metrics.Set) engine.Watch {
 	tokens, steps := set.Histogram(metrics.IterationTokens), set.Histogram(metrics.EngineStepSeconds)
 	queue, inference := set.Histogram(metrics.RequestQueueTime), set.Histogram(metrics.RequestInferenceTime)
 	prefills, preempted := set.Histogram(metrics.RequestPrefillTime), set.Histogram(metrics.RequestNumPreemptions)
@@ -136,14 +146,14 @@ func watch(set *metrics.Set) engine.Watch {
 	return w
 }
 
-// meterDecode connects a decode role's counters, and those of its transfers
+// Decode connects a decode role's counters, and those of its transfers
 // where there is a reader.
-func (n *node) meterDecode(counters func() decode.Counters, owned func() (now, limit int), legs func(state string) int) {
+func (n *Node) Decode(counters func() decode.Counters, owned func() (now, limit int), legs func(state string) int) {
 	for _, state := range metrics.BreakerStates {
-		n.set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(legs(state)) })
+		n.Set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(legs(state)) })
 	}
 	counter := func(id metrics.ID, f func(decode.Counters) uint64, labels ...string) {
-		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(counters())) })
+		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(counters())) })
 	}
 	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedStop }, metrics.ReasonStop)
 	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedLength }, metrics.ReasonLength)
@@ -173,17 +183,17 @@ func (n *node) meterDecode(counters func() decode.Counters, owned func() (now, l
 	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Fetched }, "completed_waiting")
 	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Blocks.Arriving }, metrics.QueueArriving)
 	n.gauge(metrics.QueueLimit, func(s engine.Stats) int { return s.Scheduler.ArrivingLimit }, metrics.QueueArriving)
-	n.set.Gauge(metrics.QueueLength, metrics.QueueAttempts).Func(func() float64 { now, _ := owned(); return float64(now) })
-	n.set.Gauge(metrics.QueueLimit, metrics.QueueAttempts).Func(func() float64 { _, limit := owned(); return float64(limit) })
+	n.Set.Gauge(metrics.QueueLength, metrics.QueueAttempts).Func(func() float64 { now, _ := owned(); return float64(now) })
+	n.Set.Gauge(metrics.QueueLimit, metrics.QueueAttempts).Func(func() float64 { _, limit := owned(); return float64(limit) })
 }
 
-// meterReader connects what a decode node's side of transfers counts.
-func (n *node) meterReader(stats func() kvtransfer.ReaderStats) {
+// Reader connects what a decode node's side of transfers counts.
+func (n *Node) Reader(stats func() kvtransfer.ReaderStats) {
 	counter := func(id metrics.ID, f func(kvtransfer.ReaderStats) uint64, labels ...string) {
-		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
+		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
 	}
 	gauge := func(state string, f func(kvtransfer.ReaderStats) int) {
-		n.set.Gauge(metrics.KVLeases, state).Func(func() float64 { return float64(f(stats())) })
+		n.Set.Gauge(metrics.KVLeases, state).Func(func() float64 { return float64(f(stats())) })
 	}
 	counter(metrics.KVTransferBytes, func(s kvtransfer.ReaderStats) uint64 { return s.PayloadBytes }, "in")
 	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.ReaderStats) uint64 { return s.SharedBytes }, "in")
@@ -203,8 +213,8 @@ func (n *node) meterReader(stats func() kvtransfer.ReaderStats) {
 	n.transfers.Store(&told)
 }
 
-// transferred feeds what a prefill node tells of its pushes.
-func transferred(set *metrics.Set) func(prefill.Transfer) {
+// Transferred feeds what a prefill node tells of its pushes.
+func Transferred(set *metrics.Set) func(prefill.Transfer) {
 	hidden, exposed := set.Histogram(metrics.KVTransferHidden), set.Histogram(metrics.KVTransferExposed)
 	return func(t prefill.Transfer) {
 		hidden.Observe(t.Hidden.Seconds())
@@ -212,13 +222,13 @@ func transferred(set *metrics.Set) func(prefill.Transfer) {
 	}
 }
 
-// meterPrefill connects a prefill role's counters and those of its pushes.
-func (n *node) meterPrefill(counters func() prefill.Counters, jobsHeld func() (waiting, asking, all int), limit int, stats func() kvtransfer.WriterStats) {
+// Prefill connects a prefill role's counters and those of its pushes.
+func (n *Node) Prefill(counters func() prefill.Counters, jobsHeld func() (waiting, asking, all int), limit int, stats func() kvtransfer.WriterStats) {
 	jobs := func(result string, f func(prefill.Counters) uint64) {
-		n.set.Counter(metrics.PrefillJobs, result).Func(func() float64 { return float64(f(counters())) })
+		n.Set.Counter(metrics.PrefillJobs, result).Func(func() float64 { return float64(f(counters())) })
 	}
 	counter := func(id metrics.ID, f func(kvtransfer.WriterStats) uint64, labels ...string) {
-		n.set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
+		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
 	}
 	jobs("done", func(c prefill.Counters) uint64 { return c.Done })
 	jobs("cancelled", func(c prefill.Counters) uint64 { return c.Cancelled })
@@ -231,7 +241,7 @@ func (n *node) meterPrefill(counters func() prefill.Counters, jobsHeld func() (w
 	counter(metrics.KVTransferFailures, func(s kvtransfer.WriterStats) uint64 { return s.PushesFailed }, "out")
 	counter(metrics.KVTransferRetries, func(s kvtransfer.WriterStats) uint64 { return s.Retries })
 
-	hidden, exposed := n.set.Histogram(metrics.KVTransferHidden), n.set.Histogram(metrics.KVTransferExposed)
+	hidden, exposed := n.Set.Histogram(metrics.KVTransferHidden), n.Set.Histogram(metrics.KVTransferExposed)
 	told := func(c *logs.Counts) {
 		s := stats()
 		c.Transfers, c.TransferFailures, c.TransferBytes = s.PushesDone, s.PushesFailed, s.PayloadBytes
@@ -244,14 +254,14 @@ func (n *node) meterPrefill(counters func() prefill.Counters, jobsHeld func() (w
 	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() + asking() })
 	n.gauge(metrics.NumRequestsWaitingByReason, func(engine.Stats) int { return asking() }, "deferred")
 	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() }, "capacity")
-	n.set.Gauge(metrics.QueueLength, metrics.QueuePrefill).Func(func() float64 { return float64(queued()) })
-	n.set.Gauge(metrics.QueueLimit, metrics.QueuePrefill).Set(float64(limit))
-	n.set.Gauge(metrics.QueueLength, metrics.QueuePushes).Func(func() float64 { return float64(stats().Pushes) })
-	n.set.Gauge(metrics.QueueLimit, metrics.QueuePushes).Set(float64(stats().MaxPushes))
+	n.Set.Gauge(metrics.QueueLength, metrics.QueuePrefill).Func(func() float64 { return float64(queued()) })
+	n.Set.Gauge(metrics.QueueLimit, metrics.QueuePrefill).Set(float64(limit))
+	n.Set.Gauge(metrics.QueueLength, metrics.QueuePushes).Func(func() float64 { return float64(stats().Pushes) })
+	n.Set.Gauge(metrics.QueueLimit, metrics.QueuePushes).Set(float64(stats().MaxPushes))
 }
 
-// meterRPC connects the counters of a process' connections to other nodes.
-func meterRPC(set *metrics.Set, all ...*rpc.Counters) {
+// RPC connects the counters of a process' connections to other nodes.
+func RPC(set *metrics.Set, all ...*rpc.Counters) {
 	counter := func(id metrics.ID, f func(*rpc.Counters) *atomic.Uint64, labels ...string) {
 		set.Counter(id, labels...).Func(func() (sum float64) {
 			for _, c := range all {
@@ -276,35 +286,8 @@ func meterRPC(set *metrics.Set, all ...*rpc.Counters) {
 	})
 }
 
-// traceTimeout bounds sending the last spans when a process ends.
-const traceTimeout = 2 * time.Second
-
-// tracer is a process' source of spans, nil where nobody wants them.
-func tracer(d *process.Process, environ []string, p *config.Process, role string) (*trace.Tracer, error) {
-	getenv := func(name string) string {
-		for _, e := range environ {
-			if value, ok := strings.CutPrefix(e, name+"="); ok {
-				return value
-			}
-		}
-		return ""
-	}
-	t, err := trace.New(trace.Options{Endpoint: p.TracesEndpoint, Getenv: getenv, Role: role, Node: d.Name, Version: version, Log: d.Log})
-	if errors.Is(err, trace.ErrOption) {
-		err = fmt.Errorf("%w: %w", config.ErrValue, err)
-	}
-	d.OnEnd(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), traceTimeout)
-		defer cancel()
-		if err := t.Close(ctx); err != nil {
-			d.Log.Warn("last traces not sent", "err", err)
-		}
-	})
-	return t, err
-}
-
-// meterTraces connects what the tracer counts.
-func meterTraces(set *metrics.Set, t *trace.Tracer) {
+// Traces connects what the tracer counts.
+func Traces(set *metrics.Set, t *trace.Tracer) {
 	set.Counter(metrics.TraceSpans, "sent").Func(func() float64 { sent, _ := t.Counts(); return float64(sent) })
 	set.Counter(metrics.TraceSpans, "failed").Func(func() float64 { _, failed := t.Counts(); return float64(failed) })
 }
