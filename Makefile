@@ -49,7 +49,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer demo-report lint fmt generate clean debian
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer demo-report lint fmt generate clean debian libfabric
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -84,10 +84,13 @@ observe: prometheus ## Prometheus on the cluster of make up, at port 9090 until 
 prometheus:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || $(call apt,prometheus)
 
-test: build $(TOOLS)/staticcheck $(PYENV) $(CUDA)/installed debian prometheus ## all checks and tests; ONLY="race binary" picks steps
+libfabric:
+	@/sbin/ldconfig -p | grep -q libfabric.so.1 && [ -e /usr/include/rdma/fabric.h ] || $(call apt,libfabric1 libfabric-dev)
+
+test: build $(TOOLS)/staticcheck $(PYENV) $(CUDA)/installed debian libfabric prometheus ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
-soak: build $(PYENV) ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
+soak: build $(PYENV) libfabric ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
 	@mkdir -p logs
 	@$(TESTALL) -soak -seed $(or $(SOAK_SEED),1) -minutes $(or $(SOAK_MINUTES),60) -fuzz $(or $(SOAK_FUZZ),60s) \
 		-log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log -record bench/results/$(or $(RECORD),soak.md) -run '$(RUN)' $(ONLY)

@@ -56,8 +56,9 @@ var mayImport = map[string][]string{
 	"bench/transfer":   {"bench/load", "bench/report", "kvtransfer"},
 	"bench/truth":      {"bench", "bench/load", "bench/report", "engine/builtin"},
 
-	"kvtransfer":        {"kvtransfer/crc32c", "kvtransfer/lease"},
+	"kvtransfer":        {"kvtransfer/crc32c", "kvtransfer/fabric", "kvtransfer/lease"},
 	"kvtransfer/crc32c": {},
+	"kvtransfer/fabric": {},
 	"kvtransfer/lease":  {},
 
 	"engine": {

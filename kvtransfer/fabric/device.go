@@ -1,0 +1,279 @@
+//go:build cgo && linux
+
+package fabric
+
+/*
+#cgo CFLAGS: -O2 -std=gnu11 -Wall -Wextra
+#cgo LDFLAGS: -ldl
+#cgo noescape td_post
+#cgo nocallback td_post
+#cgo noescape td_poll
+#cgo nocallback td_poll
+#cgo nocallback td_trywait
+#include <stdlib.h>
+#include "fabric.h"
+*/
+import "C"
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+)
+
+// Both sides see one layout.
+var (
+	_ = [1]byte{}[unsafe.Sizeof(C.td_event{})-unsafe.Sizeof(Event{})]
+	_ = [1]byte{}[unsafe.Offsetof(C.td_event{}.kind)-unsafe.Offsetof(Event{}.Kind)]
+	_ = [1]byte{}[C.TD_WRITTEN-int(Written)+C.TD_LANDED-int(Landed)+C.TD_FAILED-int(Failed)]
+)
+
+// loading guards what the library keeps for the whole process.
+var loading sync.Mutex
+
+// Device is an open provider.
+type Device struct {
+	c    *C.td_device
+	info Info
+	virt bool // addresses of targets are the memory's own
+	desc bool // writes name the registration that they are from
+
+	mu      sync.Mutex
+	sources map[Memory]*Source
+	shared  map[Memory]*registration // ProviderKeys: targets
+	open    int                      // registrations and endpoints that are not closed
+}
+
+// said makes an error of what C said. Where that stands in a thread's buffer it must run on that thread.
+func said(of error, s *C.char) error {
+	if s == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", of, C.GoString(s))
+}
+
+// Open opens a provider. The error is ErrLibrary where there is no libfabric, else ErrProvider.
+func Open(o Options) (*Device, error) {
+	if !slices.Contains(Providers, o.Provider) {
+		return nil, fmt.Errorf("%w: %q, want one of %s", ErrProvider, o.Provider, strings.Join(Providers, ", "))
+	}
+	if o.Library == "" {
+		o.Library = Library
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	loading.Lock()
+	defer loading.Unlock()
+	library, provider, address := C.CString(o.Library), C.CString(o.Provider), C.CString(o.Address)
+	defer func() {
+		for _, s := range []*C.char{library, provider, address} {
+			C.free(unsafe.Pointer(s))
+		}
+	}()
+	if err := said(ErrLibrary, C.td_load(library)); err != nil {
+		return nil, err
+	}
+	d := &Device{sources: make(map[Memory]*Source), shared: make(map[Memory]*registration)}
+	var i C.td_info
+	gpu := C.int(0)
+	if o.GPU {
+		gpu = 1
+	}
+	if err := said(ErrProvider, C.td_open(provider, address, gpu, &d.c, &i)); err != nil {
+		return nil, fmt.Errorf("%w (%s, address %q)", err, o.Provider, o.Address)
+	}
+	d.virt, d.desc = i.virtual_addresses != 0, i.local_keys != 0
+	d.info = Info{
+		Provider: C.GoString(&i.provider[0]), Fabric: C.GoString(&i.fabric[0]), Domain: C.GoString(&i.domain[0]),
+		Library:      fmt.Sprintf("%d.%d", i.library>>16, i.library&0xffff),
+		ProviderKeys: i.provider_keys != 0, GPU: i.hmem != 0, MostBytes: int(min(uint64(i.most), 1<<62)),
+	}
+	e, err := d.Endpoint(1) // an address that is not this machine's shows here
+	if err == nil {
+		err = e.Close()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%w: %w (%s, address %q)", ErrProvider, err, o.Provider, o.Address), d.Close())
+	}
+	return d, nil
+}
+
+// Info says what was opened.
+func (d *Device) Info() Info { return d.info }
+
+// Close closes the device, whose endpoints and registrations must be closed.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.open != 0 {
+		return fmt.Errorf("%w: closing a device with %d endpoints and registrations open", ErrFabric, d.open)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return said(ErrFabric, C.td_close(d.c))
+}
+
+// Open endpoints and registrations, for tests of leaks.
+func (d *Device) InUse() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.open
+}
+
+// registration is memory that the provider knows.
+type registration struct {
+	d     *Device
+	c     *C.td_mr
+	mem   Memory
+	pin   runtime.Pinner
+	users int // of a shared one
+}
+
+// register needs d.mu.
+func (d *Device) register(m Memory, key uint64, remote bool) (*registration, error) {
+	r := &registration{d: d, mem: m, users: 1}
+	if m.GPU == Host {
+		r.pin.Pin((*byte)(pointer(m.At)))
+	}
+	flag, dmabuf := C.int(0), C.int(-1)
+	if remote {
+		flag = 1
+	}
+	if m.OfDMABuf {
+		dmabuf = C.int(m.DMABuf)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := said(ErrFabric, C.td_register(d.c, C.uint64_t(m.At), C.uint64_t(m.Bytes), C.uint64_t(key), flag, C.int(m.GPU), dmabuf, C.uint64_t(m.Offset), &r.c))
+	if err != nil {
+		r.pin.Unpin()
+		return nil, fmt.Errorf("%w (%d bytes, %s)", err, m.Bytes, d.info.Provider)
+	}
+	d.open++
+	return r, nil
+}
+
+// pointer is memory's address as a pointer; it is alive because whoever registers it keeps it so.
+func pointer(at uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&at)) }
+
+// close needs d.mu.
+func (r *registration) close() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := said(ErrFabric, C.td_unregister(r.c))
+	r.pin.Unpin()
+	r.d.open--
+	return err
+}
+
+// Source is memory that can be written from.
+type Source struct{ r *registration }
+
+// Source registers memory to write from, once however often it is asked for; each must be closed.
+func (d *Device) Source(m Memory) (*Source, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s := d.sources[m]; s != nil {
+		s.r.users++
+		return s, nil
+	}
+	r, err := d.register(m, d.key(), false)
+	if err != nil {
+		return nil, err
+	}
+	d.sources[m] = &Source{r}
+	return d.sources[m], nil
+}
+
+// Close forgets it after its last user.
+func (s *Source) Close() error {
+	d := s.r.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s.r.users--; s.r.users > 0 {
+		return nil
+	}
+	delete(d.sources, s.r.mem)
+	return s.r.close()
+}
+
+// Key lets peers write to some memory until it is closed.
+type Key struct {
+	d       *Device
+	all     []*registration
+	targets []Target
+}
+
+// maxMemories bounds those of one Grant, whose keys count up from a random one.
+const maxMemories = 1 << 12
+
+// key draws one that nobody guesses: 52 random bits, and room to count.
+func (d *Device) key() (key uint64) {
+	var b [8]byte
+	rand.Read(b[:])
+	for _, x := range b {
+		key = key<<8 | uint64(x)
+	}
+	return key &^ (maxMemories - 1)
+}
+
+// Grant registers memory to be written to: under new random keys, or, with ProviderKeys, under those that all peers have.
+func (d *Device) Grant(mem []Memory) (*Key, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(mem) > maxMemories {
+		return nil, fmt.Errorf("%w: %d memories under one key, want at most %d", ErrFabric, len(mem), maxMemories)
+	}
+	k, base := &Key{d: d}, d.key()
+	var err error
+	for i, m := range mem {
+		var r *registration
+		if r = d.shared[m]; r != nil {
+			r.users++
+		} else if r, err = d.register(m, base+uint64(i), true); err != nil {
+			break
+		}
+		if d.info.ProviderKeys {
+			d.shared[m] = r
+		}
+		t := Target{Key: uint64(C.td_key(r.c))}
+		if d.virt {
+			t.At = uint64(m.At)
+		}
+		k.all, k.targets = append(k.all, r), append(k.targets, t)
+	}
+	if err != nil {
+		return nil, errors.Join(err, k.closeLocked())
+	}
+	return k, nil
+}
+
+// Targets are what a peer needs, as many as there is memory.
+func (k *Key) Targets() []Target { return k.targets }
+
+// Close ends it. Writes that are under way may still land; only closing their endpoint, or their sender's word, ends those.
+func (k *Key) Close() error {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	return k.closeLocked()
+}
+
+func (k *Key) closeLocked() error {
+	var errs []error
+	for _, r := range k.all {
+		if r.users--; r.users > 0 {
+			continue
+		}
+		if k.d.shared[r.mem] == r {
+			delete(k.d.shared, r.mem)
+		}
+		errs = append(errs, r.close())
+	}
+	k.all = nil
+	return errors.Join(errs...)
+}

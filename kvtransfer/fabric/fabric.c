@@ -1,0 +1,396 @@
+#define _GNU_SOURCE
+#include "fabric.h"
+#include "abi.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// lib are the six symbols that everything starts from; the rest is reached through tables in what they return.
+static struct {
+	int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct ofi_info *, struct ofi_info **);
+	void (*freeinfo)(struct ofi_info *);
+	struct ofi_info *(*dupinfo)(const struct ofi_info *);
+	int (*fabric)(struct ofi_fabric_attr *, struct ofi_fabric **, void *);
+	const char *(*strerror)(int);
+	uint32_t (*version)(void);
+} lib;
+
+static _Thread_local char why[512];
+
+static const char *failed(const char *what, long rc) {
+	snprintf(why, sizeof why, "%s: %s", what, lib.strerror((int)(rc < 0 ? -rc : rc)));
+	return why;
+}
+
+static const char *plain(const char *what) {
+	snprintf(why, sizeof why, "%s", what);
+	return why;
+}
+
+struct td_device {
+	struct ofi_info *info;
+	struct ofi_fabric *fabric;
+	struct ofi_domain *domain;
+	int hmem;
+};
+
+struct td_mr {
+	struct ofi_mr *mr;
+};
+
+// op is what an operation's context points to until it completes.
+typedef struct op {
+	struct ofi_context2 ctx; // the provider's, first
+	uint64_t token;
+	struct op *next;
+	int busy;
+} op;
+
+struct td_end {
+	td_device *d;
+	struct ofi_ep *ep;
+	struct ofi_av *av;
+	struct ofi_cq *cq;
+	uint64_t peer;
+	op *ops, *free;
+	int depth, fd;
+	char why[sizeof why]; // what td_post and td_poll say; whoever calls them takes turns
+};
+
+// Libraries and providers put signal handlers of their own in place, of which a Go program must have none: handlers are what they were
+// once a call is over.
+typedef struct {
+	struct sigaction was[NSIG];
+} handlers;
+
+static void save(handlers *h) {
+	for (int i = 1; i < NSIG; i++) sigaction(i, NULL, &h->was[i]);
+}
+
+static void restore(const handlers *h) {
+	struct sigaction is;
+	for (int i = 1; i < NSIG; i++)
+		if (sigaction(i, NULL, &is) == 0 && is.sa_sigaction != h->was[i].sa_sigaction) sigaction(i, &h->was[i], NULL);
+}
+
+static const char *load(const char *path) {
+	// Registrations here are explicit and live as long as their memory, so the library needs no cache of its own, for which it would patch munmap.
+	setenv("FI_MR_CACHE_MONITOR", "disabled", 0);
+	void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!so) return plain(dlerror());
+	struct { const char *name, *version; void **to; } want[] = {
+		{"fi_getinfo", "FABRIC_1.3", (void **)&lib.getinfo}, {"fi_freeinfo", "FABRIC_1.3", (void **)&lib.freeinfo},
+		{"fi_dupinfo", "FABRIC_1.3", (void **)&lib.dupinfo}, {"fi_fabric", "FABRIC_1.1", (void **)&lib.fabric},
+		{"fi_strerror", "FABRIC_1.0", (void **)&lib.strerror}, {"fi_version", "FABRIC_1.0", (void **)&lib.version},
+	};
+	for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+		*want[i].to = dlvsym(so, want[i].name, want[i].version);
+		if (!*want[i].to) {
+			memset(&lib, 0, sizeof lib);
+			snprintf(why, sizeof why, "%s has no %s@%s", path, want[i].name, want[i].version);
+			dlclose(so);
+			return why;
+		}
+	}
+	return NULL;
+}
+
+const char *td_load(const char *path) {
+	if (lib.version) return NULL;
+	handlers h;
+	save(&h);
+	const char *bad = load(path);
+	restore(&h);
+	return bad;
+}
+
+// The library's structures hold strings that freeinfo frees.
+static int named(char **to, const char *s) {
+	free(*to);
+	*to = strdup(s);
+	return *to != NULL;
+}
+
+static struct ofi_info *hints(const char *provider, int hmem) {
+	struct ofi_info *h = lib.dupinfo(NULL);
+	if (!h || !named(&h->fabric_attr->prov_name, provider)) {
+		if (h) lib.freeinfo(h);
+		return NULL;
+	}
+	h->caps = OFI_MSG | OFI_RMA | OFI_WRITE | OFI_REMOTE_WRITE | (hmem ? OFI_HMEM : 0);
+	h->mode = OFI_CONTEXT | OFI_CONTEXT2;
+	h->ep_attr->type = OFI_EP_RDM;
+	h->domain_attr->threading = OFI_THREAD_SAFE;
+	h->domain_attr->mr_mode = OFI_MR_LOCAL | OFI_MR_VIRT_ADDR | OFI_MR_ALLOCATED | OFI_MR_PROV_KEY | (hmem ? OFI_MR_HMEM : 0);
+	return h;
+}
+
+static const char *open_device(const char *provider, const char *address, int hmem, td_device **out, td_info *i) {
+	*out = NULL;
+	struct ofi_info *h = hints(provider, hmem);
+	if (!h) return plain("out of memory");
+	uint32_t api = OFI_VERSION(1, 20), has = lib.version();
+	if (has < api) api = has;
+	td_device *d = calloc(1, sizeof *d);
+	if (!d) {
+		lib.freeinfo(h);
+		return plain("out of memory");
+	}
+	d->hmem = hmem;
+	int rc = lib.getinfo(api, *address ? address : NULL, NULL, *address ? OFI_SOURCE : 0, h, &d->info);
+	lib.freeinfo(h);
+	const char *bad = NULL;
+	if (rc) {
+		bad = failed("fi_getinfo", rc);
+	} else if ((rc = lib.fabric(d->info->fabric_attr, &d->fabric, NULL))) {
+		bad = failed("fi_fabric", rc);
+	} else if ((rc = d->fabric->ops->domain(d->fabric, d->info, &d->domain, NULL))) {
+		bad = failed("fi_domain", rc);
+	} else if (d->info->domain_attr->cq_data_size < 4) {
+		bad = plain("its writes carry less than 32 bits of immediate data");
+	} else if (hmem && !(d->info->caps & OFI_HMEM)) {
+		bad = plain("it reaches no GPU memory (FI_HMEM)");
+	}
+	if (bad) {
+		static _Thread_local char first[sizeof why];
+		snprintf(first, sizeof first, "%s", bad);
+		td_close(d);
+		return first;
+	}
+	memset(i, 0, sizeof *i);
+	snprintf(i->provider, sizeof i->provider, "%s", d->info->fabric_attr->prov_name);
+	snprintf(i->fabric, sizeof i->fabric, "%s", d->info->fabric_attr->name ? d->info->fabric_attr->name : "");
+	snprintf(i->domain, sizeof i->domain, "%s", d->info->domain_attr->name ? d->info->domain_attr->name : "");
+	int mode = d->info->domain_attr->mr_mode;
+	i->library = has;
+	i->virtual_addresses = !!(mode & OFI_MR_VIRT_ADDR);
+	i->provider_keys = !!(mode & OFI_MR_PROV_KEY) || d->info->domain_attr->mr_key_size < 8;
+	i->local_keys = !!(mode & OFI_MR_LOCAL);
+	i->hmem = !!(d->info->caps & OFI_HMEM);
+	i->most = d->info->ep_attr->max_msg_size;
+	*out = d;
+	return NULL;
+}
+
+const char *td_open(const char *provider, const char *address, int hmem, td_device **out, td_info *i) {
+	handlers h;
+	save(&h);
+	const char *bad = open_device(provider, address, hmem, out, i);
+	restore(&h);
+	return bad;
+}
+
+static int shut(struct ofi_fid *f) { return f ? f->ops->close(f) : 0; }
+
+const char *td_close(td_device *d) {
+	int rc = 0;
+	if (d->domain) rc = shut(&d->domain->fid);
+	if (!rc && d->fabric) rc = shut(&d->fabric->fid);
+	if (d->info) lib.freeinfo(d->info);
+	free(d);
+	return rc ? failed("closing the domain", rc) : NULL;
+}
+
+const char *td_register(td_device *d, uint64_t at, uint64_t len, uint64_t key, int remote, int device, int dmabuf, uint64_t offset, td_mr **out) {
+	struct iovec iov = {(void *)(uintptr_t)at, len};
+	struct ofi_mr_dmabuf buf = {dmabuf, offset, len, (void *)(uintptr_t)at};
+	struct ofi_mr_attr a;
+	memset(&a, 0, sizeof a);
+	a.mr_iov = &iov;
+	a.iov_count = 1;
+	a.access = remote ? OFI_REMOTE_WRITE : OFI_WRITE;
+	a.requested_key = key;
+	uint64_t flags = 0;
+	if (device >= 0) {
+		if (!d->hmem) return plain("the device was opened without GPU memory (FI_HMEM)");
+		a.iface = OFI_HMEM_CUDA;
+		a.device.cuda = device;
+	}
+	if (dmabuf >= 0) {
+		if (lib.version() < OFI_VERSION(1, 20)) return plain("dma-bufs (FI_MR_DMABUF) need libfabric 1.20");
+		a.mr_iov = &buf;
+		flags = OFI_MR_DMABUF;
+	}
+	td_mr *m = calloc(1, sizeof *m);
+	if (!m) return plain("out of memory");
+	int rc = d->domain->mr->regattr(&d->domain->fid, &a, flags, &m->mr);
+	if (rc) {
+		free(m);
+		return failed("fi_mr_regattr", rc);
+	}
+	*out = m;
+	return NULL;
+}
+
+uint64_t td_key(td_mr *m) { return m->mr->key; }
+
+const char *td_unregister(td_mr *m) {
+	int rc = shut(&m->mr->fid);
+	free(m);
+	return rc ? failed("closing a memory registration", rc) : NULL;
+}
+
+static const char *open_cq(td_end *e, int wait) {
+	struct ofi_cq_attr a = {.size = (size_t)e->depth * 2, .format = OFI_CQ_FORMAT_DATA, .wait_obj = wait ? OFI_WAIT_FD : OFI_WAIT_NONE};
+	int rc = e->d->domain->ops->cq_open(e->d->domain, &a, &e->cq, NULL);
+	if (rc && wait) return open_cq(e, 0);
+	if (rc) return failed("fi_cq_open", rc);
+	if (wait && e->cq->fid.ops->control(&e->cq->fid, OFI_GETWAIT, &e->fd)) e->fd = -1;
+	return NULL;
+}
+
+static const char *open_end(td_end *e, int wait) {
+	td_device *d = e->d;
+	struct ofi_av_attr av = {.count = 1};
+	int rc = d->domain->ops->av_open(d->domain, &av, &e->av, NULL);
+	if (rc) return failed("fi_av_open", rc);
+	const char *bad = open_cq(e, wait);
+	if (bad) return bad;
+	if ((rc = d->domain->ops->endpoint(d->domain, d->info, &e->ep, NULL))) return failed("fi_endpoint", rc);
+	struct ofi_fid *f = &e->ep->fid;
+	if ((rc = f->ops->bind(f, &e->av->fid, 0))) return failed("fi_ep_bind of the addresses", rc);
+	if ((rc = f->ops->bind(f, &e->cq->fid, OFI_TRANSMIT | OFI_RECV))) return failed("fi_ep_bind of the queue", rc);
+	if ((rc = f->ops->control(f, OFI_ENABLE, NULL))) return failed("fi_enable", rc);
+	return NULL;
+}
+
+const char *td_endpoint(td_device *d, int depth, int wait, td_end **out) {
+	td_end *e = calloc(1, sizeof *e);
+	if (!e || !(e->ops = calloc((size_t)depth, sizeof *e->ops))) {
+		free(e);
+		return plain("out of memory");
+	}
+	e->d = d;
+	e->depth = depth;
+	e->fd = -1;
+	for (int i = 0; i < depth; i++) {
+		e->ops[i].next = e->free;
+		e->free = &e->ops[i];
+	}
+	handlers h;
+	save(&h);
+	const char *bad = open_end(e, wait);
+	restore(&h);
+	if (bad) {
+		static _Thread_local char first[sizeof why];
+		snprintf(first, sizeof first, "%s", bad);
+		td_end_close(e);
+		return first;
+	}
+	*out = e;
+	return NULL;
+}
+
+const char *td_name(td_end *e, void *to, size_t *n) {
+	int rc = e->ep->cm->getname(&e->ep->fid, to, n);
+	return rc ? failed("fi_getname", rc) : NULL;
+}
+
+const char *td_peer(td_end *e, const void *name) {
+	int n = e->av->ops->insert(e->av, name, 1, &e->peer, 0, NULL);
+	return n == 1 ? NULL : failed("fi_av_insert", n < 0 ? n : EINVAL);
+}
+
+int td_fd(td_end *e) { return e->fd; }
+
+int td_trywait(td_end *e) {
+	struct ofi_fid *f = &e->cq->fid;
+	return e->d->fabric->ops->trywait(e->d->fabric, &f, 1);
+}
+
+static const char *keep(td_end *e, const char *s) {
+	snprintf(e->why, sizeof e->why, "%s", s);
+	return e->why;
+}
+
+// td_post starts writes, each with the same data, and returns how many it could; less than n with *why null: the queue is full for now.
+int td_post(td_end *e, const td_write *w, int n, uint64_t token, uint32_t data, const char **bad) {
+	*bad = NULL;
+	for (int i = 0; i < n; i++) {
+		op *o = e->free;
+		if (!o) return i;
+		struct iovec iov = {(void *)(uintptr_t)w[i].from, w[i].len};
+		struct ofi_rma_iov to = {w[i].to, w[i].len, w[i].key};
+		void *desc = w[i].mr ? w[i].mr->mr->mem_desc : NULL;
+		struct ofi_msg_rma m = {&iov, &desc, 1, e->peer, &to, 1, o, data};
+		ssize_t rc = e->ep->rma->writemsg(e->ep, &m, OFI_REMOTE_CQ_DATA | OFI_COMPLETION);
+		if (rc == -EAGAIN) return i;
+		if (rc) {
+			*bad = keep(e, failed("fi_writemsg", rc));
+			return i;
+		}
+		e->free = o->next;
+		o->token = token;
+		o->busy = 1;
+	}
+	return n;
+}
+
+// done gives an operation's context back and says whether it was one.
+static int done(td_end *e, void *context, uint64_t *token) {
+	op *o = context;
+	if (!o || o < e->ops || o >= e->ops + e->depth || !o->busy) return 0;
+	*token = o->token;
+	o->busy = 0;
+	o->next = e->free;
+	e->free = o;
+	return 1;
+}
+
+static int broken(td_end *e, td_event *ev, const char **bad) {
+	struct ofi_cq_err_entry x;
+	memset(&x, 0, sizeof x);
+	ssize_t rc = e->cq->ops->readerr(e->cq, &x, 0);
+	if (rc == -EAGAIN) return 0;
+	if (rc < 0) {
+		*bad = keep(e, failed("fi_cq_readerr", rc));
+		return -1;
+	}
+	memset(ev, 0, sizeof *ev);
+	ev->kind = TD_FAILED;
+	ev->err = x.err;
+	ev->own = done(e, x.op_context, &ev->token);
+	*bad = keep(e, failed("a write failed", x.err));
+	return 1;
+}
+
+enum { AT_ONCE = 64 };
+
+// td_poll reads completions, which also lets the provider do its work, and returns how many; negative: the queue is broken.
+int td_poll(td_end *e, td_event *ev, int n, const char **bad) {
+	struct ofi_cq_data_entry in[AT_ONCE];
+	*bad = NULL;
+	ssize_t got = e->cq->ops->read(e->cq, in, (size_t)(n < AT_ONCE ? n : AT_ONCE));
+	if (got == -EAGAIN) return 0;
+	if (got == -OFI_EAVAIL) return broken(e, ev, bad);
+	if (got < 0) {
+		*bad = keep(e, failed("fi_cq_read", got));
+		return -1;
+	}
+	int k = 0;
+	for (ssize_t i = 0; i < got; i++) {
+		memset(&ev[k], 0, sizeof *ev);
+		if (in[i].flags & OFI_REMOTE_CQ_DATA) {
+			ev[k].kind = TD_LANDED;
+			ev[k++].data = (uint32_t)in[i].data;
+		} else if (done(e, in[i].op_context, &ev[k].token)) {
+			ev[k++].kind = TD_WRITTEN;
+		}
+	}
+	return k;
+}
+
+const char *td_end_close(td_end *e) {
+	int rc = 0, one;
+	if (e->ep && (one = shut(&e->ep->fid))) rc = one;
+	if (e->cq && (one = shut(&e->cq->fid))) rc = one;
+	if (e->av && (one = shut(&e->av->fid))) rc = one;
+	if (rc) return failed("closing an endpoint", rc); // what the library may still point to stays
+	free(e->ops);
+	free(e);
+	return NULL;
+}

@@ -1,0 +1,42 @@
+//go:build !cgo || !linux
+
+package fabric
+
+import (
+	"fmt"
+	"time"
+)
+
+// MaxName bounds an endpoint's name.
+const MaxName = 256
+
+var errBuild = fmt.Errorf("%w: this build opens no shared objects: build it on Linux, with cgo", ErrLibrary)
+
+// Device is never made by this build, nor is what hangs on it.
+type (
+	Device   struct{}
+	Source   struct{}
+	Key      struct{}
+	Endpoint struct{}
+)
+
+// Open returns ErrLibrary here.
+func Open(Options) (*Device, error) { return nil, errBuild }
+
+func (*Device) Info() Info                     { return Info{} }
+func (*Device) Close() error                   { return errBuild }
+func (*Device) InUse() int                     { return 0 }
+func (*Device) Source(Memory) (*Source, error) { return nil, errBuild }
+func (*Device) Grant([]Memory) (*Key, error)   { return nil, errBuild }
+func (*Device) Endpoint(int) (*Endpoint, error) {
+	return nil, errBuild
+}
+func (*Source) Close() error                                 { return errBuild }
+func (*Key) Targets() []Target                               { return nil }
+func (*Key) Close() error                                    { return errBuild }
+func (*Endpoint) Name() []byte                               { return nil }
+func (*Endpoint) Peer([]byte) error                          { return errBuild }
+func (*Endpoint) Write([]Write, uint64, uint32) (int, error) { return 0, errBuild }
+func (*Endpoint) Poll([]Event) (int, error)                  { return 0, errBuild }
+func (*Endpoint) Wait(time.Duration)                         {}
+func (*Endpoint) Close() error                               { return errBuild }
