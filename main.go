@@ -350,7 +350,7 @@ func runGateway(v *command.Invocation) error {
 	if o.Foreign, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
-	o.ForwardAuthorization = f.u.ForwardCredentials
+	o.ForwardAuthorization, o.UpstreamRequests = f.u.ForwardCredentials, f.u.MaxRequests
 	if f.name, o.Foreign.Names, err = servedNames(f.name); err != nil {
 		return err
 	}
@@ -387,6 +387,7 @@ func runGateway(v *command.Invocation) error {
 			return fmt.Errorf("%w: sources of upstreams were %s and are %s: that takes a restart", config.ErrValue, then, now)
 		}
 		limits := gatewayOptions(&again.g, &again.p, d)
+		limits.UpstreamRequests = again.u.MaxRequests
 		if err := limits.CheckLimits(); err != nil {
 			return err
 		}

@@ -33,7 +33,8 @@ type admission struct {
 
 	mu     sync.Mutex // of q and flows' shares in it
 	q      *admit.Queue
-	anyone *admit.Flow // of requests without a key
+	anyone *admit.Flow          // of requests without a key
+	flows  map[*use]*admit.Flow // of those with one, in queues of upstreams' models
 }
 
 // waiter is a request that waits.
@@ -201,6 +202,17 @@ func (g *Gateway) lookForRoom() {
 		r := g.fleet.Now().Room(m.fingerprint, g.lim().NodeBacklog, g.lim().NodeBacklogTime)
 		g.admission.setRoom(r.Requests, r.Tokens)
 	}
+	g.lookForRelayRoom()
+}
+
+// claim is a request that asks for room.
+type claim struct {
+	a               *admission
+	flow            *admit.Flow
+	priority        int32
+	choices, tokens int64
+	start, deadline time.Time
+	gone            <-chan struct{} // the client has gone; nil: nobody looks
 }
 
 // admit waits until the fleet has room for the request. The error says why it is
@@ -212,55 +224,65 @@ func (j *job) admit() *openai.Error {
 		j.let(tokens)
 		return nil
 	}
-	flow := j.flow()
-	w := &waiter{choices: choices, tokens: tokens, ready: make(chan struct{})}
-	w.item = admit.Item{Flow: flow, Priority: j.req.Priority, Tokens: j.nPrompt, Owner: w}
-	began := time.Now()
-	patience := min(j.g.lim().QueueTimeout, j.deadline.Sub(began))
-	if no := a.push(w, patience); no != nil {
-		return j.noPlace(no, patience)
+	c := claim{a: a, flow: j.flow(), priority: j.req.Priority, choices: choices, tokens: tokens, start: j.start, deadline: j.deadline}
+	if j.watch != nil {
+		c.gone = j.watch.gone
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	fault := j.turn(w, timer.C, patience)
-	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
-		a.computed(tokens)
-		a.leave(choices)
-	}
-	if fault == nil {
+	fault, cause := j.g.waitForRoom(&c)
+	if j.cause, j.gone = cause, cause == "client_gone"; fault == nil {
 		j.queued = true
 		j.let(tokens)
 	}
-	j.g.meters.queueTime.Observe(time.Since(began).Seconds())
 	return fault
 }
 
-// turn waits for the request's turn, or for the end of its patience.
-func (j *job) turn(w *waiter, over <-chan time.Time, patience time.Duration) *openai.Error {
-	var gone <-chan struct{}
-	if j.watch != nil {
-		gone = j.watch.gone
+// waitForRoom has a claim wait for its turn. cause is of metrics.StreamAborts,
+// where something other than a limit ended that.
+func (g *Gateway) waitForRoom(c *claim) (fault *openai.Error, cause string) {
+	a := c.a
+	w := &waiter{choices: c.choices, tokens: c.tokens, ready: make(chan struct{})}
+	w.item = admit.Item{Flow: c.flow, Priority: c.priority, Tokens: int(c.tokens), Owner: w}
+	began := time.Now()
+	patience := min(g.lim().QueueTimeout, c.deadline.Sub(began))
+	if no := a.push(w, patience); no != nil {
+		return g.noPlace(c, no, patience), ""
 	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	fault, cause = g.turnOf(c, w, timer.C, patience)
+	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
+		a.computed(c.tokens)
+		a.leave(c.choices)
+	}
+	g.meters.queueTime.Observe(time.Since(began).Seconds())
+	return fault, cause
+}
+
+// turnOf waits for a claim's turn, or for the end of its patience.
+func (g *Gateway) turnOf(c *claim, w *waiter, over <-chan time.Time, patience time.Duration) (fault *openai.Error, cause string) {
 	select {
 	case <-w.ready:
 		if w.evicted {
-			j.g.refused("evicted")
-			return tooMany(j.g.retryAfter(j), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it")
+			g.refused("evicted")
+			return tooMany(c.retryAfter(), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it"), ""
 		}
-		return nil
-	case <-gone:
-		j.gone, j.cause = true, "client_gone"
-		return errGone
-	case <-j.g.cut:
-		j.cause = "shutdown"
-		return errShutdown
+		return nil, ""
+	case <-c.gone:
+		return errGone, "client_gone"
+	case <-g.cut:
+		return errShutdown, "shutdown"
 	case <-over:
-		if !time.Now().Before(j.deadline) {
-			return j.late()
+		if !time.Now().Before(c.deadline) {
+			return tooLate(c.start, c.deadline), "deadline"
 		}
-		j.g.refused("timeout")
-		return tooMany(j.g.retryAfter(j), "the fleet had no room for this request within %v", patience.Round(time.Millisecond))
+		g.refused("timeout")
+		return tooMany(c.retryAfter(), "the fleet had no room for this request within %v", patience.Round(time.Millisecond)), ""
 	}
+}
+
+// tooLate is the end of a request whose deadline has passed.
+func tooLate(start, deadline time.Time) *openai.Error {
+	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", deadline.Sub(start))}
 }
 
 // let notes that the request has been let through; its prompts count as not
@@ -331,29 +353,28 @@ func (c *choice) over(a *admission) {
 }
 
 // noPlace is what a request is told that may not wait.
-func (j *job) noPlace(no *admit.Refusal, patience time.Duration) *openai.Error {
+func (g *Gateway) noPlace(c *claim, no *admit.Refusal, patience time.Duration) *openai.Error {
 	switch no.Reason {
 	case admit.Late:
-		j.g.refused("late")
+		g.refused("late")
 		return tooMany(seconds(no.Wait-patience), "the fleet is busy: this request would wait about %v for its turn, and may wait %v",
 			no.Wait.Round(100*time.Millisecond), patience.Round(time.Millisecond))
 	case admit.TooMany:
-		j.g.refused("queue")
-		_, tokens := j.g.admission.queued()
-		return tooMany(seconds(no.Wait), "%d prompt tokens wait for the fleet and this request has %d more: the bound is %d", tokens, j.nPrompt, j.g.lim().MaxQueuedTokens)
+		g.refused("queue")
+		_, tokens := c.a.queued()
+		return tooMany(seconds(no.Wait), "%d prompt tokens wait for the fleet and this request has %d more: the bound is %d", tokens, c.tokens, g.lim().MaxQueuedTokens)
 	}
-	j.g.refused("queue")
-	requests, _ := j.g.admission.queued()
+	g.refused("queue")
+	requests, _ := c.a.queued()
 	return tooMany(seconds(no.Wait), "%d requests wait for the fleet, as many as may", requests)
 }
 
 // retryAfter is in how many seconds a request like this one would have its turn
 // at once, as far as can be told.
-func (g *Gateway) retryAfter(j *job) int {
-	a := g.admission
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	wait, _ := a.q.Predict(time.Now(), j.flow(), j.req.Priority)
+func (c *claim) retryAfter() int {
+	c.a.mu.Lock()
+	defer c.a.mu.Unlock()
+	wait, _ := c.a.q.Predict(time.Now(), c.flow, c.priority)
 	return seconds(wait)
 }
 

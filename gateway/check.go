@@ -22,7 +22,8 @@ func CheckBundle(b *nodepb.Bundle) error {
 func (g *Gateway) Check() error {
 	attempts := g.meters.attempts.Get()
 	inFlight := g.inFlight.Load()
-	err := errors.Join(g.fleet.Check(inFlight == 0), g.admission.check(inFlight == 0))
+	err := g.fleet.Check(inFlight == 0)
+	g.eachAdmission(func(a *admission) { err = errors.Join(err, a.check(inFlight == 0)) })
 	if inFlight < 0 {
 		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))
 	}

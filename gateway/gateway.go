@@ -144,6 +144,7 @@ type Options struct {
 	// list; without targets there are none.
 	Foreign              foreign.Options
 	ForwardAuthorization bool // clients' credentials go on to them
+	UpstreamRequests     int  // that each is given at once; 0: any number
 
 	// MinRemotePrefillTokens is the number of uncached prompt tokens from which
 	// a prefill node computes them; -1: the default; 0: always.
@@ -258,6 +259,7 @@ type Gateway struct {
 	limits  atomic.Pointer[Options]
 
 	admission *admission
+	relayRoom sync.Map // of upstreams' models, by name: *admission, where they have a bound
 
 	document []byte // /openapi.json
 

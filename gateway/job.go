@@ -325,8 +325,7 @@ func (j *job) bounds() *openai.Error {
 // late is the end of a request whose deadline has passed.
 func (j *job) late() *openai.Error {
 	j.cause = "deadline"
-	return &openai.Error{Status: 504, Type: openai.TypeTimeout,
-		Message: fmt.Sprintf("the request took longer than %v", j.deadline.Sub(j.start))}
+	return tooLate(j.start, j.deadline)
 }
 
 // wake makes the timer fire at t at the latest.

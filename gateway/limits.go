@@ -30,11 +30,14 @@ func (g *Gateway) SetLimits(o Options) error {
 	now.MaxInFlight, now.MaxN, now.MaxPromptTokens, now.MaxLogprobs = o.MaxInFlight, o.MaxN, o.MaxPromptTokens, o.MaxLogprobs
 	now.MaxQueuedRequests, now.MaxQueuedTokens, now.QueueTimeout = o.MaxQueuedRequests, o.MaxQueuedTokens, o.QueueTimeout
 	now.NodeBacklog, now.NodeBacklogTime = o.NodeBacklog, o.NodeBacklogTime
+	now.UpstreamRequests = o.UpstreamRequests
 	now.RequestTimeout, now.ResumeTimeout, now.MaxAttempts = o.RequestTimeout, o.ResumeTimeout, o.MaxAttempts
 	now.RetriesPerSecond, now.ResumesPerSecond = o.RetriesPerSecond, o.ResumesPerSecond
 	g.limits.Store(&now)
 	g.l.setLimits(&now)
-	g.admission.setLimits(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens})
+	g.eachAdmission(func(a *admission) {
+		a.setLimits(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens})
+	})
 	for l, perSecond := range map[*rate.Limiter]float64{g.budget: o.RetriesPerSecond, g.resumes: o.ResumesPerSecond} {
 		l.SetLimit(rate.Limit(perSecond))
 		l.SetBurst(burst(perSecond))

@@ -67,8 +67,14 @@ func (g *Gateway) meter() {
 	}
 	g.meterUpstreams(gauge)
 	gauge(metrics.QueueLength, func() float64 { return float64(g.inFlight.Load()) }, metrics.QueueRequests)
-	gauge(metrics.QueueLength, func() float64 { return float64(g.admission.waiting.Load()) }, metrics.QueueWaiting)
-	gauge(metrics.QueueLength, func() float64 { _, tokens := g.admission.queued(); return float64(tokens) }, metrics.QueueWaitingTokens)
+	gauge(metrics.QueueLength, func() (n float64) {
+		g.eachAdmission(func(a *admission) { n += float64(a.waiting.Load()) })
+		return n
+	}, metrics.QueueWaiting)
+	gauge(metrics.QueueLength, func() (n float64) {
+		g.eachAdmission(func(a *admission) { _, tokens := a.queued(); n += float64(tokens) })
+		return n
+	}, metrics.QueueWaitingTokens)
 	gauge(metrics.QueueLength, func() float64 { return float64(g.l.held.Load()) }, metrics.QueueBodies)
 	g.meterLimits()
 	gauge(metrics.QueueLength, func() float64 { return float64(g.server.GetOpenConnectionsCount()) }, metrics.QueueConnections)

@@ -76,6 +76,12 @@ type relay struct {
 	first   time.Time // of the answer's body; streams only
 	last    time.Time
 	nEvents int // that the answer had
+	told    outcome
+
+	room     *admission // that it holds; nil: none
+	choices  int64      // of it
+	priority int32
+	owed     int // tokens served and not charged to the key's flow
 
 	mu    sync.Mutex // of what follows, and of whether prefill is there
 	cur   *foreign.Call
@@ -149,6 +155,9 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 	}()
 	fault := r.prepare()
 	if fault == nil {
+		fault = r.admit()
+	}
+	if fault == nil {
 		fault = r.run()
 	}
 	if fault != nil {
@@ -157,6 +166,7 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 	}
 	r.answerHead()
 	if r.whole {
+		r.told.learn(r.held)
 		r.held = r.rename(r.held)
 		ctx.Response.SetBody(r.held)
 		r.end(nil)
@@ -167,6 +177,10 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 		ctx.Response.Header.Set("X-Accel-Buffering", "no")
 		r.length = -1 // names and the last event may differ: a length told would make a cut answer look whole
 	}
+	if r.renames() {
+		r.length = -1
+	}
+	r.letGo()
 	ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.status == 200, buf: r.held}, r.length)
 }
 
@@ -193,9 +207,17 @@ func (r *relay) prepare() (fault *openai.Error) {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "foreign: "))
 		}
 	}
+	if fault := r.checkLimits(); fault != nil {
+		return fault
+	}
 	if r.by, fault = g.routing(&ctx.Request.Header); fault != nil {
 		return fault
 	}
+	timeout, fault := g.timeout(&ctx.Request.Header)
+	if fault != nil {
+		return fault
+	}
+	r.deadline = r.start.Add(timeout)
 	if fault := r.find(); fault != nil {
 		return fault
 	}
@@ -495,7 +517,7 @@ func (r *relay) cutOff() *openai.Error {
 		return errGone
 	case !time.Now().Before(r.deadline):
 		r.cause = "deadline"
-		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", r.g.lim().RequestTimeout)}
+		return tooLate(r.start, r.deadline)
 	}
 	return nil
 }
@@ -557,7 +579,8 @@ func (r *relay) close() {
 		r.g.meters.set.Counter(metrics.GatewayStreamsAborted, r.cause).Inc()
 	}
 	r.record()
-	r.key.done(r.nEvents)
+	r.depart()
+	r.key.done(r.nOutput())
 	r.g.inFlight.Add(-1)
 	head, lines, held, patched, renamed, tried, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.renamed[:0], r.tried[:0], r.ranks[:0]
 	clear(tried[:cap(tried)])

@@ -78,6 +78,10 @@ func (b *relayBody) fill() {
 		if b.whole == 0 {
 			b.whole, b.inside = len(b.buf), true
 		}
+	case !b.r.events && err == nil && b.r.renames():
+		// The name may be in parts: what could be its beginning waits for the rest.
+		b.buf = b.r.rename(b.buf)
+		b.whole = max(0, len(b.buf)-b.r.longestName())
 	case !b.r.events, err == io.EOF:
 		b.whole = len(b.buf)
 	default:
@@ -87,13 +91,14 @@ func (b *relayBody) fill() {
 	}
 	if b.r.events && b.whole > 0 {
 		b.r.measure(max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n"))))
+		b.r.told.learn(b.buf[:b.whole])
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the body's end is missing, which the client need not wait for.
 			b.r.patient = true
 			_ = b.r.call.Patience(time.Now().Add(lastPatience)) // an error shows at the next read
 		}
 	}
-	if b.r.model != nil && b.r.model.As != "" && b.whole > 0 && b.r.events {
+	if b.r.renames() && b.whole > 0 && (b.r.events || err != nil) {
 		named := b.r.rename(b.buf[:b.whole:b.whole])
 		b.buf, b.whole = append(named, b.buf[b.whole:]...), len(named)
 	}
@@ -154,10 +159,16 @@ func (b *relayBody) CloseWithError(err error) error {
 	return nil
 }
 
+// renames says whether the client knows the model by another name than its server.
+func (r *relay) renames() bool { return r.model != nil && r.model.As != "" }
+
+// longestName bounds what rename looks for, in bytes.
+func (r *relay) longestName() int { return len(`"model": ""`) + 6*len(r.model.As) }
+
 // rename gives a piece of an answer the name by which the client knows the model.
 // Within JSON's strings quotes are escaped, so that only members are met.
 func (r *relay) rename(b []byte) []byte {
-	if r.model == nil || r.model.As == "" {
+	if !r.renames() {
 		return b
 	}
 	for _, gap := range []string{"", " "} {

@@ -19,13 +19,22 @@ func (r *relay) record() {
 		return
 	}
 	end := time.Now()
-	m.set.Counter(metrics.RequestSuccess, metrics.ReasonStop).Inc()
+	r.recordReasons()
 	m.e2e.Observe(end.Sub(r.start).Seconds())
+	n := r.nOutput()
+	if n > 0 {
+		m.outputTokens.Observe(float64(n))
+		m.tokens.Add(float64(max(0, n-r.nEvents)))
+	}
+	if u := &r.told.usage; u.Prompt > 0 {
+		m.promptTokens.Observe(float64(u.Prompt))
+		m.prompt.Add(float64(u.Prompt))
+		m.cached.Add(float64(u.Cached))
+	}
 	if r.nEvents > 0 {
-		m.outputTokens.Observe(float64(r.nEvents))
 		m.decode.Observe(r.last.Sub(r.first).Seconds())
-		if r.nEvents > 1 {
-			m.perToken.Observe(r.last.Sub(r.first).Seconds() / float64(r.nEvents-1))
+		if n > 1 {
+			m.perToken.Observe(r.last.Sub(r.first).Seconds() / float64(n-1))
 		}
 	}
 }
@@ -42,4 +51,5 @@ func (r *relay) measure(events int) {
 	r.last = at
 	r.nEvents += events
 	m.tokens.Add(float64(events))
+	r.served(events)
 }

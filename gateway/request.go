@@ -43,6 +43,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 		return
 	}
 	j.describe(span)
+	dropBody(ctx)
 	if c, ok := ctx.Conn().(*clientConn); ok {
 		j.watch = c.watch(nil)
 	}

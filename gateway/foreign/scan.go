@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 )
 
@@ -192,6 +193,11 @@ type Body struct {
 	// Whole says that one server has to compute the prompt and the answer: it is
 	// asked for what a prompt's KV alone does not tell, or for several answers to it.
 	Whole bool
+	// Logprobs is the most log-probabilities that are asked for with a token; all
+	// of them are more than any number. Asked is the member that does.
+	Logprobs int
+	Asked    string
+	Priority int32 // lower goes first
 
 	modelFrom, modelEnd int // of the name's value; 0: none
 }
@@ -215,6 +221,13 @@ func Look(b []byte) (Body, error) {
 			out.Prompt = v
 		case f.is("prompt_logprobs"):
 			logprobs = string(v) != "null"
+			out.asks("prompt_logprobs", v)
+		case f.is("logprobs"):
+			out.asks("logprobs", v)
+		case f.is("top_logprobs"):
+			out.asks("top_logprobs", v)
+		case f.is("priority"):
+			out.Priority = priority(v)
 		case f.is("echo"):
 			echo = string(v) == "true"
 		case f.is("use_beam_search"):
@@ -225,6 +238,29 @@ func Look(b []byte) (Body, error) {
 	}
 	out.Whole = logprobs || echo || beams
 	return out, s.err()
+}
+
+// asks takes note of how many log-probabilities a member asks for.
+func (o *Body) asks(name string, v []byte) {
+	n, err := strconv.ParseFloat(string(v), 64)
+	if err != nil { // true, null
+		return
+	}
+	if n < 0 { // as many as there are tokens
+		n = math.MaxInt32
+	}
+	if n := int(min(n, math.MaxInt32)); n > o.Logprobs {
+		o.Logprobs, o.Asked = n, name
+	}
+}
+
+// priority is the number in a value of priority; 0 for what is none.
+func priority(v []byte) int32 {
+	n, err := strconv.ParseFloat(string(v), 64)
+	if err != nil || n != n {
+		return 0
+	}
+	return int32(min(max(n, math.MinInt32), math.MaxInt32))
 }
 
 // choices is the number in a value of n, which servers take as 2.0 and 2e0, too; 1

@@ -54,6 +54,9 @@ func FuzzLook(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := Look([]byte(s))
+		if n, _ := Tokens(got.Prompt); n < 0 || n > len(got.Prompt) {
+			t.Fatalf("%q: %d tokens", s, n)
+		}
 		var want map[string]json.RawMessage
 		if json.Unmarshal([]byte(s), &want) != nil || want == nil {
 			return // what is wrong inside is the server's to say

@@ -112,6 +112,7 @@ type Upstreams struct {
 	APIKey, CAFile     string
 	HealthPath         string
 	ForwardCredentials bool
+	MaxRequests        int
 }
 
 // Register declares the flags of upstreams.
@@ -125,6 +126,7 @@ func (u *Upstreams) Register(s *Set) {
 	s.StringVar(&u.APIKey, "upstream-api-key", "", "bearer token for them")
 	s.StringVar(&u.CAFile, "upstream-ca-file", "", "authorities of their certificates, PEM; default: the system's")
 	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path that says whether one is well; below 500 is")
+	s.CountVar(&u.MaxRequests, "upstream-max-requests", 0, 0, "choices that a model's upstreams are given at once, each so many; further requests wait in the gateway as they do for nodes (--max-queued-requests, --queue-timeout); 0: any number")
 	s.BoolVar(&u.ForwardCredentials, "upstream-forward-authorization", false, "send clients' Authorization and X-Api-Key on to them")
 }
 

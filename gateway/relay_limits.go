@@ -1,0 +1,213 @@
+package gateway
+
+import (
+	"math"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// What relayed requests may ask for, and where they wait: the bounds of native ones,
+// as far as they can be held without parsing and tokenizing.
+
+// checkLimits refuses a request that asks for more than this gateway allows.
+func (r *relay) checkLimits() *openai.Error {
+	l := r.g.lim()
+	switch look := &r.look; {
+	case look.N > l.MaxN:
+		return openai.BadRequest("n", "n is %d: this gateway gives at most %d choices (--max-n)", look.N, l.MaxN)
+	case look.Logprobs == math.MaxInt32:
+		return openai.BadRequest(look.Asked, "%s asks for all tokens: at most %d, the gateway's --max-logprobs", look.Asked, l.MaxLogprobs)
+	case look.Logprobs > l.MaxLogprobs:
+		return openai.BadRequest(look.Asked, "%s: must be at most %d, not %d: the gateway's --max-logprobs", look.Asked, l.MaxLogprobs, look.Logprobs)
+	}
+	if l.MaxPromptTokens <= 0 {
+		return nil
+	}
+	n, exact := foreign.Tokens(r.look.Prompt)
+	if n <= l.MaxPromptTokens {
+		return nil
+	}
+	param := "prompt"
+	if r.path == "/v1/chat/completions" {
+		param = "messages"
+	}
+	if exact {
+		return openai.BadRequest(param, "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, l.MaxPromptTokens)
+	}
+	return openai.BadRequest(param, "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, foreign.BytesPerToken)
+}
+
+// eachAdmission calls f with the queue of native nodes and those of upstreams'
+// models.
+func (g *Gateway) eachAdmission(f func(*admission)) {
+	f(g.admission)
+	g.relayRoom.Range(func(_, a any) bool {
+		f(a.(*admission))
+		return true
+	})
+}
+
+// ownName is the name that a model's servers know it by.
+func ownName(m *foreign.Model) string {
+	if m.As != "" {
+		return m.As
+	}
+	return m.Name
+}
+
+// relayAdmission is where requests for a model wait; nil: its servers have no bound.
+func (g *Gateway) relayAdmission(m *foreign.Model) *admission {
+	l := g.lim()
+	if l.UpstreamRequests <= 0 {
+		return nil
+	}
+	if a, ok := g.relayRoom.Load(ownName(m)); ok {
+		return a.(*admission)
+	}
+	a := newAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
+	a.setRoom(roomOf(m, l.UpstreamRequests), math.MaxInt64)
+	was, _ := g.relayRoom.LoadOrStore(ownName(m), a)
+	return was.(*admission)
+}
+
+// roomOf is how many requests a model's servers take at once. Where none is up
+// nothing is gained by waiting: a request tries them, or is told so.
+func roomOf(m *foreign.Model, each int) int64 {
+	up := m.Up()
+	if up == 0 || each <= 0 {
+		return math.MaxInt64
+	}
+	return int64(up) * int64(each)
+}
+
+// lookForRelayRoom follows which servers are up. The queue of a model that is gone
+// lets go what waits, which is told so, and goes with it.
+func (g *Gateway) lookForRelayRoom() {
+	if g.foreign == nil {
+		return
+	}
+	now := g.foreign.Now()
+	g.relayRoom.Range(func(name, x any) bool {
+		a := x.(*admission)
+		if m := now.Find(name.(string)); m != nil {
+			a.setRoom(roomOf(m, g.lim().UpstreamRequests), math.MaxInt64)
+			return true
+		}
+		if a.setRoom(math.MaxInt64, math.MaxInt64); a.running.Load() == 0 {
+			g.relayRoom.Delete(name)
+		}
+		return true
+	})
+}
+
+// admit waits until the model's servers have room for the request.
+func (r *relay) admit() *openai.Error {
+	a := r.g.relayAdmission(r.model)
+	if a == nil {
+		return nil
+	}
+	choices, tokens := int64(r.look.N)*int64(r.look.Batch), int64(max(1, len(r.look.Prompt)/bytesPerToken))
+	if r.priority = r.look.Priority; r.key != nil {
+		r.priority = max(r.priority, r.key.limits.priority)
+	}
+	if a.pass(choices, 0) {
+		r.room, r.choices = a, choices
+		return nil
+	}
+	c := claim{a: a, flow: a.flowOf(r.key), priority: r.priority, choices: choices, tokens: tokens, start: r.start, deadline: r.deadline}
+	if conn, ok := r.ctx.Conn().(*clientConn); ok {
+		r.watch = conn.watch(r.clientGone)
+		c.gone = r.watch.gone
+	}
+	fault, cause := r.g.waitForRoom(&c)
+	if r.cause = cause; fault != nil {
+		return fault
+	}
+	a.computed(tokens) // how fast servers compute prompts is not known
+	r.room, r.choices = a, choices
+	return nil
+}
+
+// served charges the key for tokens of the answer, while somebody waits.
+func (r *relay) served(tokens int) {
+	if r.room == nil || r.key == nil {
+		return
+	}
+	if r.owed += tokens; r.owed >= chargeTokens {
+		r.charge()
+	}
+}
+
+func (r *relay) charge() {
+	if r.room.waiting.Load() > 0 {
+		r.room.charge(r.room.flowOf(r.key), r.priority, r.owed)
+	}
+	r.owed = 0
+}
+
+// depart gives the room back.
+func (r *relay) depart() {
+	if r.room == nil {
+		return
+	}
+	if r.key != nil {
+		r.charge()
+	}
+	r.room.leave(r.choices)
+	r.room = nil
+}
+
+// flowOf is whom a key's requests are charged to in a queue that is not the native
+// nodes': flows belong to one queue.
+func (a *admission) flowOf(k *key) *admit.Flow {
+	if k == nil {
+		return a.anyone
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.flows == nil {
+		a.flows = map[*use]*admit.Flow{}
+	}
+	f := a.flows[k.use]
+	if f == nil {
+		if len(a.flows) >= maxFlows && a.q.Len() == 0 { // of keys that may be gone
+			clear(a.flows)
+		}
+		f = admit.NewFlow(k.limits.weight)
+		a.flows[k.use] = f
+	}
+	a.q.SetWeight(f, k.limits.weight)
+	return f
+}
+
+// maxFlows is from how many keys on those that do not wait are forgotten.
+const maxFlows = 64 << 10
+
+// letGo drops the request's body, once an answer has begun that no other server
+// can take over: a stream of minutes should not hold a prompt of megabytes.
+func (r *relay) letGo() {
+	r.body, r.look.Prompt = nil, nil
+	if cap(r.renamed) > headBytes {
+		r.renamed = nil
+	}
+	if cap(r.patched) > headBytes {
+		r.patched = nil
+	}
+	dropBody(r.ctx)
+}
+
+// dropBody frees a large request's body; what is small stays, for the connection's
+// next request.
+func dropBody(ctx *fasthttp.RequestCtx) {
+	if len(ctx.PostBody()) <= headBytes {
+		return
+	}
+	ctx.Request.SwapBody(nil)
+	if c, ok := ctx.Conn().(*clientConn); ok {
+		c.release()
+	}
+}
