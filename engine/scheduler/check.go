@@ -54,6 +54,9 @@ func (s *Scheduler) Check() error {
 	if err := s.checkReservations(&owners); err != nil {
 		return err
 	}
+	for _, id := range s.doubles {
+		owners.refs[id]++
+	}
 	for i := range n {
 		info := s.pool.Info(kvcache.BlockID(i))
 		if info.Refs != owners.refs[i] || info.PinsIn != owners.pinsIn[i] {
@@ -73,6 +76,8 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 	case r.computed < 0 || end > len(r.tokens)+r.guesses || r.scored > r.score || len(r.tokens) > s.cfg.MaxModelLen:
 		return fmt.Errorf("%w: request %d has %d computed, %d scheduled of %d tokens",
 			ErrBroken, r.id, r.computed, r.scheduled, len(r.tokens))
+	case r.ahead && !(r.inStep && r.samples):
+		return fmt.Errorf("%w: request %d is given out ahead, in step %v", ErrBroken, r.id, r.inStep)
 	case r.guesses+r.extra > 0 && r.scheduled == 0:
 		return fmt.Errorf("%w: request %d has %d guesses and %d more rows with nothing scheduled", ErrBroken, r.id, r.guesses, r.extra)
 	case r.scheduled > 0 && !(s.stepping && r.inStep), r.inStep && !s.stepping:
@@ -93,6 +98,9 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 // the complete ones are in the cache and the others the request's alone.
 func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
 	t, spec, end := &r.tables[g], s.groups[g], r.computed+r.scheduled+r.guesses
+	if r.ahead {
+		end++
+	}
 	if len(t.blocks) != spec.End(end) || t.gone != spec.First(r.computed) || t.hashed != max(t.gone, r.computed/spec.BlockTokens) {
 		return fmt.Errorf("%w: request %d has in group %d %d places, %d gone, %d hashed, for %d tokens of which %d are computed",
 			ErrBroken, r.id, g, len(t.blocks), t.gone, t.hashed, end, r.computed)

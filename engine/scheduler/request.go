@@ -50,6 +50,7 @@ type request struct {
 	extra     int  // rows of logits beyond the first that the step makes for it
 	inStep    bool // in the batch (or its Completed) between Schedule and Update
 	samples   bool // its Seq samples
+	ahead     bool // also in the step that follows it
 
 	reservation *reservation // the live one
 	looked      bool         // counted in prefixQueries
@@ -285,8 +286,12 @@ func (s *Scheduler) store(r *request) {
 			kept := s.pool.Store(own, g, &r.chain, t.hashed)
 			if kept != own {
 				s.pool.Ref(kept)
-				s.pool.Unref(own)
 				t.blocks[t.hashed] = kept
+				if r.inStep && s.broken != faultDoublesFree {
+					s.doubles = append(s.doubles, own)
+				} else {
+					s.pool.Unref(own)
+				}
 			}
 		}
 	}

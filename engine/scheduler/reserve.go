@@ -120,6 +120,15 @@ func (s *Scheduler) arriving(n int) (blocks []kvcache.BlockID) {
 	return blocks
 }
 
+// Reservation returns one that is live.
+func (s *Scheduler) Reservation(id ReservationID) (Reservation, bool) {
+	at, err := s.findReservation(id, "look at")
+	if err != nil || !s.reservations[at].live {
+		return Reservation{}, false
+	}
+	return s.reservations[at].Reservation, true
+}
+
 // Arrived says that all bytes of a reservation have landed and are verified.
 // Its full blocks enter the prefix cache and its request may run from UpTo. If
 // the request is gone the cache keeps the blocks as long as it can.

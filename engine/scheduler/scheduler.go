@@ -25,7 +25,8 @@
 // The package does not sample, does not know when a request is finished, has no
 // clock and no goroutine, and touches no KV memory. It is not safe for
 // concurrent use. Between Schedule and Update every other call is legal, since
-// the world goes on while a step runs; two steps at once are not.
+// the world goes on while a step runs. A second step may be given out by Ahead,
+// when it only decodes; of others there is one at a time.
 package scheduler
 
 import (
@@ -153,6 +154,9 @@ type Scheduler struct {
 	done     []RequestID
 	views    [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 
+	then    ahead             // the step after it, where Ahead has given it out
+	doubles []kvcache.BlockID // blocks that tables have no more, and that step may read
+
 	counters counters
 	broken   fault // which rule a test left out; zero otherwise
 }
@@ -183,6 +187,8 @@ const (
 	faultDraftsKept                            // KV of a refused guess counts as that of the token in its place
 	faultWindowShort                           // a block goes while one token of it is still in the window
 	faultWindowKept                            // blocks that fell out of the window are kept
+	faultAheadFrees                            // who has finished gives blocks back that the step ahead writes
+	faultDoublesFree                           // a block that the step ahead reads is given back where the cache has its like
 )
 
 // New returns a scheduler with an empty pool.

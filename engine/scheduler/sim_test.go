@@ -32,6 +32,7 @@ var paths = strings.Fields(`
 	scored scored-chunk scored-after-preemption scored-prefix-hit refused-score
 	drafted draft-accepted draft-refused draft-in-part draft-short
 	prefix-hit chunk stalled same-block-kept collision
+	ahead ahead-overrun ahead-aborted
 	finished finished-after-preemption finished-after-resume finished-at-max-model-len
 	compute-only-done compute-only-cached
 	push push-outlives-request push-in-step
@@ -267,6 +268,9 @@ func (m *sim) after(op string) error {
 		for _, r := range m.s.inStep {
 			all(r)
 		}
+	}
+	for _, id := range m.s.doubles {
+		owners[id] = m.owners[id] // the step ahead may read it
 	}
 	for _, res := range m.s.reservations {
 		if res.live {
@@ -697,6 +701,8 @@ func TestSimulationFindsFaults(t *testing.T) {
 		"a refused guess's KV is kept":       faultDraftsKept,
 		"window one token short":             faultWindowShort,
 		"window keeps what fell out":         faultWindowKept,
+		"blocks of the step ahead are freed": faultAheadFrees,
+		"doubles are freed under a step":     faultDoublesFree,
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(within) {

@@ -36,13 +36,29 @@ func (m *sim) step() error {
 	if err := m.after("Schedule"); err != nil {
 		return err
 	}
-	if err := m.meanwhile(); err != nil {
-		return err
+	for {
+		if err := m.meanwhile(); err != nil {
+			return err
+		}
+		f, err := m.fly()
+		if err != nil {
+			return fmt.Errorf("ahead: %w", err)
+		}
+		results, err := m.run(b)
+		if err != nil {
+			return err
+		}
+		if err := m.end(b, results); err != nil || f == nil {
+			return err
+		}
+		if b, err = m.land(f, b, results); err != nil {
+			return err
+		}
 	}
-	results, err := m.run(b)
-	if err != nil {
-		return err
-	}
+}
+
+// end is the end of a step.
+func (m *sim) end(b Batch, results []Result) error {
 	if err := m.meanwhile(); err != nil {
 		return err
 	}
@@ -50,9 +66,10 @@ func (m *sim) step() error {
 	for _, seq := range b.Seqs {
 		own = append(own, slices.Clone(seq.Tables[0]))
 	}
+	batch := m.s.batch // as the scheduler sees it
 	done := m.s.Update(b, results)
-	m.stepping = false
-	for i, seq := range b.Seqs {
+	m.stepping = m.s.stepping
+	for i, seq := range batch.Seqs {
 		if !slices.Equal(seq.Tables[0], own[i]) && m.groups[0].Window == 0 {
 			m.n["same-block-kept"]++
 		}
@@ -262,7 +279,7 @@ func (m *sim) checkDone(b Batch, results []Result, done []RequestID) error {
 		if seq.Sample {
 			result, results = results[0], results[1:]
 		}
-		if q.aborted {
+		if q.aborted || !slices.Contains(m.live, q) {
 			continue
 		}
 		if q.ComputeOnly {

@@ -335,8 +335,8 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 	if !s.stepping || len(b.Seqs)+len(b.Completed) != len(s.inStep) {
 		panic(fmt.Sprintf("scheduler: Update of a batch of %d, the step has %d", len(b.Seqs)+len(b.Completed), len(s.inStep)))
 	}
-	s.stepping = false
 	s.done = s.done[:0]
+	s.settle()
 	used := 0 // results so far
 	for _, r := range s.inStep {
 		guesses := r.tokens[len(r.tokens) : len(r.tokens)+r.guesses]
@@ -344,6 +344,7 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 		r.scored = max(r.scored, min(r.computed, r.score))
 		r.scheduled, r.guesses, r.extra, r.inStep = 0, 0, 0, false
 		finished := r.computeOnly && r.missing() == 0
+		again := r.enter()
 		if r.samples {
 			if used == len(results) {
 				panic(fmt.Sprintf("scheduler: Update with %d results, request %d has none", len(results), r.id))
@@ -353,6 +354,8 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 			if r.state != stateGone {
 				s.extend(r, guesses, result.Tokens)
 				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
+			} else if again {
+				s.extend(r, guesses, result.Tokens) // which the step ahead computes
 			}
 		}
 		if len(guesses) > 0 {
@@ -360,18 +363,19 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 		}
 		s.store(r)
 		s.trim(r)
-		switch {
-		case r.state == stateGone:
-			s.release(r)
-		case finished:
+		again = again && s.broken != faultAheadFrees
+		if finished && r.state != stateGone {
 			s.leave(r)
-			s.release(r)
 			s.done = append(s.done, r.id)
+		}
+		if r.state == stateGone && !again {
+			s.release(r)
 		}
 	}
 	if used != len(results) {
 		panic(fmt.Sprintf("scheduler: Update with %d results, the batch samples %d", len(results), used))
 	}
+	s.advance()
 	return s.done
 }
 
@@ -400,7 +404,8 @@ func (s *Scheduler) shorten(r *request) {
 	}
 }
 
-// Discard ends the step of batch b as failed: what it wrote is not trusted, no
+// Discard ends the step of batch b as failed, and one that was given out ahead
+// with it: what it wrote is not trusted, no
 // block enters the prefix cache, and every request in it leaves. It returns
 // those that had not been aborted before; the slice is valid until the next
 // Update or Discard.
@@ -411,12 +416,14 @@ func (s *Scheduler) Discard(b Batch) (gone []RequestID) {
 	s.stepping = false
 	s.done = s.done[:0]
 	for _, r := range s.inStep {
-		r.scheduled, r.guesses, r.extra, r.inStep = 0, 0, 0, false
+		r.scheduled, r.guesses, r.extra, r.inStep, r.ahead = 0, 0, 0, false, false
 		if r.state != stateGone {
 			s.leave(r)
 			s.done = append(s.done, r.id)
 		}
 		s.release(r)
 	}
+	s.then.inStep = s.then.inStep[:0] // they were all in b
+	s.settle()
 	return s.done
 }

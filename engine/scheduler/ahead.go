@@ -1,0 +1,108 @@
+package scheduler
+
+import "github.com/tandem-serving/tandem/engine/kvcache"
+
+// Unknown stands in a batch for a token that the running step samples.
+const Unknown = -1
+
+// Next is what is known of a request before its running step has ended.
+type Next uint8
+
+// Answers to Ahead.
+const (
+	Continues Next = iota // unless the token that is being sampled ends it
+	Ends                  // that token is its last, whichever it is
+	Waits                 // its next step cannot begin before that token is known
+)
+
+// ahead is a step that has been given out while another one runs.
+type ahead struct {
+	inStep []*request
+	batch  Batch
+	views  [][]kvcache.BlockID
+}
+
+var unknown = []int32{Unknown}
+
+// Ahead makes the batch that follows the running one before that one's tokens are
+// known: each of its requests, in the running step's order, computes the Unknown
+// token that the running step samples for it. Update then ends the running step,
+// and a second Update this one. Who turns out to have finished, or is aborted,
+// still has its row in it, and keeps its blocks until then; its result is ignored.
+//
+// There is none, and nothing changes, when anything else could be done than to
+// decode: a request waits and may run, has a chunk to compute, has guesses or
+// rows to score, must wait, or memory is short. So nobody is preempted
+// by it, and the step after it sees what it would have seen, one step later.
+func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
+	if !s.stepping || len(s.then.inStep) > 0 || s.cfg.Draft != nil || len(s.batch.Completed) > 0 ||
+		len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
+		return Batch{}, false
+	}
+	inStep, need := s.then.inStep[:0], 0
+	for _, r := range s.running {
+		if !r.inStep || !r.samples || r.extra > 0 {
+			return Batch{}, false
+		}
+	}
+	for _, r := range s.inStep {
+		if r.state == stateGone {
+			continue
+		}
+		if r.state != stateRunning {
+			return Batch{}, false
+		}
+		switch n := next(r.id); {
+		case n == Waits:
+			return Batch{}, false
+		case n == Ends || len(r.tokens)+1 >= s.cfg.MaxModelLen:
+			continue
+		}
+		inStep = append(inStep, r)
+		need += s.ending(r, len(r.tokens))
+	}
+	if len(inStep) == 0 || s.pool.Available()-need < s.watermark {
+		return Batch{}, false
+	}
+	a := &s.then
+	a.inStep, a.views = inStep, a.views[:0]
+	a.batch = Batch{Seqs: a.batch.Seqs[:0], Tokens: len(inStep)}
+	for _, r := range inStep {
+		if s.ending(r, len(r.tokens)) > 0 && !s.lengthen(r, len(r.tokens)) {
+			panic("scheduler: pool has fewer blocks than it says")
+		}
+		r.ahead = true
+	}
+	for _, r := range inStep {
+		at := len(a.views)
+		a.views = r.appendTables(a.views)
+		a.batch.Seqs = append(a.batch.Seqs, Seq{ID: r.id, Start: len(r.tokens), Tokens: unknown, Sample: true})
+		a.batch.Seqs[len(a.batch.Seqs)-1].Tables = a.views[at:len(a.views):len(a.views)]
+	}
+	return a.batch, true
+}
+
+// advance makes the step that was given out ahead the running one, if there is one.
+func (s *Scheduler) advance() {
+	if s.stepping = len(s.then.inStep) > 0; !s.stepping {
+		return
+	}
+	s.inStep, s.then.inStep = s.then.inStep, s.inStep[:0]
+	s.batch, s.then.batch = s.then.batch, s.batch
+	s.views, s.then.views = s.then.views, s.views
+}
+
+// enter is r's turn in the step that was given out ahead; false where it has none.
+func (r *request) enter() bool {
+	if !r.ahead {
+		return false
+	}
+	r.ahead, r.inStep, r.scheduled = false, true, 1
+	return true
+}
+
+// settle gives back the blocks that a step which has ended might have read.
+func (s *Scheduler) settle() {
+	s.unref(s.doubles)
+	s.doubles = s.doubles[:0]
+}
