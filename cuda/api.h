@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 1
+#define TD_VERSION 2
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -51,10 +51,13 @@ typedef struct {
 enum { TD_IN_CHUNK = 1 << 30, TD_CHUNK_ROWS = 64, TD_CHUNK_LEAST = 8, TD_FEW = 16 };
 
 // A step's memory on the host, pinned. The device has its own copy, which td_run
-// brings up to date; of tables only what td_tables was told of.
+// brings up to date; of tables only what td_tables was told of. There are two, so
+// that the host fills one while the device works from the other: that of a step is
+// free again when the step has ended. Tables are one for both, and the host's: what
+// it has told of may be written again at once.
 typedef struct {
   int32_t *counts;    // [4] tokens, outputs, spans, sequence number of the step
-  int32_t *ids;       // [tokens]
+  int32_t *ids;       // [tokens] -1-i: what output i of the last step that was started draws
   int32_t *positions; // [tokens]
   int32_t *row_span;  // [tokens]
   int32_t *out_rows;  // [outputs]
@@ -62,8 +65,16 @@ typedef struct {
   td_draw *draws;     // [outputs]
   int32_t *tables;    // [groups, seqs, blocks]
   int32_t *sampled;   // [outputs] written by the device
+  uint32_t *copied;   // how many calls of td_copy have ended, written by the device
   uint32_t *done;     // sequence number of the last finished step, written by the device
 } td_step;
+
+// A piece of what is copied.
+typedef struct {
+  td_address device;
+  uint64_t host; // an address
+  int64_t bytes;
+} td_piece;
 
 enum {
   TD_EMBED = 1, // dst[row] = w[ids[row]]
@@ -121,20 +132,32 @@ TD_API const char *td_error(td_device *d);
 TD_API void td_describe(td_device *d, td_info *info);
 
 TD_API td_address td_alloc(td_device *d, int64_t bytes);
+// td_host is memory of the host that td_copy reaches: memory, which then must stay
+// until td_close, or where that is null some of its own.
+TD_API void *td_host(td_device *d, void *memory, int64_t bytes);
+
 TD_API int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes);
 TD_API int td_download(td_device *d, void *dst, td_address src, int64_t bytes);
 
-// td_groups makes the step's memory, once, for so many groups of KV.
-TD_API int td_groups(td_device *d, int groups, td_step *step);
-// td_tables says that places [from, from+n) of a sequence's table have changed.
-TD_API int td_tables(td_device *d, int group, int seq, int from, int n);
+// td_groups makes the two steps' memory, once, for so many groups of KV.
+TD_API int td_groups(td_device *d, int groups, td_step *steps);
+// td_tables says that places [from, from+n) of a sequence's table have changed for
+// the step that is filled.
+TD_API int td_tables(td_device *d, int which, int group, int seq, int from, int n);
 
 // td_record makes a plan for steps of at most so many rows. Recorded plans are
 // graphs, which run as a whole.
 TD_API td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int outputs, int graph);
-// td_run starts operations [from, to) of a plan. With 0 as from the step's memory
-// goes first; with all of them as to, done and sampled are written last.
-TD_API int td_run(td_device *d, td_plan *p, int from, int to);
+// td_run starts operations [from, to) of a plan over one of the two steps' memory,
+// behind all that was started before. With 0 as from that memory goes first; with
+// all of them as to, done and sampled are written last. The number of a step over
+// memory 1 is odd, over memory 0 even.
+TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
+// td_copy copies between the device and memory of td_host, beside what td_run
+// starts. To the host, as the device has it when all that was started so far has
+// ended; to the device, before anything that is started later. Copies end in
+// order; how many have been told of is written to copied at their end.
+TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
 // td_poll says whether all that was started has ended: 1 it has, 0 not yet, -1 failed.
 TD_API int td_poll(td_device *d);
 TD_API int td_wait(td_device *d);

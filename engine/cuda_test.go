@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	kernels "github.com/tandem-serving/tandem/cuda"
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
 // answers runs requests of several kinds at once on a device and returns the tokens
@@ -78,10 +80,12 @@ func TestEngineOnTheTwin(t *testing.T) {
 	o := LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, MaxSeqs: 5, MaxBatchedTokens: 24, MaxModelLen: 96, KVDType: "float32", Device: "cpu"}
 	want, _ := answers(t, o)
 	o.Device, o.CUDALibrary, o.SharedKV = "cuda:0", twin, true
-	for _, o.EnforceEager = range []bool{false, true} {
+	for _, late := range []string{"1", "2"} {
+		t.Setenv("TANDEM_TWIN_LATE", late) // the device does what it is told some time after
+		o.EnforceEager = late == "2"
 		got, said := answers(t, o)
 		if !slices.EqualFunc(got, want, slices.Equal) {
-			t.Errorf("eager %v: tokens are %v, on the CPU %v", o.EnforceEager, got, want)
+			t.Errorf("late %s, eager %v: tokens are %v, on the CPU %v", late, o.EnforceEager, got, want)
 		}
 		graphs := "graphs=4" // of 8, 4, 2 and 1
 		if o.EnforceEager {
@@ -111,5 +115,98 @@ func TestNoGPU(t *testing.T) {
 	defer l.Close()
 	if !strings.Contains(said.String(), "computing on the CPU") || !strings.Contains(said.String(), "make cuda") {
 		t.Errorf("logged %s", &said)
+	}
+}
+
+// A prompt that a prefill node computed on the twin goes on at a decode node on another
+// twin with the tokens that the CPU gives it alone: its KV leaves layer by layer and
+// is on the device before the request runs. A second job finds it cached.
+func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
+	twin, err := kernels.Twin("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := make([]int32, 43)
+	for i := range prompt {
+		prompt[i] = int32(i * 11 % 90)
+	}
+	o := LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, MaxSeqs: 5, MaxBatchedTokens: 24, MaxModelLen: 96, KVDType: "float32", Device: "cpu"}
+	start := func(o LoadOptions) (*Loaded, *Engine) {
+		o.Logger = slog.New(slog.DiscardHandler)
+		l, err := Load(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := New(l.Options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		go e.Run(ctx)
+		t.Cleanup(func() {
+			stop()
+			<-e.Done()
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return l, e
+	}
+	ask := func(e *Engine, hold bool) (scheduler.RequestID, func() []int32) {
+		var got []int32
+		done := make(chan struct{})
+		id, _, err := e.Add(&Request{Prompt: prompt, MaxTokens: 9, Hold: hold, Emit: func(tk Token) {
+			if tk.Err != nil {
+				t.Error(tk.Err)
+			}
+			got = append(got, tk.ID)
+			if tk.Finish != 0 {
+				close(done)
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id, func() []int32 { <-done; return got }
+	}
+	_, host := start(o)
+	_, answer := ask(host, false)
+	want := answer()
+
+	t.Setenv("TANDEM_TWIN_LATE", "5")
+	o.Device, o.CUDALibrary, o.SharedKV = "cuda:0", twin, true
+	from, prefills := start(o)
+	for range 2 { // computed, then cached
+		to, decodes := start(o)
+		id, answer := ask(decodes, true)
+		res, err := decodes.Reserve(id, len(prompt)-1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		there := res.Groups[0].Blocks
+		bt := prefills.Groups()[0].BlockTokens
+		j := &Job{Tokens: prompt[:len(prompt)-1], Done: func(err error) { done <- err }, Layer: func(layer, upTo int, tables [][]kvcache.BlockID) {
+			region, page := from.KV.Layers[layer].Region, from.KV.PageBytes
+			for i := range (upTo + bt - 1) / bt { // what is there now; the network takes it at once
+				src, dst := int(tables[0][i])*page, int(there[i])*page
+				copy(to.Region(region)[dst:dst+page], from.Region(region)[src:src+page])
+			}
+		}}
+		job, _, err := prefills.AddJob(j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		prefills.ReleaseJob(job, j)
+		decodes.Arrived(res.ID)
+		if got := answer(); !slices.Equal(got, want) {
+			t.Errorf("tokens are %v, on the CPU %v", got, want)
+		}
+		if s := decodes.Stats(); s.Prompts.Arrived != uint64(len(prompt)-1) {
+			t.Errorf("%d tokens arrived", s.Prompts.Arrived)
+		}
 	}
 }

@@ -15,6 +15,10 @@ import (
 // as it goes, in bytes.
 const gpuReserve = 768 << 20
 
+// mirrorShare is the most of the host's memory that a copy of a GPU's KV takes, where
+// nothing says how large the KV shall be.
+const mirrorShare = 0.5
+
 // choice is the device that a model will compute on.
 type choice struct {
 	gpu         bool
@@ -38,9 +42,6 @@ func choose(o *LoadOptions) (choice, error) {
 		}
 	}
 	p, err := cuda.Look(o.CUDALibrary, c.number)
-	if err == nil && o.SharedKV && !p.HostMemory {
-		err = fmt.Errorf("%w: KV blocks travel between prefill and decode nodes from the CPU's memory alone; `tandem serve` computes on GPUs", backend.ErrNoDevice)
-	}
 	if err == nil && o.Quantization != "" && o.Quantization != "none" {
 		err = fmt.Errorf("%w: --quantization %s is of the CPU alone; on GPUs weights stay as they are stored", backend.ErrNoDevice, o.Quantization)
 	}
@@ -68,13 +69,18 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, config *model.Config) (
 		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are taken by others, weights need %s, a step %s, and %s are kept",
 			ErrOption, o.GPUMemory, memory.Bytes(c.total), memory.Bytes(c.total-c.free), memory.Bytes(weights), memory.Bytes(step), memory.Bytes(gpuReserve))
 	}
+	if most := int64(float64(o.MemoryLimit) * mirrorShare); o.SharedKV && most > 0 && left > most {
+		o.Logger.Warn("KV memory is less than the GPU has room for: nodes that send or receive KV keep a copy of it, pinned, in the host's memory; --kv-cache-memory-bytes sets it",
+			"kv_memory", memory.Bytes(most), "gpu", memory.Bytes(left), "limit", memory.Bytes(o.MemoryLimit))
+		left = most
+	}
 	return left, nil
 }
 
 // open makes the backend.
 func (c *choice) open(o *LoadOptions, limits backend.Limits) (backend.Backend, error) {
 	if c.gpu {
-		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager})
+		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: o.MapKV})
 		if err != nil {
 			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
 		}

@@ -4,6 +4,10 @@
 // device happens on that goroutine; other goroutines reach it through an inbox
 // of functions that run between two steps.
 //
+// Where the device takes a step while another one runs, steps that only decode are
+// given to it one ahead: they start from tokens that nobody has read yet, and a
+// token behind one that turns out to be the last is dropped.
+//
 // Invariant: a step never waits for anybody. Emit, Layer and the other
 // callbacks run on the step goroutine and must not block; what they carry is
 // queued, bounded, by those who asked for it.
@@ -64,6 +68,10 @@ type Options struct {
 	AdapterPlaces int
 	Modules       []AdapterModule
 
+	// Synchronous has every step wait for the tokens of the one before, on devices
+	// that need not: for comparison.
+	Synchronous bool
+
 	// OnStep is called on the step goroutine after the tokens of a step have
 	// been emitted, so that whoever collects them sends one frame per step; and
 	// once when the engine has stopped.
@@ -105,6 +113,13 @@ type Engine struct {
 	taken    []func()        // the inbox's other buffer
 	onMark   func(layer int) // layerDone, bound once
 
+	mirror     backend.Mirror // nil: KVRegion is the device's own
+	fetch      [][]int32      // [groups] blocks that the step's jobs push and the mirror lacks
+	starter    starter        // nil: one step after the other
+	flights    []flight       // steps on the device, at most two, the oldest first
+	landed     time.Duration  // when the last of them had ended
+	looksAhead func(scheduler.RequestID) scheduler.Next
+
 	mu     sync.Mutex
 	inbox  []func()
 	closed bool
@@ -121,6 +136,7 @@ type run struct {
 	output  int                 // tokens generated, earlier attempts included
 	adapter *adapterPlace       // nil: none
 	pinned  [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
+	fetched [][]kvcache.BlockID // and the one that the mirror has
 	life    Life
 }
 
@@ -148,6 +164,7 @@ func New(o Options) (*Engine, error) {
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 		adapters: newAdapters(o.AdapterPlaces),
 	}
+	e.mirror = mirrorOf(o.Backend)
 	e.publishAdapters()
 	for _, m := range o.Modules {
 		a, err := model.OpenAdapter(m.Path)
@@ -158,7 +175,7 @@ func New(o Options) (*Engine, error) {
 			return nil, fmt.Errorf("--lora-modules %s=%s: %w", m.Name, m.Path, err)
 		}
 	}
-	e.onMark = e.layerDone
+	e.onMark, e.looksAhead, e.starter, e.flights = e.layerDone, e.lookAhead, o.startsAhead(), make([]flight, 0, 2)
 	e.publish()
 	return e, nil
 }
@@ -179,6 +196,9 @@ func (e *Engine) Run(ctx context.Context) {
 			case <-ctx.Done():
 			}
 		}
+	}
+	for len(e.flights) > 0 {
+		e.overlap()
 	}
 	e.shutdown()
 }
@@ -275,18 +295,36 @@ func (e *Engine) drainInbox() {
 	clear(e.taken)
 }
 
-// stepOnce runs one step and reports whether there may be more to do.
+// stepOnce runs one step and reports whether there may be more to do. Where the
+// device has one already, it is that one.
 func (e *Engine) stepOnce() bool {
+	if len(e.flights) > 0 {
+		e.overlap()
+		return true
+	}
 	now := e.now()
 	e.batch = e.sched.Schedule(now)
 	b := e.batch
 	e.turns(b, now)
+	if len(b.Seqs) > 0 && e.flies(b) {
+		if err := e.takeOff(b, nil); err != nil {
+			e.failBatch(b, err)
+		} else {
+			e.overlap()
+		}
+		return true
+	}
 	if len(b.Seqs) > 0 {
 		if err := e.runBatch(b); err != nil {
 			e.failBatch(b, err)
 			return true
 		}
 	}
+	return e.complete(b)
+}
+
+// complete ends a step whose tokens have been handed out.
+func (e *Engine) complete(b scheduler.Batch) bool {
 	for _, id := range b.Completed {
 		e.announceCached(id)
 	}
@@ -335,12 +373,18 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 	e.fill(b)
 	prompts = e.count.PromptComputed - prompts
 	var onMark func(int)
+	e.fetchNothing()
 	for i := range b.Seqs {
-		if r := e.live[b.Seqs[i].ID]; r != nil && r.job != nil {
-			e.pin(r, b.Seqs[i].Tables)
+		q := &b.Seqs[i]
+		if r := e.live[q.ID]; r != nil && r.job != nil {
+			e.pin(r, q.Tables)
+			if e.mirror != nil {
+				e.wanted(r, q.Tables, q.Start+len(q.Tokens))
+			}
 			onMark = e.onMark
 		}
 	}
+	e.step.Fetch = e.fetch
 	// A push can arrive before its step has ended, and who learns of that may
 	// look at the counters at once.
 	e.publish()
@@ -348,16 +392,20 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 	if err := e.o.Model.Step(&e.step, onMark); err != nil {
 		return fmt.Errorf("%w: %d tokens, %d sequences: %w", ErrStep, b.Tokens, len(b.Seqs), err)
 	}
+	e.ran(b, prompts, time.Since(began))
+	e.emit(b, e.step.Sampled)
+	return nil
+}
+
+// ran counts a step that took so long on the device.
+func (e *Engine) ran(b scheduler.Batch, prompts uint64, took time.Duration) {
 	e.count.Steps++
-	took := time.Since(began)
 	e.count.ratePrompts(prompts, b.Tokens, took)
 	e.o.Watch.step(b.Tokens, took)
 	e.moved.Add(1)
 	if len(b.Seqs) > 1 {
 		e.count.BatchedSteps++
 	}
-	e.emit(b)
-	return nil
 }
 
 // fill lays the batch out for the device.
@@ -409,46 +457,6 @@ func (e *Engine) layerDone(layer int) {
 		q := &e.batch.Seqs[i]
 		if r := e.live[q.ID]; r != nil && r.job != nil {
 			r.job.Layer(layer, q.Start+len(q.Tokens), q.Tables)
-		}
-	}
-}
-
-// announceCached tells a job whose tokens were all cached that its layers are
-// in place.
-func (e *Engine) announceCached(id scheduler.RequestID) {
-	r := e.live[id]
-	if r == nil || r.job == nil {
-		return
-	}
-	tables := e.sched.Tables(id)
-	e.pin(r, tables)
-	for layer := range e.o.KV.Layers {
-		r.job.Layer(layer, len(r.job.Tokens), tables)
-	}
-}
-
-// pin keeps those of a job's blocks from reuse that its push reads. Its tables
-// may name other blocks than in the last step, where the cache had the content
-// or after a preemption; pins on the old ones stay, they may be being read.
-func (e *Engine) pin(r *run, tables [][]kvcache.BlockID) {
-	if r.pinned == nil {
-		r.pinned = make([][]kvcache.BlockID, len(tables))
-	}
-	for g, blocks := range tables {
-		first, pinned := 0, &r.pinned[g]
-		if g < len(r.job.First) {
-			first = r.job.First[g]
-		}
-		for i, id := range blocks {
-			if i == len(*pinned) {
-				*pinned = append(*pinned, kvcache.NoBlock)
-			}
-			if i < first || id == kvcache.NoBlock || (*pinned)[i] == id {
-				continue
-			}
-			(*pinned)[i] = id
-			e.sched.PinOut(blocks[i : i+1])
-			r.job.held = append(r.job.held, id)
 		}
 	}
 }

@@ -46,6 +46,7 @@ type LoadOptions struct {
 	CUDALibrary  string  // the shared object with the kernels for GPUs; empty: beside the program
 	GPUMemory    float64 // share of a GPU's memory that may be taken; 0: 0.9
 	EnforceEager bool    // no graphs on a GPU
+	Synchronous  bool    // no step is given to a GPU while another one runs
 	SharedKV     bool    // other nodes read or write KV blocks
 
 	// KVMemory is the bytes of KV blocks. Default 1 GiB: on a CPU they are
@@ -111,6 +112,7 @@ type Loaded struct {
 	Quantization model.Quantization
 	WeightBytes  int64 // as the device holds them
 	Adapters     Adapters
+	Synchronous  bool // as LoadOptions has it
 }
 
 // OpenModel opens a checkpoint folder or the built-in model.
@@ -202,7 +204,7 @@ func (o *LoadOptions) check() error {
 // Options are those of an engine of this model, to be completed.
 func (l *Loaded) Options() Options {
 	return Options{
-		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler,
+		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous,
 		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, Modules: l.Adapters.Modules,
 	}
 }
@@ -212,6 +214,7 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err != nil {
 		return err
 	}
+	l.Synchronous = o.Synchronous
 	if l.Quantization, err = quantization(o.Quantization); err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 }
 
 // emit turns the step's rows into results and hands out what clients asked for.
-func (e *Engine) emit(b scheduler.Batch) {
+func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	if e.wantsLogits(b) {
 		e.logits = e.o.Backend.Download(e.logits, e.o.Model.Logits())
 	}
@@ -45,7 +45,7 @@ func (e *Engine) emit(b scheduler.Batch) {
 		}
 		row += q.ScoreTo - q.ScoreFrom
 		if q.Sample {
-			e.results = append(e.results, e.emitSampled(r, q, row))
+			e.results = append(e.results, e.emitSampled(r, q, sampled, row))
 			row += 1 + q.Drafts
 		}
 	}
@@ -72,11 +72,11 @@ func (e *Engine) emitScores(req *Request, q *scheduler.Seq, row int) {
 // is what was guessed and ends nothing, the one after that: those were drawn from
 // the very logits that they would be drawn from alone. r is nil when its owner
 // wants no more.
-func (e *Engine) emitSampled(r *run, q *scheduler.Seq, row int) scheduler.Result {
+func (e *Engine) emitSampled(r *run, q *scheduler.Seq, sampled []int32, row int) scheduler.Result {
 	start := len(e.sampled)
 	first := len(q.Tokens) - q.Drafts
 	for n := first; ; n++ {
-		token := e.step.Sampled[row]
+		token := sampled[row]
 		e.sampled = append(e.sampled, token)
 		finished := r == nil || e.emitToken(r, token, q.Start+n, row) != 0
 		if finished || n == len(q.Tokens) || token != q.Tokens[n] {

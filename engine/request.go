@@ -218,7 +218,7 @@ func (e *Engine) Reserve(id scheduler.RequestID, upTo int) (res scheduler.Reserv
 // Arrived says that everything reserved has landed and matches; the request
 // goes on from there.
 func (e *Engine) Arrived(res scheduler.ReservationID) {
-	e.later(func() { e.logErr("arrived", uint64(res), e.sched.Arrived(res)) })
+	e.later(func() { e.arrived(res) })
 }
 
 // Lost gives a reservation up. Its blocks stay out of use until Release. Calls

@@ -9,8 +9,10 @@
 struct Step {
   const int32_t *counts, *ids, *positions, *row_span, *out_rows, *slots, *tables;
   const td_draw *draws;
-  int32_t *sampled;  // of the host
+  int32_t *drawn;    // [outputs] the last draws, for the step that follows
+  int32_t *sampled;  // of the host: two of [outputs], of even and odd steps
   uint32_t *done;    // of the host
+  int32_t outputs;   // most of them
   int32_t tokens, seqs, blocks;  // strides
 };
 
@@ -18,6 +20,12 @@ constexpr int kSpanSlots = 64;  // the most slots of one span of an expert's
 
 // live is how many rows of an operation there are in this step.
 TD_DEVICE int live(const Step &s, const td_op &o) { return s.counts[o.outputs] * (o.slots > 0 ? o.slots : 1); }
+
+// token_id is a row's token: the host's, or one that the step before has drawn.
+TD_DEVICE int token_id(const Step &s, int row) {
+  int id = s.ids[row];
+  return id < 0 ? s.drawn[-1 - id] : id;
+}
 
 template <class T>
 TD_HOST_DEVICE T *at(td_address a) {

@@ -7,9 +7,10 @@ constexpr int kRowThreads = 256;
 TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
   int row = block_x();
   if (row >= live(s, o)) return;
+  int id = token_id(s, row);
   float *dst = at<float>(o.dst) + int64_t(row) * o.n;
   for (int i = thread_id(); i < o.n; i += kRowThreads)
-    dst[i] = element(at<const char>(o.w), o.type, o.from, o.n, s.ids[row], i);
+    dst[i] = element(at<const char>(o.w), o.type, o.from, o.n, id, i);
 }
 
 // norm is of whole rows: first a += b where there is b, then dst = norm(a)·w.

@@ -253,10 +253,18 @@ TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
     }
     token = draw_token(d, all, uniform(how.seed, how.choice, uint32_t(how.position)), m);
   }
-  if (thread_id() == 0) s.sampled[row] = token;
+  if (thread_id() == 0) {
+    s.drawn[row] = token;
+    s.sampled[(s.counts[3] & 1) * s.outputs + row] = token;
+  }
 }
 
 // finish tells the host that the step with this number has ended.
 TD_KERNEL(32) finish(Step s) {
   if (thread_id() == 0) publish(s.done, uint32_t(s.counts[3]));
+}
+
+// tell writes a number to the host.
+TD_KERNEL(32) tell(uint32_t *to, uint32_t number) {
+  if (thread_id() == 0) publish(to, number);
 }

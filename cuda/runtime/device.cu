@@ -36,12 +36,20 @@ struct td_device {
   std::vector<void *> memory, host;
   std::vector<std::unique_ptr<td_plan>> plans;
 
-  td_step step{};              // of the host
+  td_step steps[2] = {};       // of the host
   Step on_device{};
-  char *step_host = nullptr, *step_device = nullptr;
+  char *step_host[2] = {}, *step_device = nullptr;
   int64_t step_bytes = 0;      // that go to the device at the start of a step
-  int32_t *tables_device = nullptr;
+  int32_t *tables_device = nullptr, *tables_going[2] = {};  // pinned, on their way
+  std::vector<int32_t> tables;
+  int32_t *drawn = nullptr;
   int groups = 0;
+
+  Stream copies;               // beside the steps
+  device::Event stepped, landed;
+  bool landing = false;        // copies to the device that the next step waits for
+  uint32_t copied = 0, *copied_host = nullptr;
+  std::vector<void *> registered;
 
   char *staging[2] = {};
   device::Event staged[2];
@@ -49,7 +57,12 @@ struct td_device {
 
   ~td_device() {
     if (!device::use(stream, ordinal)) return;
+    device::wait(copies);
     device::wait(stream);
+    stepped.close();
+    landed.close();
+    device::close(copies);
+    for (void *p : registered) device::unregister(p);
     for (auto &p : plans) device::forget(p->graph);
     for (auto &e : staged) e.close();
     for (void *p : memory) device::release(p);
@@ -85,29 +98,40 @@ struct td_device {
     td_step there{};
     step_bytes = lay(nullptr, there);
     int64_t places = int64_t(groups) * limits.seqs * limits.blocks;
-    step_host = pinned(step_bytes);
     step_device = static_cast<char *>(alloc(step_bytes));
-    if (!step_host || !step_device) return false;
-    lay(step_host, step);
+    if (!step_device) return false;
     lay(step_device, there);
-    if (groups > 0) {
-      step.tables = reinterpret_cast<int32_t *>(pinned(places * 4));
-      tables_device = static_cast<int32_t *>(alloc(places * 4));
-      if (!step.tables || !tables_device) return false;
+    tables.assign(size_t(places), 0);
+    if (groups > 0 && !(tables_device = static_cast<int32_t *>(alloc(places * 4)))) return false;
+    for (int i = 0; i < 2; i++) {
+      step_host[i] = pinned(step_bytes);
+      if (!step_host[i]) return false;
+      lay(step_host[i], steps[i]);
+      steps[i].tables = tables.data();
+      if (groups > 0 && !(tables_going[i] = reinterpret_cast<int32_t *>(pinned(places * 4)))) return false;
     }
-    if (!step.sampled) {
-      step.sampled = reinterpret_cast<int32_t *>(pinned(int64_t(limits.outputs) * 4));
-      step.done = reinterpret_cast<uint32_t *>(pinned(64));
-      if (!step.sampled || !step.done) return false;
+    if (!drawn) {
+      int64_t each = int64_t(limits.outputs) * 4;
+      drawn = static_cast<int32_t *>(alloc(each));
+      auto *sampled = reinterpret_cast<int32_t *>(pinned(2 * each));
+      auto *done = reinterpret_cast<uint32_t *>(pinned(64));
+      copied_host = reinterpret_cast<uint32_t *>(pinned(64));
+      if (!drawn || !sampled || !done || !copied_host) return false;
+      on_device.sampled = sampled;
+      on_device.done = done;
+    }
+    for (int i = 0; i < 2; i++) {
+      steps[i].sampled = on_device.sampled + i * limits.outputs;
+      steps[i].done = on_device.done;
+      steps[i].copied = copied_host;
     }
     on_device = {there.counts, there.ids, there.positions, there.row_span, there.out_rows, there.slots, tables_device, there.draws,
-                 step.sampled, step.done, limits.tokens, limits.seqs, limits.blocks};
+                 drawn, on_device.sampled, on_device.done, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
     return true;
   }
 
   void run(td_plan *p, int from, int to) {
     Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace};
-    if (from == 0) device::upload(stream, step_device, step_host, step_bytes);
     for (int i = from; i < to; i++) run_op(r, p->ops[size_t(i)]);
     if (to == int(p->ops.size())) run_finish(r);
   }
@@ -129,7 +153,7 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   if (!d) return nullptr;
   d->ordinal = ordinal;
   d->limits = limits;
-  bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal);
+  bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal) && device::open(d->copies, ordinal);
   if (ok) device::describe(d->stream, ordinal, &d->info);
   ok = ok && d->stream.error.empty() && d->lay_step();
   if (ok) {
@@ -138,13 +162,13 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
     ok = d->workspace && d->staging[0] && d->staging[1];
   }
   if (ok) return d;
-  snprintf(error, size_t(n), "%s", d->stream.error.c_str());
+  snprintf(error, size_t(n), "%s", td_error(d));
   delete d;
   return nullptr;
 }
 
 void td_close(td_device *d) { delete d; }
-const char *td_error(td_device *d) { return d->stream.error.c_str(); }
+const char *td_error(td_device *d) { return (d->stream.error.empty() ? d->copies : d->stream).error.c_str(); }
 
 void td_describe(td_device *d, td_info *info) {
   if (device::use(d->stream, d->ordinal)) device::describe(d->stream, d->ordinal, &d->info);
@@ -154,6 +178,14 @@ void td_describe(td_device *d, td_info *info) {
 td_address td_alloc(td_device *d, int64_t bytes) {
   if (!device::use(d->stream, d->ordinal)) return 0;
   return reinterpret_cast<td_address>(d->alloc(bytes));
+}
+
+void *td_host(td_device *d, void *memory, int64_t bytes) {
+  if (!device::use(d->stream, d->ordinal)) return nullptr;
+  if (!memory) return d->pinned(bytes);
+  if (!device::enroll(d->stream, memory, bytes)) return nullptr;
+  d->registered.push_back(memory);
+  return memory;
 }
 
 int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes) {
@@ -182,20 +214,23 @@ int td_download(td_device *d, void *dst, td_address src, int64_t bytes) {
   return d->stream.error.empty();
 }
 
-int td_groups(td_device *d, int groups, td_step *step) {
+int td_groups(td_device *d, int groups, td_step *steps) {
   if (!device::use(d->stream, d->ordinal)) return 0;
   if (groups != d->groups) {
     d->groups = groups;
     if (!d->lay_step()) return 0;
   }
-  *step = d->step;
+  steps[0] = d->steps[0];
+  steps[1] = d->steps[1];
   return 1;
 }
 
-int td_tables(td_device *d, int group, int seq, int from, int n) {
+int td_tables(td_device *d, int which, int group, int seq, int from, int n) {
   if (!device::use(d->stream, d->ordinal)) return 0;
   int64_t at = (int64_t(group) * d->limits.seqs + seq) * d->limits.blocks + from;
-  device::upload(d->stream, d->tables_device + at, d->step.tables + at, int64_t(n) * 4);
+  int32_t *going = d->tables_going[which] + at;
+  memcpy(going, d->tables.data() + at, size_t(n) * 4);
+  device::upload(d->stream, d->tables_device + at, going, int64_t(n) * 4);
   return d->stream.error.empty();
 }
 
@@ -211,18 +246,46 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
   return d->plans.back().get();
 }
 
-int td_run(td_device *d, td_plan *p, int from, int to) {
+int td_run(td_device *d, td_plan *p, int which, int from, int to) {
   if (!device::use(d->stream, d->ordinal)) return 0;
+  if (d->landing) d->landed.follow(d->stream);
+  d->landing = false;
+  if (from == 0) device::upload(d->stream, d->step_device, d->step_host[which], d->step_bytes);
   if (p->graph) device::replay(d->stream, p->graph);
   else d->run(p, from, to);
   return d->stream.error.empty();
 }
 
-int td_poll(td_device *d) { return device::use(d->stream, d->ordinal) ? device::poll(d->stream) : -1; }
+int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  // In both directions: what is copied to the device may still be read by a step.
+  d->stepped.mark(d->stream);
+  d->stepped.follow(d->copies);
+  for (int i = 0; i < n; i++) {
+    auto *there = reinterpret_cast<void *>(pieces[i].device), *here = reinterpret_cast<void *>(pieces[i].host);
+    if (to_device) device::upload(d->copies, there, here, pieces[i].bytes);
+    else device::download(d->copies, here, there, pieces[i].bytes);
+  }
+  if (to_device) {
+    d->landed.mark(d->copies);
+    d->landing = true;
+  }
+  run_tell(d->copies, d->copied_host, ++d->copied);
+  return d->stream.error.empty() && d->copies.error.empty();
+}
+
+int td_poll(td_device *d) {
+  if (!device::use(d->stream, d->ordinal)) return -1;
+  int steps = device::poll(d->stream), copies = device::poll(d->copies);
+  return steps < 0 || copies < 0 ? -1 : steps && copies;
+}
 
 int td_wait(td_device *d) {
-  if (device::use(d->stream, d->ordinal)) device::wait(d->stream);
-  return d->stream.error.empty();
+  if (device::use(d->stream, d->ordinal)) {
+    device::wait(d->stream);
+    device::wait(d->copies);
+  }
+  return d->stream.error.empty() && d->copies.error.empty();
 }
 
 #ifdef TD_TWIN

@@ -11,17 +11,67 @@
 #ifdef TD_TWIN
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <memory>
 
 #include "../simt/simt.h"
 
+namespace device {
+// late, where not 0, is a seed by which a stream does what it was told some time
+// after it was told, when it is asked how it is getting on. It is TANDEM_TWIN_LATE
+// of the environment when a device is opened.
+inline uint64_t late = 0;
+}  // namespace device
+
 struct Stream {
+  // Place is one in a stream's work, which another stream may wait for.
+  struct Place {
+    Stream *of;
+    bool reached;
+  };
+  struct Told {
+    std::function<void()> what;
+    std::shared_ptr<Place> after;  // before which it does not begin
+    std::shared_ptr<Place> place;  // that it is, also when something has failed
+  };
   bool recording = false;
   std::vector<std::function<void()>> recorded;
+  std::deque<Told> told;
   std::string error;
 
   void run(std::function<void()> f) {
-    if (recording) recorded.push_back(std::move(f));
-    else if (error.empty()) f();
+    if (recording) {
+      recorded.push_back(std::move(f));
+      return;
+    }
+    told.push_back({std::move(f), nullptr, nullptr});
+    if (device::late == 0) drain();
+  }
+  void mark(std::shared_ptr<Place> p) {
+    told.push_back({[] {}, nullptr, std::move(p)});
+    if (device::late == 0) drain();
+  }
+  void follow(std::shared_ptr<Place> p) {
+    told.push_back({[] {}, std::move(p), nullptr});
+    if (device::late == 0) drain();
+  }
+  bool blocked() const { return !told.empty() && told.front().after && !told.front().after->reached; }
+  // advance does at most n pieces, and ends where it would have to wait.
+  void advance(size_t n) {
+    for (; n > 0 && !told.empty() && !blocked(); n--) {
+      Told t = std::move(told.front());
+      told.pop_front();
+      if (error.empty()) t.what();
+      if (t.place) t.place->reached = true;
+    }
+  }
+  // one is the next piece, or the next of who it waits for.
+  void one() {
+    if (blocked()) told.front().after->of->one();
+    else advance(1);
+  }
+  void drain() {
+    while (!told.empty()) one();
   }
 };
 using Graph = std::vector<std::function<void()>> *;

@@ -37,6 +37,10 @@ inline void *pinned(Stream &s, int64_t n) {
 }
 inline void unpin(void *p) { cudaFreeHost(p); }
 
+// enroll makes memory of the host's own known to the device, until unregister.
+inline bool enroll(Stream &s, void *p, int64_t n) { return s.ok(cudaHostRegister(p, size_t(n), cudaHostRegisterPortable), "cudaHostRegister"); }
+inline void unregister(void *p) { cudaHostUnregister(p); }
+
 inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
   s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyHostToDevice, s.stream), "copy to the device");
 }
@@ -85,6 +89,10 @@ struct Event {
   }
   void wait(Stream &s) {
     if (event) s.ok(cudaEventSynchronize(event), "cudaEventSynchronize");
+  }
+  // follow has what the stream is told next wait for the last mark.
+  void follow(Stream &s) {
+    if (event) s.ok(cudaStreamWaitEvent(s.stream, event, 0), "cudaStreamWaitEvent");
   }
   void close() {
     if (event) cudaEventDestroy(event);

@@ -1,5 +1,5 @@
-// Memory, streams and graphs of the host twin. Memory begins as NaN, and what a
-// stream is told runs at once.
+// Memory, streams and graphs of the host twin. Memory begins as NaN. What a stream
+// is told runs at once or, by a seed, late: a part of it whenever the stream is asked.
 #pragma once
 #include "device.h"
 
@@ -8,7 +8,11 @@ namespace device {
 constexpr int64_t kTwinMemory = int64_t(4) << 30;  // what the twin says it has
 
 inline int count(std::string &) { return 1; }
-inline bool open(Stream &, int) { return true; }
+inline bool open(Stream &, int) {
+  const char *seed = getenv("TANDEM_TWIN_LATE");
+  late = seed ? strtoull(seed, nullptr, 10) : 0;
+  return true;
+}
 inline bool use(Stream &, int) { return true; }
 inline void close(Stream &) {}
 
@@ -22,12 +26,20 @@ inline void release(void *p) { free(p); }
 inline void *pinned(Stream &, int64_t n) { return calloc(1, size_t(n)); }
 inline void unpin(void *p) { free(p); }
 
+inline bool enroll(Stream &, void *, int64_t) { return true; }
+inline void unregister(void *) {}
+
 inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
   s.run([=] { memcpy(dst, src, size_t(n)); });
 }
 inline void download(Stream &s, void *dst, const void *src, int64_t n) { upload(s, dst, src, n); }
-inline void wait(Stream &) {}
-inline int poll(Stream &s) { return s.error.empty() ? 1 : -1; }
+inline void wait(Stream &s) { s.drain(); }
+inline int poll(Stream &s) {
+  late = late * 6364136223846793005 + (late != 0);
+  s.advance(1 + size_t(late >> 40) % (s.told.size() + 1));
+  if (!s.error.empty()) return -1;
+  return s.told.empty();
+}
 
 inline Graph record(Stream &s, const std::function<void()> &body) {
   s.recording = true;
@@ -38,8 +50,7 @@ inline Graph record(Stream &s, const std::function<void()> &body) {
   return g;
 }
 inline void replay(Stream &s, Graph g) {
-  for (auto &f : *g)
-    if (s.error.empty()) f();
+  for (auto &f : *g) s.run(f);
 }
 inline void forget(Graph g) { delete g; }
 
@@ -52,8 +63,16 @@ inline void describe(Stream &, int, td_info *info) {
 }
 
 struct Event {
-  void mark(Stream &) {}
-  void wait(Stream &) {}
+  std::shared_ptr<Stream::Place> place;
+
+  void mark(Stream &s) {
+    place = std::make_shared<Stream::Place>(Stream::Place{&s, false});
+    s.mark(place);
+  }
+  void wait(Stream &s) { device::wait(s); }
+  void follow(Stream &s) {
+    if (place) s.follow(place);
+  }
   void close() {}
 };
 

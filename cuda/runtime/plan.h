@@ -22,6 +22,7 @@ struct Run {
 
 void run_op(const Run &r, const td_op &o);
 void run_finish(const Run &r);
+void run_tell(Stream &s, uint32_t *to, uint32_t number);
 
 // By file of kernels.
 void run_rows(const Run &r, const td_op &o);

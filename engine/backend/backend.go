@@ -159,6 +159,11 @@ type Step struct {
 	Spans     []Span
 	Outputs   []Output
 	Sampled   []int32 // [len(Outputs)], written by Sample
+
+	// Fetch are blocks, per KV group, whose pages somebody will look at in
+	// KVRegion: of a backend that computes elsewhere each layer's are copied there
+	// before onMark hears of it.
+	Fetch [][]int32
 }
 
 // Rope is a rotation table: inverse frequencies, one per pair of columns, and the
@@ -297,6 +302,29 @@ type Capturer interface {
 	// Capture records plans, as Replay would at their first step. It returns how
 	// many of them are graphs that the device runs by itself.
 	Capture(keys []Key, record func()) (graphs int, err error)
+}
+
+// Ahead is a backend that takes a step while another one runs.
+type Ahead interface {
+	// Start is Replay that does not wait. A token of -1-i in the step is what output
+	// i of the step that was started last draws, which need not have ended. At most
+	// two steps are started and not finished, and until they are there is no
+	// Replay. Of the step nothing is kept; no output may have Controls.
+	Start(key Key, step *Step, record func()) error
+	// Finish waits for the oldest step that was started and writes what its outputs
+	// drew.
+	Finish(sampled []int32) error
+}
+
+// Mirror is a backend whose KVRegion may be a copy of memory that others cannot
+// reach. Blocks are per KV group.
+type Mirror interface {
+	// Mirrored says whether it is one.
+	Mirrored() bool
+	// Fetch copies pages of all layers to KVRegion, and waits.
+	Fetch(blocks [][]int32) error
+	// Land copies them from KVRegion, before any step that is started later.
+	Land(blocks [][]int32) error
 }
 
 // Key names a recorded plan: the largest numbers of rows it must serve.

@@ -125,16 +125,42 @@ func (m *Model) Forward() { m.net.forward(m.backend) }
 
 // Step runs one step. onMark, when set, hears each layer whose KV is stored.
 func (m *Model) Step(step *backend.Step, onMark func(layer int)) error {
-	if len(step.Tokens) < 1 || len(step.Tokens) > m.limits.Tokens || len(step.Outputs) > m.limits.Outputs {
-		return fmt.Errorf("%w: a step of %d tokens and %d outputs, limits are %d and %d",
-			backend.ErrShape, len(step.Tokens), len(step.Outputs), m.limits.Tokens, m.limits.Outputs)
-	}
-	key := backend.Key{
-		Tokens:  min(bucket(len(step.Tokens)), m.limits.Tokens),
-		Outputs: min(bucket(len(step.Outputs)), m.limits.Outputs),
+	key, err := m.key(step)
+	if err != nil {
+		return err
 	}
 	return m.backend.Replay(key, step, m.record, onMark)
 }
+
+// key is the plan that a step takes.
+func (m *Model) key(step *backend.Step) (backend.Key, error) {
+	if len(step.Tokens) < 1 || len(step.Tokens) > m.limits.Tokens || len(step.Outputs) > m.limits.Outputs {
+		return backend.Key{}, fmt.Errorf("%w: a step of %d tokens and %d outputs, limits are %d and %d",
+			backend.ErrShape, len(step.Tokens), len(step.Outputs), m.limits.Tokens, m.limits.Outputs)
+	}
+	return backend.Key{
+		Tokens:  min(bucket(len(step.Tokens)), m.limits.Tokens),
+		Outputs: min(bucket(len(step.Outputs)), m.limits.Outputs),
+	}, nil
+}
+
+// StartsAhead says whether the model can be given a step while another one runs.
+func (m *Model) StartsAhead() bool {
+	_, ok := m.backend.(backend.Ahead)
+	return ok
+}
+
+// Start is Step that does not wait, and Finish waits for it: see backend.Ahead.
+func (m *Model) Start(step *backend.Step) error {
+	key, err := m.key(step)
+	if err != nil {
+		return err
+	}
+	return m.backend.(backend.Ahead).Start(key, step, m.record)
+}
+
+// Finish writes what the oldest step that was started and not finished has drawn.
+func (m *Model) Finish(sampled []int32) error { return m.backend.(backend.Ahead).Finish(sampled) }
 
 // bucket is the least size of a plan that n fits in: powers of two, and from 24 on
 // one between each; 0 stays 0. So there are few plans, and none is more than twice

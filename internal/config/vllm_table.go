@@ -278,7 +278,7 @@ var VLLM = []VLLMGroup{
 		{"watermark", "", value, NoEffect, "", noTune},
 		{"prefill-schedule-interval", "", value, NoEffect, "", noTune},
 		{"disable-hybrid-kv-cache-manager", "", onOff, NoEffect, "", "layers with a window keep only its blocks, at no cost to switch off"},
-		{"async-scheduling", "", onOff, NoEffect, "", noTune},
+		{"async-scheduling", "", onOff, Supported, "", ""},
 		{"stream-interval", "", value, Refused, "1", "each token is sent when it is there"},
 		{"max-long-partial-prefills", "", value, NoEffect, "", noTune},
 		{"max-num-partial-prefills", "", value, NoEffect, "", noTune},

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 1
+const version = 2
 
 // TD_IN_CHUNK and its like.
 const (
@@ -67,6 +67,13 @@ type draw struct {
 	topK                    int32
 }
 
+// piece is td_piece.
+type piece struct {
+	device address
+	host   uint64
+	bytes  int64
+}
+
 type expert struct{ w, bias address }
 
 type op struct {
@@ -86,10 +93,10 @@ type op struct {
 	chosen, weights, slot, list, table address
 }
 
-// stepMemory is td_step: the arrays of a step, in pinned memory of the library's.
+// stepMemory is td_step: the arrays of a step, in memory of the library's.
 type stepMemory struct {
 	counts    []int32 // [4]
-	ids       []int32 // [tokens]
+	ids       []int32 // [tokens] -1-i: output i of the step before
 	positions []int32 // [tokens]
 	rowSpan   []int32 // [tokens]
 	outRows   []int32 // [outputs]
@@ -98,4 +105,5 @@ type stepMemory struct {
 	tables    []int32 // [groups, seqs, blocks]
 	sampled   []int32 // [outputs]
 	done      *uint32
+	copied    *uint32
 }

@@ -5,7 +5,8 @@
 // A step is a recorded list of operations over device memory. What varies from
 // step to step is written into pinned memory that the shared object owns and that
 // the operations read, so steps of decoding replay a graph per bucket. The device
-// draws the tokens and then writes the step's number, which Replay polls.
+// draws the tokens and then writes the step's number, which the host polls. Two steps
+// can be given to it at once: the second takes the first one's tokens where they lie.
 //
 // Invariant: what a plan's operations depend on beside the step's memory is fixed
 // when they are recorded. The shared object may be the host twin, which runs the
@@ -56,6 +57,11 @@ type Options struct {
 	Device  int            // number of the GPU
 	Limits  backend.Limits // largest step
 	Eager   bool           // no graphs: every operation is started by itself
+
+	// Mirror keeps a copy of the KV blocks that others read and write in memory of
+	// the host, pinned: KVRegion. MapKV maps that memory, where it is not nil.
+	Mirror bool
+	MapKV  func(bytes int) ([]byte, error)
 }
 
 // CUDA is a backend.Backend. One goroutine uses it.
@@ -63,8 +69,9 @@ type CUDA struct {
 	opts   Options
 	info   info
 	dev    *driver
-	memory stepMemory
+	memory [2]stepMemory // of steps with even and odd numbers
 	step   stepState
+	flying []flight // steps that were started, at most two, the oldest first
 
 	buffers []*buffer
 	weights []*weight
@@ -82,6 +89,8 @@ type CUDA struct {
 var (
 	_ backend.Backend  = (*CUDA)(nil)
 	_ backend.Capturer = (*CUDA)(nil)
+	_ backend.Ahead    = (*CUDA)(nil)
+	_ backend.Mirror   = (*CUDA)(nil)
 )
 
 // buffer is fp32 [rows, cols], rows as many as the limits allow.
@@ -109,6 +118,9 @@ type angles struct{ table, freq address }
 type kvStore struct {
 	spec    backend.KVSpec
 	regions []address // [Regions] of [Blocks, PageBytes]
+	mirror  [][]byte  // the same, of the host; nil: none
+	pieces  []piece   // scratch
+	copies  uint32    // calls of copy
 }
 
 // group is that of a KV layer.
@@ -120,7 +132,6 @@ func (kv *kvStore) group(layer int) *backend.KVGroup {
 type Device struct {
 	Name        string
 	Total, Free int64 // bytes of memory
-	HostMemory  bool  // KVRegion has it
 }
 
 // Look opens a device only to say what it is.
@@ -129,7 +140,7 @@ func Look(library string, number int) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
-	d := Device{Name: c.Name(), Total: c.info.total, Free: c.info.free, HostMemory: c.info.twin != 0}
+	d := Device{Name: c.Name(), Total: c.info.total, Free: c.info.free}
 	return d, c.Close()
 }
 
@@ -330,8 +341,8 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 	if c.memory, ok = c.dev.groups(len(spec.Groups), c.limits()); !ok {
 		return c.failed("block tables")
 	}
-	for i := range c.memory.tables {
-		c.memory.tables[i] = unknownBlock
+	for i := range c.memory[0].tables { // both are the same
+		c.memory[0].tables[i] = unknownBlock
 	}
 	for i := range spec.Regions {
 		a, err := c.reserve(spec.Blocks*spec.PageBytes, fmt.Sprintf("KV region %d of %d", i+1, spec.Regions))
@@ -339,18 +350,16 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 			return err
 		}
 		c.kv.regions = append(c.kv.regions, a)
+		if c.opts.Mirror {
+			m, err := c.mapMirror(spec.Blocks * spec.PageBytes)
+			if err != nil {
+				return fmt.Errorf("the host's copy of KV region %d of %d: %w", i+1, spec.Regions, err)
+			}
+			c.kv.mirror = append(c.kv.mirror, m)
+		}
 	}
 	c.kv.spec = spec
 	return nil
-}
-
-// KVRegion is one region's pages where the host can see them, as the twin's; nil
-// of a GPU.
-func (c *CUDA) KVRegion(region int) []byte {
-	if c.info.twin == 0 {
-		return nil
-	}
-	return c.dev.memory(c.kv.regions[region], c.kv.spec.Blocks*c.kv.spec.PageBytes)
 }
 
 // Download copies the live rows of the last step into dst, which it grows when it
@@ -375,7 +384,7 @@ func (c *CUDA) Close() error {
 	}
 	c.dev = nil
 	c.buffers, c.weights, c.routes, c.plans = nil, nil, nil, nil
-	c.memory, c.kv = stepMemory{}, kvStore{}
+	c.memory, c.kv, c.flying = [2]stepMemory{}, kvStore{}, nil
 	return nil
 }
 

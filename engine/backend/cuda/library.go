@@ -8,10 +8,12 @@ package cuda
 #cgo noescape td_l_upload
 #cgo noescape td_l_download
 #cgo noescape td_l_record
+#cgo noescape td_l_copy
 #cgo nocallback td_l_upload
 #cgo nocallback td_l_download
 #cgo nocallback td_l_record
 #cgo nocallback td_l_run
+#cgo nocallback td_l_copy
 #cgo nocallback td_l_poll
 #cgo nocallback td_l_wait
 #cgo nocallback td_l_tables
@@ -32,6 +34,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_draw{})-unsafe.Sizeof(draw{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_limits{})-unsafe.Sizeof(limits{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_expert{})-unsafe.Sizeof(expert{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_piece{})-unsafe.Sizeof(piece{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
 	_ = [1]byte{}[C.TD_JOIN-int(opJoin)]
@@ -101,27 +104,29 @@ func (d *driver) download(to []byte, from address) bool {
 	return len(to) == 0 || C.td_l_download(d.l, d.d, unsafe.Pointer(&to[0]), C.td_address(from), C.int64_t(len(to))) != 0
 }
 
-// groups makes the step's memory for so many groups of KV.
-func (d *driver) groups(n int, m limits) (s stepMemory, ok bool) {
-	var c C.td_step
-	if C.td_l_groups(d.l, d.d, C.int(n), &c) == 0 {
+// groups makes the two steps' memory for so many groups of KV.
+func (d *driver) groups(n int, m limits) (s [2]stepMemory, ok bool) {
+	var both [2]C.td_step
+	if C.td_l_groups(d.l, d.d, C.int(n), &both[0]) == 0 {
 		return s, false
 	}
 	ints := func(p *C.int32_t, n int) []int32 { return unsafe.Slice((*int32)(unsafe.Pointer(p)), n) }
 	tokens, outputs := int(m.tokens), int(m.outputs)
-	s = stepMemory{
-		counts: ints(c.counts, 4), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens),
-		outRows: ints(c.out_rows, outputs), slots: ints(c.slots, max(n, 1)*tokens), sampled: ints(c.sampled, outputs),
-		draws: unsafe.Slice((*draw)(unsafe.Pointer(c.draws)), outputs), done: (*uint32)(unsafe.Pointer(c.done)),
-	}
-	if n > 0 {
-		s.tables = ints(c.tables, n*int(m.seqs)*int(m.blocks))
+	for i, c := range both {
+		s[i] = stepMemory{
+			counts: ints(c.counts, 4), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens),
+			outRows: ints(c.out_rows, outputs), slots: ints(c.slots, max(n, 1)*tokens), sampled: ints(c.sampled, outputs),
+			draws: unsafe.Slice((*draw)(unsafe.Pointer(c.draws)), outputs), done: (*uint32)(unsafe.Pointer(c.done)), copied: (*uint32)(unsafe.Pointer(c.copied)),
+		}
+		if n > 0 {
+			s[i].tables = ints(c.tables, n*int(m.seqs)*int(m.blocks))
+		}
 	}
 	return s, true
 }
 
-func (d *driver) tables(group, seq, from, n int) bool {
-	return C.td_l_tables(d.l, d.d, C.int(group), C.int(seq), C.int(from), C.int(n)) != 0
+func (d *driver) tables(which, group, seq, from, n int) bool {
+	return C.td_l_tables(d.l, d.d, C.int(which), C.int(group), C.int(seq), C.int(from), C.int(n)) != 0
 }
 
 // recorded is a plan of the device's.
@@ -136,8 +141,26 @@ func (d *driver) record(ops []op, tokens, outputs int, graph bool) (recorded, bo
 	return recorded{p}, p != nil
 }
 
-func (d *driver) run(p recorded, from, to int) bool {
-	return C.td_l_run(d.l, d.d, p.p, C.int(from), C.int(to)) != 0
+func (d *driver) run(p recorded, which, from, to int) bool {
+	return C.td_l_run(d.l, d.d, p.p, C.int(which), C.int(from), C.int(to)) != 0
+}
+
+// host is memory of the host that copies reach, n bytes: memory, or where that is nil
+// some of the library's. Nil where there is none.
+func (d *driver) host(memory []byte, n int) []byte {
+	p := C.td_l_host(d.l, d.d, unsafe.Pointer(unsafe.SliceData(memory)), C.int64_t(n))
+	if p == nil {
+		return nil
+	}
+	return unsafe.Slice((*byte)(p), n)
+}
+
+func (d *driver) copy(pieces []piece, toDevice bool) bool {
+	to := C.int(0)
+	if toDevice {
+		to = 1
+	}
+	return C.td_l_copy(d.l, d.d, unsafe.Pointer(unsafe.SliceData(pieces)), C.int(len(pieces)), to) != 0
 }
 
 // poll says whether all work has ended; false with an error where it failed.

@@ -2,9 +2,7 @@ package cuda
 
 import (
 	"fmt"
-	"runtime"
 	"sync/atomic"
-	"time"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/sample"
@@ -16,6 +14,15 @@ type stepState struct {
 	number          int32 // of the last step that was started
 	controlled      []int // outputs whose logits the host changes, so that it draws them
 }
+
+// flight is a step that was started and whose tokens nobody has read.
+type flight struct {
+	number  int32
+	outputs int
+}
+
+// filling is which of the two steps' memory the next step has.
+func (s *stepState) filling() int { return int(s.number+1) & 1 }
 
 // live is how many rows of a kind the last step had.
 func (s *stepState) live(rows backend.Rows) int {
@@ -50,40 +57,28 @@ func (c *CUDA) Capture(keys []backend.Key, record func()) (graphs int, err error
 // Replay runs a step; see backend.Backend. The step is checked against the plan
 // and copied before anything runs; a refusal means that nothing ran.
 func (c *CUDA) Replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
-	p := c.plans[key]
-	if p == nil {
-		var err error
-		if p, err = c.capture(key, record); err != nil {
-			return err
-		}
+	if len(c.flying) > 0 {
+		return fmt.Errorf("%w: a step while %d that were started have not been finished", backend.ErrShape, len(c.flying))
 	}
-	if err := c.take(p, key, step); err != nil {
+	p, err := c.prepare(key, step, record, 0)
+	if err != nil {
 		return err
 	}
+	which := int(c.step.number) & 1
 	if onMark == nil {
-		if !c.dev.run(p.whole, 0, len(p.ops)) {
+		if !c.dev.run(p.whole, which, 0, len(p.ops)) {
 			return c.failed("a step")
 		}
-	} else {
-		done := 0
-		for _, m := range p.marks {
-			if !c.dev.run(p.eager, done, m.at) || !c.dev.wait() {
-				return c.failed("a step")
-			}
-			done = m.at
-			onMark(m.layer)
-		}
-		if !c.dev.run(p.eager, done, len(p.ops)) {
-			return c.failed("a step")
-		}
+	} else if err := c.runMarked(p, which, step.Fetch, onMark); err != nil {
+		return err
 	}
-	if err := c.finish(); err != nil {
+	if err := c.finish(c.step.number); err != nil {
 		return err
 	}
 	if p.logits == nil {
 		return nil
 	}
-	copy(step.Sampled, c.memory.sampled[:c.step.outputs])
+	copy(step.Sampled, c.memory[which].sampled[:c.step.outputs])
 	for _, i := range c.step.controlled {
 		if err := c.drawHere(p.logits, step, i); err != nil {
 			return err
@@ -92,28 +87,58 @@ func (c *CUDA) Replay(key backend.Key, step *backend.Step, record func(), onMark
 	return nil
 }
 
-// finish waits until the device has written the step's number. It looks, gives
-// other goroutines a turn, and now and then asks the device whether it has failed.
-func (c *CUDA) finish() error {
-	const ask = 200 * time.Microsecond
-	var since time.Time
-	for i := 0; atomic.LoadUint32(c.memory.done) != uint32(c.step.number); i++ {
-		runtime.Gosched()
-		if i%64 != 63 {
-			continue
-		}
-		if now := time.Now(); now.Sub(since) > ask {
-			since = now
-			ended, err := c.dev.poll()
-			if err != nil {
-				return fmt.Errorf("cuda: a step: %w", err)
-			}
-			if ended && atomic.LoadUint32(c.memory.done) != uint32(c.step.number) {
-				return fmt.Errorf("cuda: the device ended step %d without saying so: %w", c.step.number, c.dev.err())
-			}
+// Start gives the device a step; see backend.Ahead.
+func (c *CUDA) Start(key backend.Key, step *backend.Step, record func()) error {
+	if len(c.flying) == 2 {
+		return fmt.Errorf("%w: a third step while two have not been finished", backend.ErrShape)
+	}
+	for i := range step.Outputs {
+		if step.Outputs[i].Params.Controls != nil {
+			return fmt.Errorf("%w: output %d is drawn by rules of the host: such a step is not started ahead", backend.ErrShape, i)
 		}
 	}
+	p, err := c.prepare(key, step, record, c.step.outputs)
+	if err != nil {
+		return err
+	}
+	if !c.dev.run(p.whole, int(c.step.number)&1, 0, len(p.ops)) {
+		return c.failed("a step")
+	}
+	c.flying = append(c.flying, flight{c.step.number, c.step.outputs})
 	return nil
+}
+
+// Finish waits for the oldest step that was started; see backend.Ahead.
+func (c *CUDA) Finish(sampled []int32) error {
+	if len(c.flying) == 0 || len(sampled) != c.flying[0].outputs {
+		return fmt.Errorf("%w: the end of a step with %d outputs; started and not finished: %+v", backend.ErrShape, len(sampled), c.flying)
+	}
+	f := c.flying[0]
+	c.flying = append(c.flying[:0], c.flying[1:]...)
+	if err := c.finish(f.number); err != nil {
+		return err
+	}
+	copy(sampled, c.memory[f.number&1].sampled)
+	return nil
+}
+
+// prepare finds the plan of a key and takes a step for it. Its tokens may be drawn by
+// so many outputs of the step before.
+func (c *CUDA) prepare(key backend.Key, step *backend.Step, record func(), drawn int) (*plan, error) {
+	p := c.plans[key]
+	if p == nil {
+		var err error
+		if p, err = c.capture(key, record); err != nil {
+			return nil, err
+		}
+	}
+	return p, c.take(p, key, step, drawn)
+}
+
+// finish waits until the device has written the number of a step, or of one that
+// was started later.
+func (c *CUDA) finish(number int32) error {
+	return c.await("a step", func() bool { return int32(atomic.LoadUint32(c.memory[0].done))-number >= 0 })
 }
 
 // drawHere draws an output whose logits are changed by rules that need its tokens.
@@ -153,9 +178,10 @@ func (c *CUDA) capture(key backend.Key, record func()) (*plan, error) {
 	return p, nil
 }
 
-// take checks a step and copies it.
-func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step) error {
-	s, l, to := &c.step, c.opts.Limits, &c.memory
+// take checks a step and copies it. A token of -1-i is what output i of the step
+// before draws, of which there are drawn.
+func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) error {
+	s, l, to := &c.step, c.opts.Limits, &c.memory[c.step.filling()]
 	n := len(step.Tokens)
 	switch {
 	case n < 1 || n > key.Tokens || len(step.Outputs) > key.Outputs || len(step.Spans) > l.Seqs:
@@ -167,7 +193,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step) error {
 		return fmt.Errorf("%w: room for %d samples, %d outputs", backend.ErrShape, len(step.Sampled), len(step.Outputs))
 	}
 	for i, id := range step.Tokens {
-		if id < 0 || (p.vocab > 0 && int(id) >= p.vocab) || step.Positions[i] < 0 {
+		if int(id) < -drawn || (p.vocab > 0 && int(id) >= p.vocab) || step.Positions[i] < 0 {
 			return fmt.Errorf("%w: row %d has token %d of %d at position %d", backend.ErrShape, i, id, p.vocab, step.Positions[i])
 		}
 	}
@@ -205,7 +231,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step) error {
 // takeSpans checks that the spans cover the rows in order and that each row's
 // position follows from its span, and brings the block tables up to date.
 func (c *CUDA) takeSpans(step *backend.Step) error {
-	next := 0
+	next, rowSpan := 0, c.memory[c.step.filling()].rowSpan
 	for i := range step.Spans {
 		sp := &step.Spans[i]
 		if sp.Adapter != 0 {
@@ -227,10 +253,10 @@ func (c *CUDA) takeSpans(step *backend.Step) error {
 			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
 				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
-			c.memory.rowSpan[r] = int32(i)
+			rowSpan[r] = int32(i)
 		}
 		if len(step.Tokens) > fewRows {
-			markChunks(c.memory.rowSpan[:next+int(sp.Tokens)], next)
+			markChunks(rowSpan[:next+int(sp.Tokens)], next)
 		}
 		next += int(sp.Tokens)
 	}
@@ -269,7 +295,8 @@ func (c *CUDA) takeTable(span int, sp *backend.Span, group int) error {
 		first = max(0, int(sp.Start)-g.Window+1) / bt
 	}
 	// What the device has of this row is what pinned memory still says.
-	have := c.memory.tables[(group*l.Seqs+span)*l.Blocks:][:len(table)]
+	to := &c.memory[c.step.filling()]
+	have := to.tables[(group*l.Seqs+span)*l.Blocks:][:len(table)]
 	lo, hi := len(table), 0
 	for j, b := range table {
 		if (b < 0 && j >= first) || int(b) >= c.kv.spec.Blocks {
@@ -281,11 +308,11 @@ func (c *CUDA) takeTable(span int, sp *backend.Span, group int) error {
 	}
 	if lo < hi {
 		copy(have[lo:hi], table[lo:hi])
-		if !c.dev.tables(group, span, lo, hi-lo) {
+		if !c.dev.tables(c.step.filling(), group, span, lo, hi-lo) {
 			return c.failed("block tables")
 		}
 	}
-	slots := c.memory.slots[group*l.Tokens+int(sp.Row):]
+	slots := to.slots[group*l.Tokens+int(sp.Row):]
 	for i := range int(sp.Tokens) {
 		pos := int(sp.Start) + i
 		slots[i] = table[pos/bt]*int32(bt) + int32(pos%bt)

@@ -1,0 +1,187 @@
+package cuda
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// The network reads and writes KV in memory of the host that is as large as the
+// device's: a block has one number in both. What is to leave is copied there layer
+// by layer, on a stream of its own beside the step; what has come is copied to the
+// device before the next step begins.
+
+// mapMirror reserves n bytes of the host's that copies reach.
+func (c *CUDA) mapMirror(n int) ([]byte, error) {
+	var m []byte
+	if c.opts.MapKV != nil {
+		var err error
+		if m, err = c.opts.MapKV(n); err != nil {
+			return nil, err
+		}
+		if len(m) < n {
+			return nil, fmt.Errorf("%w: %d bytes are mapped, want %d", backend.ErrMemory, len(m), n)
+		}
+	}
+	if m = c.dev.host(m, n); m == nil {
+		return nil, c.failed(fmt.Sprintf("%d bytes of pinned memory", n))
+	}
+	return m, nil
+}
+
+// KVRegion is the host's copy of one region's pages; nil where there is none.
+func (c *CUDA) KVRegion(region int) []byte {
+	if c.kv.mirror == nil {
+		return nil
+	}
+	return c.kv.mirror[region]
+}
+
+// Mirrored says whether KVRegion is a copy.
+func (c *CUDA) Mirrored() bool { return c.kv.mirror != nil }
+
+// Fetch copies pages to the host and waits for them; see backend.Mirror.
+func (c *CUDA) Fetch(blocks [][]int32) error {
+	if err := c.checkBlocks(blocks); err != nil {
+		return err
+	}
+	c.kv.pieces = c.kv.pieces[:0]
+	for layer := range c.kv.spec.Layers {
+		c.addPieces(layer, blocks)
+	}
+	if err := c.copyPieces(false); err != nil {
+		return err
+	}
+	return c.awaitCopies(c.kv.copies)
+}
+
+// Land copies pages to the device; see backend.Mirror.
+func (c *CUDA) Land(blocks [][]int32) error {
+	if err := c.checkBlocks(blocks); err != nil {
+		return err
+	}
+	c.kv.pieces = c.kv.pieces[:0]
+	for layer := range c.kv.spec.Layers {
+		c.addPieces(layer, blocks)
+	}
+	return c.copyPieces(true)
+}
+
+func (c *CUDA) checkBlocks(blocks [][]int32) error {
+	if c.kv.mirror == nil || len(blocks) != len(c.kv.spec.Groups) {
+		return fmt.Errorf("%w: blocks of %d groups to copy, the KV has %d; the host has a copy: %v", backend.ErrShape, len(blocks), len(c.kv.spec.Groups), c.kv.mirror != nil)
+	}
+	for g, ids := range blocks {
+		for _, id := range ids {
+			if id < 0 || int(id) >= c.kv.spec.Blocks {
+				return fmt.Errorf("%w: block %d of group %d to copy, there are %d", backend.ErrShape, id, g, c.kv.spec.Blocks)
+			}
+		}
+	}
+	return nil
+}
+
+// addPieces adds what a layer has in blocks: blocks that follow each other are one
+// piece.
+func (c *CUDA) addPieces(layer int, blocks [][]int32) {
+	place, size, first := c.kv.spec.Layers[layer], c.kv.spec.PageBytes, len(c.kv.pieces)
+	for _, id := range blocks[place.Group] {
+		p := piece{c.kv.regions[place.Region] + address(int(id)*size), hostAddress(c.kv.mirror[place.Region]) + uint64(int(id)*size), int64(size)}
+		if n := len(c.kv.pieces); n > first && c.kv.pieces[n-1].device+address(c.kv.pieces[n-1].bytes) == p.device {
+			c.kv.pieces[n-1].bytes += p.bytes
+			continue
+		}
+		c.kv.pieces = append(c.kv.pieces, p)
+	}
+}
+
+func hostAddress(m []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(m)))) }
+
+func (c *CUDA) copyPieces(toDevice bool) error {
+	if !c.dev.copy(c.kv.pieces, toDevice) {
+		return c.failed("copies of KV")
+	}
+	c.kv.copies++
+	return nil
+}
+
+// awaitCopies waits until so many calls of copy have ended. It looks, gives other
+// goroutines a turn, and now and then asks the device.
+func (c *CUDA) awaitCopies(n uint32) error {
+	return c.await("copies of KV", func() bool { return int32(atomic.LoadUint32(c.memory[0].copied)-n) >= 0 })
+}
+
+// await looks for what the device writes.
+func (c *CUDA) await(what string, there func() bool) error {
+	const ask = 200 * time.Microsecond
+	var since time.Time
+	for i := 0; !there(); i++ {
+		runtime.Gosched()
+		if i%64 != 63 {
+			continue
+		}
+		if now := time.Now(); now.Sub(since) > ask {
+			since = now
+			idle, err := c.dev.poll()
+			if err != nil {
+				return fmt.Errorf("cuda: %s: %w", what, err)
+			}
+			if idle && !there() {
+				return fmt.Errorf("cuda: the device ended %s without saying so: %w", what, c.dev.err())
+			}
+		}
+	}
+	return nil
+}
+
+// runMarked starts a step part by part, with copies of what is to be fetched of each
+// layer behind it, and tells of each layer when its copies have ended, while later
+// parts run.
+func (c *CUDA) runMarked(p *plan, which int, fetch [][]int32, onMark func(layer int)) error {
+	copying := c.kv.mirror != nil && slices.ContainsFunc(fetch, func(b []int32) bool { return len(b) > 0 })
+	if copying {
+		if err := c.checkBlocks(fetch); err != nil {
+			return err
+		}
+	}
+	done, told := 0, 0
+	first := c.kv.copies
+	tell := func(wait bool) error {
+		for ; told < len(p.marks); told++ {
+			n := first + uint32(told) + 1
+			if int32(c.kv.copies-n) < 0 || !wait && int32(atomic.LoadUint32(c.memory[0].copied)-n) < 0 {
+				return nil
+			}
+			if err := c.awaitCopies(n); err != nil {
+				return err
+			}
+			onMark(p.marks[told].layer)
+		}
+		return nil
+	}
+	for _, m := range p.marks {
+		if !c.dev.run(p.eager, which, done, m.at) {
+			return c.failed("a step")
+		}
+		done = m.at
+		c.kv.pieces = c.kv.pieces[:0]
+		if copying {
+			c.addPieces(m.layer, fetch)
+		}
+		if err := c.copyPieces(false); err != nil {
+			return err
+		}
+		if err := tell(false); err != nil {
+			return err
+		}
+	}
+	if !c.dev.run(p.eager, which, done, len(p.ops)) {
+		return c.failed("a step")
+	}
+	return tell(true)
+}
