@@ -205,7 +205,7 @@ type gatewayCommand struct {
 func gatewayFlags(out io.Writer) *gatewayCommand {
 	f := &gatewayCommand{Set: table().Find("gateway").Flags(out)}
 	f.g.Register(f.Set, gateway.DefaultMinRemotePrefillTokens)
-	f.StringVar(&f.name, "served-model-name", "", "name in the API; default: the nodes'; NAME=MODEL gives a model of upstreams a further name, several separated by commas")
+	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; NAME=MODEL gives a model of nodes or upstreams a further name, several separated by commas")
 	f.StringVar(&f.template, "chat-template", "", "file with a chat template instead of the model's own")
 	f.u.Register(f.Set)
 	f.c.Register(f.Set, 7946)
@@ -270,7 +270,7 @@ func servedNames(given string) (own string, further map[string]string, err error
 		name, of, ok := strings.Cut(part, "=")
 		switch {
 		case ok && (name == "" || of == "") || !ok && part != "" && own != "":
-			return "", nil, fmt.Errorf("%w: --served-model-name %q: want NAME, or NAME=MODEL for upstreams, separated by commas", config.ErrValue, given)
+			return "", nil, fmt.Errorf("%w: --served-model-name %q: want NAME, or NAME=MODEL for further names, separated by commas", config.ErrValue, given)
 		case ok && further == nil:
 			further = map[string]string{name: of}
 		case ok:

@@ -75,7 +75,7 @@ func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 		fault = badAdapter("lora_path", "lora_path is missing: give a folder that every node can read")
 	}
 	if m := g.model.Load(); fault == nil && m != nil {
-		if _, unknown := g.find(a.Name); a.Name == m.name {
+		if found, unknown := g.find(a.Name); unknown == nil && found.adapter == nil {
 			fault = badAdapter("lora_name", "%q is the model's own name: give the adapter another one", clip(a.Name, 100))
 		} else if unknown == nil && !a.InPlace {
 			fault = badAdapter("lora_name", "the adapter %q is loaded already: unload it first, or set load_inplace", clip(a.Name, 100))

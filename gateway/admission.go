@@ -170,6 +170,9 @@ func (a *admission) queued() (requests, tokens int) {
 	return a.q.Len(), a.q.Tokens()
 }
 
+// idle says that nothing is counted.
+func (a *admission) idle() bool { return a.running.Load() == 0 && a.waiting.Load() == 0 }
+
 // check verifies the accounts; idle: no request is being answered.
 func (a *admission) check(idle bool) error {
 	a.mu.Lock()
@@ -197,14 +200,6 @@ func (g *Gateway) keepRoom(ctx context.Context) {
 	}
 }
 
-func (g *Gateway) lookForRoom() {
-	if m := g.model.Load(); m != nil {
-		r := g.fleet.Now().Room(m.fingerprint, g.lim().NodeBacklog, g.lim().NodeBacklogTime)
-		g.admission.setRoom(r.Requests, r.Tokens)
-	}
-	g.lookForRelayRoom()
-}
-
 // claim is a request that asks for room.
 type claim struct {
 	a               *admission
@@ -218,7 +213,7 @@ type claim struct {
 // admit waits until the fleet has room for the request. The error says why it is
 // to be turned away.
 func (j *job) admit() *openai.Error {
-	a := j.g.admission
+	a := j.model.queue
 	choices, tokens := int64(len(j.choices)), int64(j.nPrompt)
 	if a.pass(choices, tokens) {
 		j.let(tokens)
@@ -296,10 +291,10 @@ func (j *job) let(tokens int64) {
 
 // flow is whom the request's tokens are charged to.
 func (j *job) flow() *admit.Flow {
-	if j.key != nil {
+	if j.key != nil && j.model.queue == j.g.admission {
 		return j.key.use.flow
 	}
-	return j.g.admission.anyone
+	return j.model.queue.flowOf(j.key)
 }
 
 // served counts a token of an answer.
@@ -308,7 +303,7 @@ func (j *job) served() {
 		return
 	}
 	if j.owed++; j.owed >= chargeTokens {
-		j.g.admission.charge(j.key.use.flow, j.req.Priority, j.owed)
+		j.model.queue.charge(j.flow(), j.req.Priority, j.owed)
 		j.owed = 0
 	}
 }
@@ -316,7 +311,7 @@ func (j *job) served() {
 // begun gives back what was counted before the attempts had counted it.
 func (j *job) begun() {
 	if j.reserved > 0 {
-		j.g.admission.computed(j.reserved)
+		j.model.queue.computed(j.reserved)
 		j.reserved = 0
 	}
 }
@@ -324,7 +319,7 @@ func (j *job) begun() {
 // depart ends what the request has with admission.
 func (j *job) depart() {
 	j.begun()
-	a, left := j.g.admission, int64(0)
+	a, left := j.model.queue, int64(0)
 	tokens := false
 	for i := range j.choices {
 		c := &j.choices[i]
@@ -334,8 +329,8 @@ func (j *job) depart() {
 		}
 	}
 	if j.key != nil {
-		if a.charge(j.key.use.flow, j.req.Priority, j.owed); j.queued && !tokens { // charged when its turn came, and not served
-			a.charge(j.key.use.flow, j.req.Priority, -j.nPrompt)
+		if a.charge(j.flow(), j.req.Priority, j.owed); j.queued && !tokens { // charged when its turn came, and not served
+			a.charge(j.flow(), j.req.Priority, -j.nPrompt)
 		}
 		j.owed = 0
 	}

@@ -259,20 +259,22 @@ type Gateway struct {
 	limits  atomic.Pointer[Options]
 
 	admission *admission
-	relayRoom sync.Map // of upstreams' models, by name: *admission, where they have a bound
+	queues    sync.Map // *admission of further models: of nodes by fingerprint, of upstreams by name
 
 	document []byte // /openapi.json
 
-	model          atomic.Pointer[model] // nil: none yet
+	model          models               // of native nodes
+	torn           map[uint64]time.Time // models that could not be taken up, by fingerprint; keepModel's
+	passed         map[uint64]string    // models that wait for another of their name to go, by fingerprint; keepModel's
 	membersChanged chan struct{}
 	draining       atomic.Bool
 	cut            chan struct{} // closed when the shutdown timeout is over
 	inFlight       atomic.Int64
 	buffered       atomic.Int64 // bytes of streams' buffers
 	policy         route.Policy
-	turn           atomic.Uint64                        // requests so far
-	bus            *cluster.Bus                         // nil: nobody tells of caches
-	news           atomic.Pointer[cluster.Subscription] // to the present model; set by keepModel
+	turn           atomic.Uint64 // requests so far
+	bus            *cluster.Bus  // nil: nobody tells of caches
+	news           news          // of the present models; set by keepModel
 	blocks         *upstream.Blocks
 	warned         sync.Map     // names of unknown fields that were warned about
 	nWarned        atomic.Int64 // at most maxWarned
@@ -380,11 +382,11 @@ func (g *Gateway) SetMembers(members []upstream.Member) {
 
 // usable is the number of decode nodes that requests can go to.
 func (g *Gateway) usable() int {
-	m := g.model.Load()
-	if m == nil {
-		return 0
+	all, fleet, n := g.model.All(), g.fleet.Now(), 0
+	for _, m := range all {
+		n += fleet.Usable(m.fingerprint)
 	}
-	return g.fleet.Now().Usable(m.fingerprint)
+	return n
 }
 
 // ready says why the gateway should get no requests; nil: it should.
@@ -441,9 +443,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		g.foreign.Close()
 	}
 	wg.Wait()
-	if news := g.news.Load(); news != nil {
-		news.Close()
-	}
+	g.news.close()
 	if err != nil {
 		return fmt.Errorf("gateway: serve on %s: %w", g.Addr(), err)
 	}

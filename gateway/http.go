@@ -133,19 +133,6 @@ func (m *model) card() openai.Model {
 	return openai.Model{ID: m.name, Created: m.created, MaxModelLen: int(m.bundle.MaxModelLen), Parent: m.parent}
 }
 
-// cards are the model and its adapters.
-func (g *Gateway) cards() (list []openai.Model) {
-	m := g.model.Load()
-	if m == nil {
-		return nil
-	}
-	list = append(list, m.card())
-	for _, a := range g.fleet.Now().Adapters(m.fingerprint) {
-		list = append(list, m.with(a).card())
-	}
-	return list
-}
-
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 	if g.foreign != nil {
 		g.foreignModels(ctx)

@@ -159,7 +159,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			}
 			c.computes = c.plan
 			c.computes.Queued.Add(c.queued)
-			j.g.admission.tokens.Add(c.queued)
+			j.model.queue.tokens.Add(c.queued)
 			return nil
 		}
 		if fault := j.failed(c, node, err, false); fault != nil {
@@ -260,7 +260,7 @@ func (j *job) prefilled(c *choice) {
 	if c.computes != nil {
 		c.computes.Queued.Add(-c.queued)
 		c.computes = nil
-		j.g.admission.computed(c.queued)
+		j.model.queue.computed(c.queued)
 	}
 }
 
@@ -426,7 +426,7 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 	}
 	j.leave(c)
 	c.stream, c.done = nil, true
-	c.over(j.g.admission)
+	c.over(j.model.queue)
 	j.live--
 	j.emit(c, piece)
 	return nil

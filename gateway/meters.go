@@ -81,10 +81,13 @@ func (g *Gateway) meter() {
 	s.Gauge(metrics.QueueLimit, metrics.QueueConnections).Set(float64(g.o.MaxConns))
 
 	cache := func() (hits, misses uint64, bytes int) {
-		if m := g.model.Load(); m != nil && m.text != nil {
-			return m.text.messages.Stats()
+		for _, m := range g.model.All() {
+			if m.text != nil {
+				h, mi, b := m.text.messages.Stats()
+				hits, misses, bytes = hits+h, misses+mi, bytes+b
+			}
 		}
-		return 0, 0, 0
+		return hits, misses, bytes
 	}
 	s.Counter(metrics.TokenizerCacheLookups, "hit").Func(func() float64 { hits, _, _ := cache(); return float64(hits) })
 	s.Counter(metrics.TokenizerCacheLookups, "miss").Func(func() float64 { _, misses, _ := cache(); return float64(misses) })

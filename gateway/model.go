@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -11,7 +9,6 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -25,6 +22,8 @@ type model struct {
 	blockTokens int
 	systemPrint string     // system_fingerprint: weights and numerics
 	text        *textModel // nil: the bundle has no tokenizer
+
+	queue *admission // where its requests wait
 
 	adapter *nodepb.Adapter // that computes its requests; nil: none
 	parent  string          // of one with an adapter: the model without
@@ -64,78 +63,4 @@ func (m *model) with(a upstream.Adapter) *model {
 	w := *m
 	w.name, w.parent, w.adapter = a.Name, m.name, &nodepb.Adapter{Name: a.Name, Digest: a.Digest}
 	return &w
-}
-
-// errNoNode says that no decode node is there to ask for a bundle.
-var errNoNode = errors.New("gateway: no decode node is ready")
-
-// refresh takes up the fleet's model when there is none yet, or when no ready
-// decode node serves the present one any more.
-func (g *Gateway) refresh(ctx context.Context) error {
-	fleet := g.fleet.Now()
-	if m := g.model.Load(); m != nil && fleet.Ready(m.fingerprint) > 0 {
-		return nil
-	}
-	err := errNoNode
-	for _, n := range fleet.Decode {
-		member := n.Member()
-		if !member.Ready || member.Draining {
-			continue
-		}
-		var b *nodepb.Bundle
-		if b, err = n.Bundle(ctx); err != nil {
-			continue
-		}
-		var m *model
-		if m, err = newModel(b, g.o.ServedModelName, g.o.ChatTemplate, time.Now()); err != nil {
-			continue
-		}
-		g.model.Store(m)
-		g.subscribe(b.Model)
-		g.meters.set.SetModel(m.name)
-		g.log.Info("model taken up", "model", m.name, "node", n.Name, "fingerprint", strconv.FormatUint(m.fingerprint, 16),
-			"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.text != nil, "chat_template", m.text != nil && m.text.chat != nil)
-		return nil
-	}
-	return err
-}
-
-// keepModel refreshes now, when the members change, and in between.
-func (g *Gateway) keepModel(ctx context.Context) {
-	tick := time.NewTicker(upstream.DefaultProbeInterval / 2)
-	defer tick.Stop()
-	said := ""
-	for {
-		if err := g.refresh(ctx); err == nil {
-			said = ""
-		} else if why := err.Error(); why != said && ctx.Err() == nil && g.foreign == nil {
-			g.log.Info("no model to serve yet", "error", err)
-			said = why
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-g.membersChanged:
-		case <-tick.C:
-		}
-	}
-}
-
-// find is the model that a request names, or an adapter of it; empty names the
-// model itself.
-func (g *Gateway) find(name string) (*model, *openai.Error) {
-	m := g.model.Load()
-	if m == nil {
-		return nil, openai.Unavailable(retryAfter, "no model is loaded yet: no decode node is ready")
-	}
-	if name != "" && name != m.name {
-		for _, a := range g.fleet.Now().Adapters(m.fingerprint) {
-			if a.Name == name {
-				return m.with(a), nil
-			}
-		}
-		return nil, &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model",
-			Message: fmt.Sprintf("the model %q does not exist; this gateway serves %q", name, m.name)}
-	}
-	return m, nil
 }

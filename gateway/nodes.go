@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/json"
 	"slices"
+	"sync"
 
 	"github.com/valyala/fasthttp"
 
@@ -13,22 +14,52 @@ import (
 // their prefix is. It is called before Run, at most once.
 func (g *Gateway) Hear(bus *cluster.Bus) { g.bus = bus }
 
-// subscribe follows the news of a model's nodes; the one before is let go.
-func (g *Gateway) subscribe(name string) {
+// news are the subscriptions to what the models' nodes cache.
+type news struct {
+	mu sync.Mutex
+	of map[string]*cluster.Subscription // by the model's own name
+}
+
+// subscribe follows the news of the models' nodes; those of others are let go.
+func (g *Gateway) subscribe(names []string) {
 	if g.bus == nil {
 		return
 	}
-	if news := g.news.Load(); news != nil {
-		news.Close()
+	n := &g.news
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.of == nil {
+		n.of = map[string]*cluster.Subscription{}
 	}
-	g.news.Store(g.bus.Subscribe(name, g.blocks))
+	for name, s := range n.of {
+		if !slices.Contains(names, name) {
+			s.Close()
+			delete(n.of, name)
+		}
+	}
+	for _, name := range names {
+		if n.of[name] == nil {
+			n.of[name] = g.bus.Subscribe(name, g.blocks)
+		}
+	}
+}
+
+func (n *news) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name, s := range n.of {
+		s.Close()
+		delete(n.of, name)
+	}
 }
 
 // left has the news of a node that is gone forgotten, too: when it comes back, it
 // is asked for everything.
 func (g *Gateway) left(id string) {
-	if news := g.news.Load(); news != nil {
-		news.Drop(id)
+	g.news.mu.Lock()
+	defer g.news.mu.Unlock()
+	for _, s := range g.news.of {
+		s.Drop(id)
 	}
 }
 

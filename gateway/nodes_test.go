@@ -102,7 +102,8 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 		defer mu.Unlock()
 		news.Tell(cache, true)
 	})
-	b.g.news.Store(bus("gateway").Subscribe("tiny", b.g.blocks))
+	b.g.Hear(bus("gateway"))
+	b.g.subscribe([]string{"tiny"})
 	for range 20 {
 		store()
 	}

@@ -109,8 +109,7 @@ func (g *Gateway) relayed(method, path string) bool {
 
 // ownModel says whether native nodes serve the model that a request names.
 func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
-	m := g.model.Load()
-	if m == nil {
+	if g.model.Load() == nil {
 		return false
 	}
 	look, err := foreign.Look(ctx.PostBody())

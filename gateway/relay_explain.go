@@ -52,7 +52,7 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	}
 	args := ctx.QueryArgs()
 	m := g.foreign.Now().Find(string(args.Peek("model")))
-	if own := g.model.Load(); m == nil || own != nil && string(args.Peek("model")) == own.name {
+	if own, fault := g.find(string(args.Peek("model"))); m == nil || fault == nil && own.name == string(args.Peek("model")) {
 		return false
 	}
 	how, fault := g.routing(&ctx.Request.Header)

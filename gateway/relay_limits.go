@@ -45,7 +45,7 @@ func (r *relay) checkLimits() *openai.Error {
 // models.
 func (g *Gateway) eachAdmission(f func(*admission)) {
 	f(g.admission)
-	g.relayRoom.Range(func(_, a any) bool {
+	g.queues.Range(func(_, a any) bool {
 		f(a.(*admission))
 		return true
 	})
@@ -65,12 +65,12 @@ func (g *Gateway) relayAdmission(m *foreign.Model) *admission {
 	if l.UpstreamRequests <= 0 {
 		return nil
 	}
-	if a, ok := g.relayRoom.Load(ownName(m)); ok {
+	if a, ok := g.queues.Load(ownName(m)); ok {
 		return a.(*admission)
 	}
 	a := newAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
 	a.setRoom(roomOf(m, l.UpstreamRequests), math.MaxInt64)
-	was, _ := g.relayRoom.LoadOrStore(ownName(m), a)
+	was, _ := g.queues.LoadOrStore(ownName(m), a)
 	return was.(*admission)
 }
 
@@ -91,14 +91,18 @@ func (g *Gateway) lookForRelayRoom() {
 		return
 	}
 	now := g.foreign.Now()
-	g.relayRoom.Range(func(name, x any) bool {
+	g.queues.Range(func(of, x any) bool {
 		a := x.(*admission)
-		if m := now.Find(name.(string)); m != nil {
+		name, far := of.(string)
+		if !far {
+			return true
+		}
+		if m := now.Find(name); m != nil {
 			a.setRoom(roomOf(m, g.lim().UpstreamRequests), math.MaxInt64)
 			return true
 		}
-		if a.setRoom(math.MaxInt64, math.MaxInt64); a.running.Load() == 0 {
-			g.relayRoom.Delete(name)
+		if a.setRoom(math.MaxInt64, math.MaxInt64); a.idle() {
+			g.queues.Delete(name)
 		}
 		return true
 	})

@@ -47,7 +47,7 @@ func (j *job) echoed(c *choice) *openai.Error {
 	}
 	j.leave(c)
 	c.stream, c.done, c.finish.Reason = nil, true, metrics.ReasonLength
-	c.over(j.g.admission)
+	c.over(j.model.queue)
 	j.live--
 	j.emit(c, "")
 	return nil

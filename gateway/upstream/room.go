@@ -44,7 +44,7 @@ func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Roo
 		return Room{math.MaxInt64, math.MaxInt64}
 	}
 	for _, n := range s.Prefill {
-		if h, ok := n.takes(0); ok {
+		if h, ok := n.takes(fingerprint); ok {
 			r.Tokens += backlog(h, busy)
 		}
 	}

@@ -109,13 +109,18 @@ func (n *Node) serves(fingerprint uint64) bool {
 	if !m.Ready || m.Draining {
 		return false
 	}
-	own := m.Fingerprint
+	own := n.Fingerprint()
+	return fingerprint == 0 || own == 0 || own == fingerprint
+}
+
+// Fingerprint is the node's model, as far as is known; 0: any.
+func (n *Node) Fingerprint() uint64 {
 	if l := n.link.Load(); l != nil {
 		if said := l.conn.Peer().GetFingerprint(); said != 0 {
-			own = said
+			return said
 		}
 	}
-	return fingerprint == 0 || own == 0 || own == fingerprint
+	return n.member.Load().Fingerprint
 }
 
 // adapts says whether the node has an adapter; every node has none.

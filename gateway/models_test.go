@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// other is a model whose tokenizer, template and context are not bundle's.
+func other() *nodepb.Bundle {
+	b := proto.CloneOf(bundle())
+	b.Model, b.Fingerprint, b.MaxModelLen, b.VocabSize = "other", 8, 50, 259
+	b.TokenizerJson = upstreamtest.Tokenizer([][2]string{{"H", "e"}}, "<|im_start|>", "<|im_end|>")
+	b.ChatTemplate = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+	return b
+}
+
+// two is a gateway before two nodes of one model each.
+func two(t *testing.T, o Options) *bed {
+	t.Helper()
+	second := decodeMember("d2")
+	second.Fingerprint, second.Model = 8, "other"
+	o.Members = []upstream.Member{decodeMember("d1"), second}
+	b := newBed(t, o, map[string]upstreamtest.Options{"d1": {}, "d2": {Bundle: other()}})
+	b.until(func() bool { return len(b.g.model.All()) == 2 })
+	return b
+}
+
+// Nodes of several models stand behind one URL: a request goes to those of its model,
+// with that model's tokenizer, template and bounds.
+func TestSeveralModels(t *testing.T) {
+	b := two(t, Options{Foreign: foreign.Options{Names: map[string]string{"alias": "other"}}})
+	got := func(node string) int { return len(b.nodes[node].Requests()) }
+	for i, c := range []struct{ model, node, prompt string }{
+		{"tiny", "d1", "<|im_start|>user\nhi!<|im_end|>\n<|im_start|>assistant\n"}, {"other", "d2", "[hi!]"}, {"alias", "d2", "[hi!]"},
+	} {
+		before := got(c.node)
+		r := b.post("/v1/chat/completions", fmt.Sprintf(`{"model":%q,"max_tokens":3,"messages":[{"role":"user","content":"hi!"}]}`, c.model))
+		if a := r.parse(t); r.StatusCode != 200 || a.Model != c.model || got(c.node) != before+1 {
+			t.Fatalf("%d: %d %s", i, r.StatusCode, r.body)
+		}
+		m, fault := b.g.find(c.model)
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		if text := m.text.decode(lastRequest(b, c.node).Prompt, false); text != c.prompt {
+			t.Errorf("%s got %q", c.model, text)
+		}
+	}
+	long := strings.Repeat("x", 60)
+	b.post("/v1/completions", `{"model":"other","prompt":"`+long+`"}`).wantError(t, 400, "context of 50 tokens")
+	if r := b.post("/v1/completions", `{"model":"tiny","max_tokens":1,"prompt":"`+long+`"}`); r.StatusCode != 200 {
+		t.Error(r.StatusCode, r.body)
+	}
+	b.post("/v1/completions", `{"model":"third","prompt":"x"}`).wantError(t, 404, `"third" does not exist`)
+	b.post("/v1/completions", `{"prompt":"x"}`).wantError(t, 400, "several models")
+	list := b.do("GET", "/v1/models", "")
+	for _, m := range []string{"tiny", "other", "alias"} {
+		if !strings.Contains(list.body, fmt.Sprintf(`"id":%q`, m)) {
+			t.Errorf("%s is not in %s", m, list.body)
+		}
+		if r := b.do("GET", "/v1/models/"+m, ""); r.StatusCode != 200 || !strings.Contains(r.body, fmt.Sprintf(`"id":%q`, m)) {
+			t.Errorf("%s: %d %s", m, r.StatusCode, r.body)
+		}
+	}
+	if r := b.post("/tokenize", `{"model":"other","prompt":"He"}`); !strings.Contains(r.body, `"count":1`) {
+		t.Error(r.body)
+	}
+	if r := b.post("/tokenize", `{"model":"tiny","prompt":"He"}`); !strings.Contains(r.body, `"count":2`) {
+		t.Error(r.body)
+	}
+	if r := b.do("GET", "/debug/route?model=other&prompt=x", ""); !strings.Contains(r.body, `"decode":"d2"`) {
+		t.Error(r.body)
+	}
+	// Of a model that nobody serves any more requests are refused, those of the other go on.
+	b.g.SetMembers([]upstream.Member{decodeMember("d1")})
+	b.until(func() bool { return len(b.g.model.All()) == 1 })
+	b.post("/v1/completions", `{"model":"other","prompt":"x"}`).wantError(t, 404, "does not exist")
+	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
+		t.Error(r.StatusCode, r.body)
+	}
+}
+
+// A new version under the same name waits until nobody serves the present one.
+func TestModelOfTheSameName(t *testing.T) {
+	next := proto.CloneOf(bundle())
+	next.Fingerprint = 8
+	second := decodeMember("d2")
+	second.Fingerprint = 8
+	b := newBed(t, Options{Members: []upstream.Member{decodeMember("d1")}}, map[string]upstreamtest.Options{"d1": {}})
+	b.node("d2", upstreamtest.Options{Bundle: next})
+	b.g.SetMembers([]upstream.Member{decodeMember("d1"), second})
+	b.until(func() bool { return strings.Contains(b.log.String(), "another model of the same name waits") })
+	for range 4 {
+		if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
+			t.Fatal(r.StatusCode, r.body)
+		}
+	}
+	if n := len(b.nodes["d2"].Requests()); n != 0 || len(b.g.model.All()) != 1 {
+		t.Fatalf("%d requests of the present model reached the next", n)
+	}
+	time.Sleep(upstream.DefaultProbeInterval) // it is not asked again and again
+	if n := strings.Count(b.log.String(), "another model of the same name waits"); n != 1 {
+		t.Errorf("asked %d times", n)
+	}
+	b.g.SetMembers([]upstream.Member{second})
+	b.until(func() bool { m := b.g.model.All(); return len(m) == 1 && m[0].fingerprint == 8 })
+}
+
+// Each model has a queue of its own: one that is full holds up no other.
+func TestModelsWaitApart(t *testing.T) {
+	gate := make(chan struct{})
+	second := decodeMember("d2")
+	second.Fingerprint, second.Model = 8, "other"
+	b := newBed(t, Options{NodeBacklog: 1, APIKeyFile: keyFile(t, "a weight=2\nb\n"), Members: []upstream.Member{decodeMember("d1"), second}},
+		map[string]upstreamtest.Options{"d1": {MaxRunning: 1, Gate: gate}, "d2": {Bundle: other(), MaxRunning: 1}})
+	b.until(func() bool { return len(b.g.model.All()) == 2 })
+	full := func(m *model) bool { return m.queue.room.Load() < 1<<40 }
+	b.until(func() bool { return full(b.g.model.All()[0]) && full(b.g.model.All()[1]) })
+	var answers sync.WaitGroup
+	for range 5 {
+		c := b.dial()
+		c.send("POST", "/v1/completions", `{"model":"tiny","prompt":"x","max_tokens":1}`, "Authorization: Bearer a")
+		answers.Go(func() { defer c.Close(); c.receive() })
+	}
+	waiting := func() (n int64) {
+		b.g.eachAdmission(func(a *admission) { n += a.waiting.Load() })
+		return n
+	}
+	b.until(func() bool { return waiting() >= 3 })
+	for _, key := range []string{"a", "b"} {
+		if r := b.post("/v1/completions", `{"model":"other","prompt":"x","max_tokens":1}`, "Authorization: Bearer "+key); r.StatusCode != 200 {
+			t.Error(r.StatusCode, r.body)
+		}
+	}
+	close(gate)
+	answers.Wait()
+	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	if err := b.g.Check(); err != nil {
+		t.Error(err)
+	}
+	if all := b.g.model.All(); slices.ContainsFunc(all, func(m *model) bool { return !m.queue.idle() }) {
+		t.Error("a queue is not empty")
+	}
+}
