@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,6 +93,10 @@ func TestRouteIsExplained(t *testing.T) {
 		}
 		return e
 	}
+	// The nodes have the connections before the gateway knows that it has them.
+	b.until(func() bool {
+		return !slices.ContainsFunc(ask().Nodes, func(n routeNode) bool { return !n.Usable })
+	})
 	home := ask().Prefill[0]
 	other := map[string]string{"p1": "p2", "p2": "p1"}[home]
 	stats := func(at string, queued uint32) {
