@@ -507,7 +507,7 @@ func addresses(ms []cluster.Member, of func(cluster.Member) string) (as []string
 // advertised is the host that others reach this process at.
 func advertised(c *config.Cluster, host string) string {
 	if c.Advertise != "" {
-		return c.Advertise
+		return string(c.Advertise)
 	}
 	return host
 }

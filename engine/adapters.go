@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -11,11 +12,12 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// ErrAdapter is behind refusals of adapters: of a name that is not loaded, or of a
-// load that cannot be.
+// ErrAdapter says that there is no such adapter: none of that name is loaded, or its
+// folder has none.
 var ErrAdapter = errors.New("engine: no such adapter")
 
-// ErrAdapterTaken says that the name, or every place, is taken.
+// ErrAdapterTaken is behind refusals to load one: its files are refused, or the name,
+// or every place, is taken.
 var ErrAdapterTaken = errors.New("engine: adapter cannot be loaded")
 
 // MaxAdapters bounds the places for adapters of a node, MaxAdapterName a name's
@@ -75,6 +77,9 @@ func (e *Engine) LoadAdapter(name, path string, replace bool) (digest uint64, ra
 		return 0, 0, fmt.Errorf("%w: the name %q: want 1 to %d bytes without control characters", ErrAdapterTaken, name, MaxAdapterName)
 	}
 	a, err := model.OpenAdapter(path) // on the caller's goroutine: steps go on
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, fmt.Errorf("%w: %s: %w", ErrAdapter, name, err)
+	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("%w: %s: %w", ErrAdapterTaken, name, err)
 	}

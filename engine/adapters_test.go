@@ -82,13 +82,15 @@ func TestAdaptersComeAndGo(t *testing.T) {
 	}{
 		"no place":       {"third", adapterDir + "attention", false, "all 2 places are taken"},
 		"taken":          {"all", adapterDir + "mlp", false, "is the name of another one"},
-		"no folder":      {"x", adapterDir + "nowhere", false, "adapter_config.json"},
 		"no name":        {"", adapterDir + "mlp", false, "1 to 256 bytes"},
 		"a name of text": {"a\nb", adapterDir + "mlp", false, "1 to 256 bytes"},
 	} {
 		if _, _, err := b.LoadAdapter(c.name, c.path, c.replace); !errors.Is(err, ErrAdapterTaken) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if _, _, err := b.LoadAdapter("x", adapterDir+"nowhere", false); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "nowhere has no adapter_config.json") {
+		t.Errorf("no folder: %v", err)
 	}
 	if _, _, err := b.LoadAdapter("all", adapterDir+"all", false); err != nil {
 		t.Errorf("loading again what is loaded: %v", err)

@@ -32,9 +32,16 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	if err != nil {
 		return memory.Plan{}, err
 	}
-	if o.KVMemory <= 0 || o.BlockTokens < 0 || o.MaxModelLen < 0 || o.MaxBatchedTokens < 0 {
-		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d (say how much, such as 8GiB), --block-size %d, --max-model-len %d, --max-num-batched-tokens %d: want positive numbers",
-			ErrOption, o.KVMemory, o.BlockTokens, o.MaxModelLen, o.MaxBatchedTokens)
+	if o.KVMemory <= 0 {
+		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d: say how many bytes are left for KV, such as --kv-memory 8GiB", ErrOption, o.KVMemory)
+	}
+	for _, v := range []struct {
+		flag  string
+		value int
+	}{{"--block-size", o.BlockTokens}, {"--max-model-len", o.MaxModelLen}, {"--max-num-batched-tokens", o.MaxBatchedTokens}} {
+		if v.value < 0 {
+			return memory.Plan{}, fmt.Errorf("%w: %s %d, want at least 1, or leave it out for the default", ErrOption, v.flag, v.value)
+		}
 	}
 	q, err := quantization(o.Quantization)
 	if err != nil {
@@ -46,7 +53,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 		MaxBatchedTokens: cmp.Or(o.MaxBatchedTokens, scheduler.DefaultMaxBatchedTokens),
 	})
 	if err != nil {
-		return p, fmt.Errorf("%w: %w", ErrOption, err)
+		return p, fmt.Errorf("%w: --kv-memory %s: %w", ErrOption, memory.Bytes(o.KVMemory), err)
 	}
 	line := fmt.Sprintf("%-14s%s beside the KV memory", "weights", memory.Bytes(c.WeightBytes(q)))
 	if q != model.AsStored {

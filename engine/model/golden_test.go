@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"compress/gzip"
 	"encoding/binary"
 	"encoding/json"
@@ -412,17 +413,17 @@ func TestGoldensSeeFaults(t *testing.T) {
 	config := func(change func(c *Config)) func(*testing.T, *Source) *Model {
 		return func(t *testing.T, src *Source) *Model {
 			change(&src.Config)
-			return load(t, src, cpu.Portable, nil)
+			return load(t, src, cpu.Variants()[0], nil)
 		}
 	}
 	without := func(call int) func(*testing.T, *Source) *Model { // of the two head norms of a layer
 		return func(t *testing.T, src *Source) *Model {
-			return load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { return &dropHeadNorm{Backend: b, drop: call} })
+			return load(t, src, cpu.Variants()[0], func(b backend.Backend) backend.Backend { return &dropHeadNorm{Backend: b, drop: call} })
 		}
 	}
 	drop := func(d dropping) func(*testing.T, *Source) *Model {
 		return func(t *testing.T, src *Source) *Model {
-			return load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { d.Backend = b; return &d })
+			return load(t, src, cpu.Variants()[0], func(b backend.Backend) backend.Backend { d.Backend = b; return &d })
 		}
 	}
 	oss, gemma := []string{"gpt-oss", "gpt-oss-mxfp4"}, []string{"gemma4-moe", "gemma4-ple"}
@@ -478,7 +479,7 @@ func TestGoldensSeeFaults(t *testing.T) {
 		"no stretch of a latent's key": {deepseeks[:1], config(func(c *Config) { c.Rope.Factor = 1 })},
 		"no shared experts":            {deepseeks, drop(dropping{shared: true})},
 		"no bias of the choice": {deepseeks, func(t *testing.T, src *Source) *Model {
-			m := load(t, src, cpu.Portable, nil)
+			m := load(t, src, cpu.Variants()[0], nil)
 			none, err := m.backend.Load(backend.Tensor{Name: "zeros", DType: backend.F32, Shape: []int{src.Config.MoE.Experts}, Data: make([]byte, 4*src.Config.MoE.Experts)})
 			if err != nil {
 				t.Fatal(err)
@@ -487,6 +488,13 @@ func TestGoldensSeeFaults(t *testing.T) {
 				if l.MoE != nil {
 					l.MoE.Bias = none
 				}
+			}
+			return m
+		}},
+		"no scale of the router": {gemma[:1], func(t *testing.T, src *Source) *Model {
+			m := load(t, src, cpu.Variants()[0], nil)
+			for _, l := range m.net.(*gemma4).layers {
+				l.MoE.Scale = ones(t, m, src.Config.Hidden)
 			}
 			return m
 		}},
@@ -504,32 +512,24 @@ func TestGoldensSeeFaults(t *testing.T) {
 		"no factor on cosines": {oss, config(func(c *Config) { c.Rope.Attention = 1 })},
 		"no stretch":           {oss, config(func(c *Config) { c.Rope.Factor = 1 })},
 		"experts swapped": {[]string{"qwen3-moe"}, func(t *testing.T, src *Source) *Model {
-			m := load(t, src, cpu.Portable, nil)
+			m := load(t, src, cpu.Variants()[0], nil)
 			e := m.net.(*qwen3MoE).Layers[0].MoE.Experts
 			e[0], e[1] = e[1], e[0]
 			return m
 		}},
 		"no last norm": {llamas, func(t *testing.T, src *Source) *Model {
 			a := &noLastNorm{}
-			m := load(t, src, cpu.Portable, func(b backend.Backend) backend.Backend { a.Backend = b; return a })
+			m := load(t, src, cpu.Variants()[0], func(b backend.Backend) backend.Backend { a.Backend = b; return a })
 			a.net = m.net.(*llama)
 			return m
 		}},
 		"last norm without weight": {llamas, func(t *testing.T, src *Source) *Model {
-			m := load(t, src, cpu.Portable, nil)
-			ones := make([]byte, 0, 4*src.Config.Hidden)
-			for range src.Config.Hidden {
-				ones = append(ones, 0, 0, 0x80, 0x3f)
-			}
-			w, err := m.backend.Load(backend.Tensor{Name: "ones", DType: backend.F32, Shape: []int{src.Config.Hidden}, Data: ones})
-			if err != nil {
-				t.Fatal(err)
-			}
-			m.net.(*llama).Norm = w
+			m := load(t, src, cpu.Variants()[0], nil)
+			m.net.(*llama).Norm = ones(t, m, src.Config.Hidden)
 			return m
 		}},
 		"layers swapped": {llamas, func(t *testing.T, src *Source) *Model {
-			m := load(t, src, cpu.Portable, nil)
+			m := load(t, src, cpu.Variants()[0], nil)
 			layers := m.net.(*llama).Layers
 			layers[0].MLP.Down, layers[1].MLP.Down = layers[1].MLP.Down, layers[0].MLP.Down
 			return m
@@ -544,6 +544,90 @@ func TestGoldensSeeFaults(t *testing.T) {
 					t.Errorf("the comparison does not see it: worst error %g", worst)
 				}
 			})
+		}
+	}
+}
+
+// ones is a weight that changes nothing.
+func ones(t *testing.T, m *Model, n int) backend.Weight {
+	t.Helper()
+	w, err := m.backend.Load(backend.Tensor{Name: "ones", DType: backend.F32, Shape: []int{n}, Data: bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, n)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// dropNorm is a backend without the norm of one call of a forward pass: what reads
+// it gets what went in.
+type dropNorm struct {
+	backend.Backend
+	drop, calls int
+	raw         map[backend.Buf]backend.Buf // what to read instead
+}
+
+// norm counts a call that norms x into dst, and says whether it is the one.
+func (b *dropNorm) norm(dst, x backend.Buf) bool {
+	b.calls++
+	delete(b.raw, dst)
+	if b.calls-1 != b.drop {
+		return false
+	}
+	if dst != x {
+		b.raw[dst] = x
+	}
+	return true
+}
+
+func (b *dropNorm) from(x backend.Buf) backend.Buf {
+	if raw, ok := b.raw[x]; ok {
+		return raw
+	}
+	return x
+}
+
+func (b *dropNorm) RMSNorm(dst, x backend.Buf, w backend.Weight, eps float32) {
+	if !b.norm(dst, x) {
+		b.Backend.RMSNorm(dst, x, w, eps)
+	}
+}
+
+func (b *dropNorm) AddRMSNorm(dst, x, add backend.Buf, w backend.Weight, eps float32) {
+	b.norm(dst, x)
+	b.Backend.AddRMSNorm(dst, x, add, w, eps)
+}
+
+func (b *dropNorm) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight, eps float32) {
+	if dst != x || !b.norm(dst, x) { // keys that are values too keep theirs
+		b.Backend.HeadNorm(dst, x, heads, headDim, w, eps)
+	}
+}
+
+func (b *dropNorm) Linear(dst, x backend.Buf, w, bias backend.Weight) {
+	b.Backend.Linear(dst, b.from(x), w, bias)
+}
+
+func (b *dropNorm) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
+	b.Backend.MoE(dst, b.from(x), router, m)
+}
+
+// Every norm of every architecture is missed when it is left out.
+func TestGoldensSeeEachNorm(t *testing.T) {
+	for _, name := range checkpoints {
+		src, g := openCheckpoint(t, name), readGoldens(t, name).Cases[3]
+		least, norms := math.Inf(1), 1
+		for drop := 0; drop < norms; drop++ {
+			b := &dropNorm{drop: drop, raw: map[backend.Buf]backend.Buf{}}
+			m := load(t, src, cpu.Variants()[0], func(dev backend.Backend) backend.Backend { b.Backend = dev; return b })
+			off, _ := newSequence(m, g.Prompt, 1).compare(t, &g, func() int { return testLimits.Tokens })
+			least, norms = min(least, off), b.calls
+			if !(off > 10*tolerance) {
+				t.Errorf("%s: nobody misses norm %d of %d: worst error %g", name, drop, norms, off)
+			}
+		}
+		t.Logf("%s: without one of %d norms some logit is off by %.2g at least", name, norms, least)
+		if norms < 2*src.Config.Layers {
+			t.Errorf("%s: only %d norms in %d layers", name, norms, src.Config.Layers)
 		}
 	}
 }

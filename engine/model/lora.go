@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
@@ -42,18 +44,21 @@ type adapterPart struct {
 
 // adapterConfig is adapter_config.json, as far as it decides what is computed.
 type adapterConfig struct {
-	Type         string         `json:"peft_type"`
-	Base         string         `json:"base_model_name_or_path"`
-	Rank         int            `json:"r"`
-	Alpha        *float64       `json:"lora_alpha"`
-	RSLoRA       bool           `json:"use_rslora"`
-	DoRA         bool           `json:"use_dora"`
-	FanInFanOut  bool           `json:"fan_in_fan_out"`
-	Bias         string         `json:"bias"`
-	LoRABias     bool           `json:"lora_bias"`
-	Save         []string       `json:"modules_to_save"`
-	RankPattern  map[string]int `json:"rank_pattern"`
-	AlphaPattern map[string]any `json:"alpha_pattern"`
+	Type        string   `json:"peft_type"`
+	Base        string   `json:"base_model_name_or_path"`
+	Rank        int      `json:"r"`
+	Alpha       *float64 `json:"lora_alpha"`
+	RSLoRA      bool     `json:"use_rslora"`
+	DoRA        bool     `json:"use_dora"`
+	FanInFanOut bool     `json:"fan_in_fan_out"`
+	Bias        string   `json:"bias"`
+	LoRABias    bool     `json:"lora_bias"`
+	Save        []string `json:"modules_to_save"`
+
+	// Ranks and alphas of the matrices whose name ends as a key says, where PEFT's
+	// r and lora_alpha do not hold.
+	Ranks  patterns `json:"rank_pattern"`
+	Alphas patterns `json:"alpha_pattern"`
 }
 
 // otherwise are keys that change what is computed, in ways that are not served.
@@ -69,12 +74,12 @@ const maxRank = 512
 func OpenAdapter(dir string) (*Adapter, error) {
 	text, err := readBounded(filepath.Join(dir, "adapter_config.json"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s has no adapter_config.json; give the folder that PEFT saved", ErrAdapter, dir)
+		return nil, fmt.Errorf("%w: %s has no adapter_config.json; give the folder that PEFT saved: %w", ErrAdapter, dir, fs.ErrNotExist)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrAdapter, err)
 	}
-	factor, c, err := parseAdapter(text)
+	c, err := parseAdapter(text)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrAdapter, dir, err)
 	}
@@ -83,7 +88,7 @@ func OpenAdapter(dir string) (*Adapter, error) {
 		return nil, fmt.Errorf("%w: %w", ErrAdapter, err)
 	}
 	a := &Adapter{Base: c.Base, parts: map[string]*adapterPart{}}
-	if err := errors.Join(a.read(weights, factor), weights.Close()); err != nil {
+	if err := errors.Join(a.read(weights, &c), weights.Close()); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrAdapter, dir, err)
 	}
 	return a, nil
@@ -106,10 +111,10 @@ func readBounded(path string) ([]byte, error) {
 // maxAdapterConfig bounds adapter_config.json, in bytes.
 const maxAdapterConfig = 1 << 20
 
-// parseAdapter reads a config, and the factor on what an adapter adds.
-func parseAdapter(text []byte) (factor float64, c adapterConfig, err error) {
+// parseAdapter reads a config.
+func parseAdapter(text []byte) (c adapterConfig, err error) {
 	if err := json.Unmarshal(text, &c); err != nil {
-		return 0, c, fmt.Errorf("adapter_config.json: %w", err)
+		return c, fmt.Errorf("adapter_config.json: %w", err)
 	}
 	refuse := func(key string, value any, want string) error {
 		return fmt.Errorf("adapter_config.json: %s is %v; supported: %s", key, value, want)
@@ -117,46 +122,104 @@ func parseAdapter(text []byte) (factor float64, c adapterConfig, err error) {
 	alpha := or(c.Alpha, 8)
 	switch {
 	case c.Type != "LORA":
-		return 0, c, refuse("peft_type", c.Type, "LORA")
+		return c, refuse("peft_type", c.Type, "LORA")
 	case c.Rank < 1 || c.Rank > maxRank:
-		return 0, c, refuse("r", c.Rank, fmt.Sprintf("1 to %d", maxRank))
+		return c, refuse("r", c.Rank, fmt.Sprintf("1 to %d", maxRank))
 	case math.IsNaN(alpha) || math.IsInf(alpha, 0):
-		return 0, c, refuse("lora_alpha", alpha, "a number")
+		return c, refuse("lora_alpha", alpha, "a number")
+	case slices.ContainsFunc(c.Ranks, func(p pattern) bool { return !(p.value >= 1 && p.value <= maxRank && p.value == math.Trunc(p.value)) }):
+		return c, refuse("rank_pattern", c.Ranks, fmt.Sprintf("ranks of 1 to %d", maxRank))
 	case c.DoRA:
-		return 0, c, refuse("use_dora", true, "false")
+		return c, refuse("use_dora", true, "false")
 	case c.FanInFanOut:
-		return 0, c, refuse("fan_in_fan_out", true, "false")
+		return c, refuse("fan_in_fan_out", true, "false")
 	case c.Bias != "" && c.Bias != "none" || c.LoRABias:
-		return 0, c, refuse("bias", c.Bias, "none")
+		return c, refuse("bias", c.Bias, "none")
 	case len(c.Save) > 0:
-		return 0, c, refuse("modules_to_save", c.Save, "none")
-	case len(c.RankPattern) > 0 || len(c.AlphaPattern) > 0:
-		return 0, c, refuse("rank_pattern and alpha_pattern", "given", "one r and lora_alpha for all")
+		return c, refuse("modules_to_save", c.Save, "none")
 	}
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(text, &all); err != nil {
-		return 0, c, fmt.Errorf("adapter_config.json: %w", err)
+		return c, fmt.Errorf("adapter_config.json: %w", err)
 	}
 	for _, key := range otherwise {
 		if v := string(all[key]); v != "" && v != "null" && v != "false" && v != "[]" && v != "{}" {
-			return 0, c, refuse(key, v, "none")
+			return c, refuse(key, v, "none")
 		}
 	}
+	return c, nil
+}
+
+// of are the rank of a matrix's adapter, and the factor on what it adds.
+func (c *adapterConfig) of(matrix string) (rank int, factor float64) {
+	rank = int(c.Ranks.of(matrix, float64(c.Rank)))
+	factor = c.Alphas.of(matrix, or(c.Alpha, 8))
 	if c.RSLoRA {
-		return alpha / math.Sqrt(float64(c.Rank)), c, nil
+		return rank, factor / math.Sqrt(float64(rank))
 	}
-	return alpha / float64(c.Rank), c, nil
+	return rank, factor / float64(rank)
+}
+
+// patterns are PEFT's exceptions by name: regular expressions, the first of which
+// that an end of the name matches, from a point on, says the number.
+type patterns []pattern
+
+type pattern struct {
+	end   *regexp.Regexp
+	value float64
+}
+
+// String shows a refusal what was given.
+func (p pattern) String() string { return fmt.Sprintf("%v for %v", p.value, p.end) }
+
+// maxPatterns bounds them, since each is tried on each matrix.
+const maxPatterns = 1 << 12
+
+// UnmarshalJSON keeps the order of an object, which decides.
+func (p *patterns) UnmarshalJSON(text []byte) error {
+	*p = nil
+	d := json.NewDecoder(bytes.NewReader(text))
+	if t, err := d.Token(); err != nil || t == nil {
+		return err
+	} else if t != json.Delim('{') {
+		return fmt.Errorf("%v, want numbers by name", t)
+	}
+	for d.More() {
+		key, err := d.Token() // a string: Unmarshal has seen that this is JSON
+		if err != nil {
+			return err
+		}
+		var value float64
+		if err := d.Decode(&value); err != nil {
+			return fmt.Errorf("%q: %w", key, err)
+		}
+		end, err := regexp.Compile(fmt.Sprintf(`^(?:.*\.)?(?:%v)$`, key))
+		if err != nil || len(*p) == maxPatterns {
+			return fmt.Errorf("%q is no expression that is read here, or one of more than %d: %w", key, maxPatterns, err)
+		}
+		*p = append(*p, pattern{end, value})
+	}
+	return nil
+}
+
+// of is what the patterns say of a name.
+func (p patterns) of(name string, otherwise float64) float64 {
+	for i := range p {
+		if p[i].end.MatchString(name) {
+			return p[i].value
+		}
+	}
+	return otherwise
 }
 
 // adapterTensor takes a name apart: the matrix that it adapts, and which part it is.
 var adapterTensor = regexp.MustCompile(`^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$`)
 
 // read takes the tensors.
-func (a *Adapter) read(c *safetensors.Checkpoint, factor float64) error {
+func (a *Adapter) read(w *safetensors.Checkpoint, c *adapterConfig) error {
 	h := xxhash.New()
-	_, _ = fmt.Fprintf(h, "%b\n", factor) // a hash takes every write
-	for _, name := range c.Names() {
-		t, _ := c.Tensor(name)
+	for _, name := range w.Names() {
+		t, _ := w.Tensor(name)
 		m := adapterTensor.FindStringSubmatch(name)
 		if m == nil || len(t.Shape) != 2 {
 			return fmt.Errorf("tensor %s %v is no lora_A or lora_B of a matrix", name, t.Shape)
@@ -165,32 +228,51 @@ func (a *Adapter) read(c *safetensors.Checkpoint, factor float64) error {
 		if err != nil {
 			return err
 		}
-		_, _ = fmt.Fprintf(h, "%q %v %x\n", name, t.Shape, xxhash.Sum64(t.Data))
+		for i, v := range values {
+			if v-v != 0 {
+				return fmt.Errorf("tensor %s: number %d is %v: the file is damaged, or training failed", name, i, v)
+			}
+		}
+		rank, factor := c.of(m[1])
+		_, _ = fmt.Fprintf(h, "%q %v %b %x\n", name, t.Shape, factor, xxhash.Sum64(t.Data)) // a hash takes every write
 		p := a.parts[m[1]+".weight"]
 		if p == nil {
-			p = &adapterPart{}
+			p = &adapterPart{rank: rank}
 			a.parts[m[1]+".weight"] = p
 		}
-		if m[2] == "A" {
-			p.a, p.rank, p.in = values, t.Shape[0], t.Shape[1]
-			continue
+		of := 0 // the dimension that is the rank
+		if m[2] == "B" {
+			of = 1
+			for i := range values {
+				values[i] = float32(float64(values[i]) * factor)
+			}
+			p.b, p.out = values, t.Shape[0]
+		} else {
+			p.a, p.in = values, t.Shape[1]
 		}
-		for i := range values {
-			values[i] = float32(float64(values[i]) * factor)
+		if t.Shape[of] != rank {
+			return fmt.Errorf("tensor %s %v is of rank %d, adapter_config.json says %d for it", name, t.Shape, t.Shape[of], rank)
 		}
-		p.b, p.out = values, t.Shape[0]
+		a.Rank = max(a.Rank, rank)
 	}
 	if len(a.parts) == 0 {
 		return errors.New("adapter_model.safetensors has no tensors")
 	}
 	for name, p := range a.parts {
-		if p.a == nil || p.b == nil || len(p.b) != p.out*p.rank || p.rank < 1 || p.rank > maxRank {
-			return fmt.Errorf("%s: lora_A is [%d, %d], lora_B has %d rows and %d numbers: want both, of one rank from 1 to %d", name, p.rank, p.in, p.out, len(p.b), maxRank)
+		if p.a == nil || p.b == nil {
+			return fmt.Errorf("%s has %s without %s", strings.TrimSuffix(name, ".weight"), side(p.a != nil), side(p.a == nil))
 		}
-		a.Rank = max(a.Rank, p.rank)
 	}
 	a.Digest = max(h.Sum64(), 1)
 	return nil
+}
+
+// side names one of the two matrices of a part.
+func side(a bool) string {
+	if a {
+		return "lora_A"
+	}
+	return "lora_B"
 }
 
 // floats are a tensor's values.

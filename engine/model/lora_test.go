@@ -1,6 +1,7 @@
 package model
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"math"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
 var adapterNames = []string{"all", "attention", "mlp"} // as testdata/make_lora.py made them
@@ -189,19 +191,22 @@ func TestAdapterRefusals(t *testing.T) {
 		"modules_to_save is [lm_head]":             {"modules_to_save": []string{"lm_head"}},
 		"bias is all; supported: none":             {"bias": "all"},
 		"r is 0; supported: 1 to 512":              {"r": 0},
-		"rank_pattern and alpha_pattern is given":  {"rank_pattern": map[string]int{"q_proj": 2}},
+		"rank_pattern is [0 for ":                  {"rank_pattern": map[string]int{"q_proj": 0}},
+		`"q(" is no expression that is read here`:  {"alpha_pattern": map[string]int{"q(": 2}},
+		"want numbers by name":                     {"rank_pattern": []int{4}},
 		"fan_in_fan_out is true; supported: false": {"fan_in_fan_out": true},
 	} {
-		if _, _, err := parseAdapter(withKeys(t, config, keys)); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := parseAdapter(withKeys(t, config, keys)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("err = %v, want %q", err, says)
 		}
 	}
 	for key, value := range map[string]any{"use_qalora": true, "alora_invocation_tokens": []int{1}, "trainable_token_indices": []int{3}} {
-		if _, _, err := parseAdapter(withKeys(t, config, map[string]any{key: value})); err == nil || !strings.Contains(err.Error(), key) {
+		if _, err := parseAdapter(withKeys(t, config, map[string]any{key: value})); err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%s: err = %v", key, err)
 		}
 	}
-	if factor, _, err := parseAdapter(withKeys(t, config, map[string]any{"use_rslora": true, "r": 16, "lora_alpha": 8})); err != nil || factor != 2 {
+	c, err := parseAdapter(withKeys(t, config, map[string]any{"use_rslora": true, "r": 16, "lora_alpha": 8}))
+	if _, factor := c.of("x"); err != nil || factor != 2 {
 		t.Errorf("rslora: factor %v, %v", factor, err)
 	}
 	if _, err := OpenAdapter(t.TempDir()); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "adapter_config.json") {
@@ -228,6 +233,115 @@ func TestAdapterRefusals(t *testing.T) {
 	}
 }
 
+// writeAdapter makes a folder of an adapter for the first q_proj and up_proj of
+// gqa-tied, of the ranks given; change may spoil its tensors.
+func writeAdapter(t *testing.T, keys map[string]any, ranks map[string]int, change func(map[string]safetensors.Tensor)) string {
+	t.Helper()
+	config, err := os.ReadFile("testdata/lora/all/adapter_config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]safetensors.Tensor{}
+	add := func(name string, shape ...int) {
+		x := safetensors.Tensor{DType: "F32", Shape: shape}
+		for i := range shape[0] * shape[1] {
+			x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(float32(i%7-3)/8))
+		}
+		all["base_model.model.model.layers.0."+name+".weight"] = x
+	}
+	shapes := openAdapter(t, "all").parts
+	for name, rank := range ranks {
+		p := shapes["model.layers.0."+name+".weight"]
+		add(name+".lora_A", rank, p.in)
+		add(name+".lora_B", p.out, rank)
+	}
+	if change != nil {
+		change(all)
+	}
+	dir := t.TempDir()
+	for file, text := range map[string][]byte{"adapter_config.json": withKeys(t, config, keys), "adapter_model.safetensors": encode(t, all)} {
+		if err := os.WriteFile(filepath.Join(dir, file), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Ranks and alphas by name are PEFT's: the first pattern that a name ends with
+// decides, else r and lora_alpha.
+func TestAdapterPatterns(t *testing.T) {
+	const q, up = "self_attn.q_proj", "mlp.up_proj"
+	keys := map[string]any{"r": 4, "lora_alpha": 8, "use_rslora": false,
+		"rank_pattern":  json.RawMessage(`{"model.layers.1.mlp.up_proj": 8, "mlp\\.up_proj": 2, "up_proj": 1, "roj": 3}`),
+		"alpha_pattern": map[string]float64{"q_proj": 1}}
+	a, err := OpenAdapter(writeAdapter(t, keys, map[string]int{q: 4, up: 2}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := map[string]any{"r": 4, "lora_alpha": 8, "use_rslora": false}
+	same, err := OpenAdapter(writeAdapter(t, plain, map[string]int{q: 4}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := func(a *Adapter, name string) *adapterPart { return a.parts["model.layers.0."+name+".weight"] }
+	if p := part(a, up); p.rank != 2 || p.b[0] == 0 || a.Rank != 4 {
+		t.Errorf("%s is of rank %d, the adapter of %d", up, p.rank, a.Rank)
+	}
+	// Alpha 1 instead of 8 on rank 4.
+	if got, all := part(a, q), part(same, q); len(got.b) != len(all.b) || sumAbs(got.b)*8 != sumAbs(all.b) || sumAbs(got.b) == 0 {
+		t.Errorf("with alpha 1 B sums to %g, with 8 to %g", sumAbs(got.b), sumAbs(all.b))
+	}
+	if a.Digest == same.Digest {
+		t.Error("digests do not tell patterns apart")
+	}
+}
+
+func sumAbs(x []float32) (sum float64) {
+	for _, v := range x {
+		sum += math.Abs(float64(v))
+	}
+	return sum
+}
+
+// What a file's tensors cannot be is refused with the tensor's name.
+func TestAdapterTensorRefusals(t *testing.T) {
+	const a, b = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+	put := func(name string, v float32) func(map[string]safetensors.Tensor) {
+		return func(all map[string]safetensors.Tensor) {
+			binary.LittleEndian.PutUint32(all[name].Data[8:], math.Float32bits(v))
+		}
+	}
+	for says, c := range map[string]struct {
+		rank   int
+		change func(map[string]safetensors.Tensor)
+	}{
+		"rank 8, adapter_config.json says 4 for it": {8, nil},
+		"lora_A.weight: number 2 is NaN":            {4, put(a, float32(math.NaN()))},
+		"lora_B.weight: number 2 is -Inf":           {4, put(b, float32(math.Inf(-1)))},
+		"q_proj has lora_A without lora_B":          {4, func(all map[string]safetensors.Tensor) { delete(all, b) }},
+		"q_proj has lora_B without lora_A":          {4, func(all map[string]safetensors.Tensor) { delete(all, a) }},
+		"is no lora_A or lora_B": {4, func(all map[string]safetensors.Tensor) {
+			all["base_model.model.model.embed_tokens.lora_embedding_A"] = all[a]
+		}},
+		"has no tensors": {4, func(all map[string]safetensors.Tensor) { clear(all) }},
+	} {
+		dir := writeAdapter(t, map[string]any{"r": 4}, map[string]int{"self_attn.q_proj": c.rank}, c.change)
+		if _, err := OpenAdapter(dir); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), says) {
+			t.Errorf("err = %v, want %q", err, says)
+		}
+	}
+	m := withAdapters(t, cpu.Portable, 8)
+	wide, err := OpenAdapter(writeAdapter(t, map[string]any{"r": 4}, map[string]int{"self_attn.q_proj": 4}, func(all map[string]safetensors.Tensor) {
+		all[a] = safetensors.Tensor{DType: "F32", Shape: []int{4, 2}, Data: make([]byte, 32)}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.LoadAdapter(1, wide); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "q_proj.weight is [") || !strings.Contains(err.Error(), ", 2] in the adapter") {
+		t.Errorf("another width: %v", err)
+	}
+}
+
 // FuzzAdapterConfig: any text is read or refused.
 func FuzzAdapterConfig(f *testing.F) {
 	text, err := os.ReadFile("testdata/lora/attention/adapter_config.json")
@@ -236,7 +350,7 @@ func FuzzAdapterConfig(f *testing.F) {
 	}
 	f.Add(text)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if _, c, err := parseAdapter(text); err == nil && (c.Rank < 1 || !json.Valid(text)) {
+		if c, err := parseAdapter(text); err == nil && (c.Rank < 1 || !json.Valid(text)) {
 			t.Errorf("%s gives rank %d", text, c.Rank)
 		}
 	})

@@ -37,6 +37,15 @@ func memoryCopy(t testing.TB, name string, config map[string]any, tensors func(m
 	if tensors != nil {
 		tensors(all)
 	}
+	return fstest.MapFS{
+		"config.json":       {Data: withKeys(t, text, config)},
+		"model.safetensors": {Data: encode(t, all)},
+	}
+}
+
+// encode writes a safetensors file.
+func encode(t testing.TB, all map[string]safetensors.Tensor) []byte {
+	t.Helper()
 	type entry struct {
 		DType   string `json:"dtype"`
 		Shape   []int  `json:"shape"`
@@ -52,10 +61,7 @@ func memoryCopy(t testing.TB, name string, config map[string]any, tensors func(m
 		t.Fatal(err)
 	}
 	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(encoded))), encoded...)
-	return fstest.MapFS{
-		"config.json":       {Data: withKeys(t, text, config)},
-		"model.safetensors": {Data: append(file, data...)},
-	}
+	return append(file, data...)
 }
 
 // withKeys sets keys of a JSON object, or removes those whose value is absent.

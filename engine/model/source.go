@@ -101,11 +101,15 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 // OpenConfig reads a config.json, by its name or by its folder's: what a model
 // computes, without its weights.
 func OpenConfig(path string) (Config, error) {
+	folder := ""
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		path = filepath.Join(path, "config.json")
+		folder, path = path, filepath.Join(path, "config.json")
 	}
 	s := &Source{files: os.DirFS(filepath.Dir(path))}
 	text, err := s.ReadFile(filepath.Base(path))
+	if folder != "" && errors.Is(err, fs.ErrNotExist) {
+		return Config{}, fmt.Errorf("%w: the folder has no config.json", ErrSource)
+	}
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrSource, err)
 	}

@@ -18,6 +18,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -513,3 +514,21 @@ func (s *Set) Forward(to *Set) []string {
 	})
 	return args
 }
+
+// Address is an IP address, or localhost; empty: none. Names are refused: gossip
+// resolves none.
+type Address string
+
+// Set checks an address.
+func (a *Address) Set(v string) error {
+	if v != "" && v != "localhost" && net.ParseIP(v) == nil {
+		return fmt.Errorf("%q is not an IP address, such as 10.0.0.1", v)
+	}
+	*a = Address(v)
+	return nil
+}
+
+// Type names the value in help texts.
+func (a *Address) Type() string { return "string" }
+
+func (a *Address) String() string { return string(*a) }

@@ -69,17 +69,18 @@ func (p *Process) Register(s *Set) {
 
 // Cluster says how a process finds the others and proves that it belongs.
 type Cluster struct {
-	Name, TLSDir, Advertise string
-	Join                    []string
-	GossipPort              int
-	NATSURL                 string
+	Name, TLSDir string
+	Advertise    Address
+	Join         []string
+	GossipPort   int
+	NATSURL      string
 }
 
 // Register declares the cluster's flags.
 func (c *Cluster) Register(s *Set, gossipPort int) {
 	s.StringVar(&c.Name, "node-name", "", "name in logs and status; default: role and a random suffix")
 	s.StringVar(&c.TLSDir, "tls-dir", "", "folder with the cluster's certificates (see tandem ca)")
-	s.StringVar(&c.Advertise, "advertise", "", "address that other nodes reach this one at; default: --host, or this machine's own")
+	s.Var(&c.Advertise, "advertise", "address that other nodes reach this one at; default: --host, or this machine's own")
 	s.StringSliceVar(&c.Join, "join", nil, "host:port of any members' gossip, or a DNS name with all of them")
 	s.PortVar(&c.GossipPort, "gossip-port", gossipPort, "port of gossip, TCP and UDP; 0: any")
 	s.StringVar(&c.NATSURL, "nats-url", "", "NATS server to use instead of the gateways' own")

@@ -218,6 +218,7 @@ func TestBinaryBadFlags(t *testing.T) {
 		"no such config":          {"serve --config /no/x.yaml", []string{"--config", "/no/x.yaml"}},
 		"no such template":        {"serve --chat-template /no/x", []string{"--chat-template", "/no/x"}},
 		"no certificates":         {"decode", []string{"--tls-dir", "tandem ca"}},
+		"a name to be reached by": {"decode --advertise nobody:1", []string{"--advertise", `"nobody:1"`, "10.0.0.1"}},
 		"no such folder":          {"decode --tls-dir " + dir + "/none", []string{"--tls-dir " + dir + "/none", "no such file", "tandem ca"}},
 		"an empty folder":         {"gateway --tls-dir " + dir, []string{"ca.crt", "no such file", "tandem ca"}},
 		"a flag of vllm serve":    {"serve --tensor-parallel-size 2", []string{"--tensor-parallel-size 2 is not supported"}},

@@ -341,7 +341,7 @@ func TestChaos(t *testing.T) {
 		seeds = min(seeds, 10)
 	}
 	dir := filepath.Join(checkpoints, "gqa-tied")
-	ref := newAlone(t, dir, kernels)
+	ref := newAlone(t, campaigned{checkpoint: "gqa-tied", kernels: kernels})
 	defer ref.f.close()
 	vocab := ref.f.loaded[0].Model.VocabSize()
 	ds := devices(t, dir, kernels, 4)

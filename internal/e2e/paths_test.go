@@ -63,9 +63,24 @@ func adaptersOf(dir string) (a engine.Adapters) {
 
 var adapterNames = []string{"all", "attention", "mlp"}
 
-func newAlone(t *testing.T, dir, kernels string) *alone {
-	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: kernels, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir)}, nil)
+func newAlone(t *testing.T, c campaigned) *alone {
+	dir := c.dir()
+	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir)}, nil)
 	return &alone{f: f, salt: 1 << 60}
+}
+
+// campaigned is what the schedules of a campaign are computed with.
+type campaigned struct{ checkpoint, quantization, kernels string }
+
+func (c campaigned) dir() string { return filepath.Join(checkpoints, c.checkpoint) }
+
+// everyArchitecture are those of the checkpoints, as they are stored, and in 8 and
+// 4 bits: dense, with experts, and with the matrices that DeepSeek cuts.
+var everyArchitecture = []campaigned{
+	{checkpoint: "gqa-tied"}, {checkpoint: "headdim"}, {checkpoint: "mistral-window"}, {checkpoint: "qwen3"}, {checkpoint: "qwen3-moe"},
+	{checkpoint: "gpt-oss-mxfp4"}, {checkpoint: "gemma4-moe"}, {checkpoint: "gemma4-ple"}, {checkpoint: "deepseek"},
+	{checkpoint: "mistral-window", quantization: "int8"}, {checkpoint: "deepseek", quantization: "int8"},
+	{checkpoint: "qwen3-moe", quantization: "int4"}, {checkpoint: "gemma4-moe", quantization: "int4"},
 }
 
 func (a *alone) run(t *testing.T, g *nodepb.Generate) trace {
@@ -169,24 +184,24 @@ func randomTokens(rng *rand.Rand, n, vocab int) []int32 {
 }
 
 // campaign runs seeds and returns the first difference it finds, or nil.
-func campaign(t *testing.T, dir, kernels string, first uint64, n int, fault bool, count *paths) error {
-	ref := newAlone(t, dir, kernels)
+func campaign(t *testing.T, c campaigned, first uint64, n int, fault bool, count *paths) error {
+	ref := newAlone(t, c)
 	defer ref.f.close()
 	vocab := ref.f.loaded[0].Model.VocabSize()
 	for seed := first; seed < first+uint64(n); seed++ {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		if err := oneSchedule(t, ref, rng, seed, vocab, dir, kernels, fault, count); err != nil {
+		if err := oneSchedule(t, ref, rng, seed, vocab, c, fault, count); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab int, dir, kernels string, fault bool, count *paths) error {
+func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab int, with campaigned, fault bool, count *paths) error {
 	remote := rng.IntN(2) == 0
 	o := engine.LoadOptions{
-		Model: dir, Kernels: kernels, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
-		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault, Adapters: adaptersOf(dir),
+		Model: with.dir(), Kernels: with.kernels, Quantization: with.quantization, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
+		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault, Adapters: adaptersOf(with.dir()),
 	}
 	if rng.IntN(2) == 0 {
 		o.Speculation = engine.Speculation{Tokens: 1 + rng.IntN(6), Lookup: engine.Lookup{Min: 1, Max: 1 + rng.IntN(3)}}
@@ -322,6 +337,17 @@ func stored() []string {
 	return slices.DeleteFunc(cpu.Variants(), func(v string) bool { return strings.HasSuffix(v, "vnni") })
 }
 
+// quantizing is the variant of a class that products with quantized weights have,
+// where there is one: VNNI's.
+func quantizing(kernels string) string {
+	for _, v := range cpu.Variants() {
+		if v == kernels+"vnni" || kernels == "avx2" && v == "avxvnni" {
+			return v
+		}
+	}
+	return kernels
+}
+
 func TestSameBitsOnEveryPath(t *testing.T) {
 	// Each class of numerics that this machine has, in full; under the race
 	// detector, which is after other faults, the fastest one in part.
@@ -335,9 +361,12 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 	for _, kernels := range classes {
 		t.Run(kernels, func(t *testing.T) {
 			var count paths
-			for i, ckpt := range []string{"gqa-tied", "headdim", "mistral-window", "qwen3-moe", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple", "deepseek"} {
-				if err := campaign(t, filepath.Join(checkpoints, ckpt), kernels, begin+uint64(i*1_000_000), seeds/8, false, &count); err != nil {
-					t.Fatal(err)
+			for i, c := range everyArchitecture {
+				if c.kernels = kernels; c.quantization != "" {
+					c.kernels = quantizing(kernels)
+				}
+				if err := campaign(t, c, begin+uint64(i*1_000_000), seeds/len(everyArchitecture), false, &count); err != nil {
+					t.Fatalf("%s, quantization %q: %v", c.checkpoint, c.quantization, err)
 				}
 			}
 			t.Logf("note: kernels %s, seed %d, %d schedules: %s", kernels, begin, seeds, &count)
@@ -350,7 +379,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"prefix hits", count.hits, 2000}, {"preemptions", count.preempted, 15}, {"remote prefills", count.remote, 100},
 				{"local prefills", count.local, 20}, {"resumed", count.resumed, 60}, {"penalties and masks", count.controlled, 120},
 				{"stop tokens", count.stopped, 20}, {"scored prompts", count.scored, 50},
-				{"with adapters", count.adapted, 40},
+				{"with adapters", count.adapted, 30},
 				{"guessed tokens", count.guessed, 2000}, {"accepted guesses", count.accepted, 200},
 				{"pages over TCP", count.tcp, 150}, {"bytes out of shared memory", count.shared, 150_000},
 			} {
@@ -365,7 +394,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 // The campaign must notice a kernel whose sums depend on the batch.
 func TestBatchDependentReductionIsNoticed(t *testing.T) {
 	var count paths
-	err := campaign(t, filepath.Join(checkpoints, "gqa-tied"), native(), 1, 20, true, &count)
+	err := campaign(t, campaigned{checkpoint: "gqa-tied", kernels: native()}, 1, 20, true, &count)
 	if err == nil || !strings.Contains(err.Error(), "differ") {
 		t.Fatalf("a reduction that depends on the batch went unnoticed (%v); %s", err, &count)
 	}
@@ -381,12 +410,11 @@ func TestClassesAgreeOnClearTokens(t *testing.T) {
 	for range 25 {
 		prompts = append(prompts, randomTokens(rng, 1+rng.IntN(100), 256))
 	}
-	dir := filepath.Join(checkpoints, "gqa-tied")
 	var first []trace
 	var gaps map[uint64]map[int]float32
 	compared := 0
 	for _, kernels := range cpu.Variants() {
-		a := newAlone(t, dir, kernels)
+		a := newAlone(t, campaigned{checkpoint: "gqa-tied", kernels: kernels})
 		a.f.probes.gaps = make(map[uint64]map[int]float32)
 		for i, p := range prompts {
 			g := &nodepb.Generate{RequestId: kernels, Prompt: p, MaxTokens: 24, Sampling: &nodepb.Sampling{Seed: uint64(i + 1)}}
