@@ -583,6 +583,9 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	}
 	o.MapKV = on.mapKV
 	o.SharedKV = role != "serve"
+	if role == "prefill" { // which draws nothing that could be guessed
+		o.Speculation = engine.Speculation{}
+	}
 	l, err := engine.Load(o)
 	if err != nil {
 		return nil, err

@@ -204,6 +204,9 @@ func (r *run) use(p *adapterPlace) *run {
 // leave takes a run off the books.
 func (e *Engine) leave(id scheduler.RequestID, r *run) {
 	delete(e.live, id)
+	if e.o.Drafter != nil && r.req != nil {
+		e.o.Drafter.Forget(uint64(id))
+	}
 	p := r.adapter
 	if p == nil {
 		return

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/draft"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
@@ -72,6 +73,9 @@ type Options struct {
 	// that need not: for comparison.
 	Synchronous bool
 
+	// Drafter, if set, guesses tokens ahead, as many as Scheduler.MaxDrafts.
+	Drafter Drafter
+
 	// OnStep is called on the step goroutine after the tokens of a step have
 	// been emitted, so that whoever collects them sends one frame per step; and
 	// once when the engine has stopped.
@@ -105,6 +109,7 @@ type Engine struct {
 	tables   [][]int32 // block tables of step, [spans × groups]
 	results  []scheduler.Result
 	sampled  []int32 // tokens of the results
+	asks     []draft.Ask
 	logits   []float32
 	events   []kvcache.Event
 	emitted  time.Duration // when the last step's tokens were there
@@ -142,6 +147,10 @@ type run struct {
 
 // New checks the options and makes an engine; Run starts it.
 func New(o Options) (*Engine, error) {
+	var e *Engine
+	if o.Drafter != nil {
+		o.Scheduler.DraftAll = func(asks []scheduler.Ask) { e.guess(asks) }
+	}
 	s, err := scheduler.New(o.Scheduler)
 	if err != nil {
 		return nil, err
@@ -158,7 +167,7 @@ func New(o Options) (*Engine, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{
+	e = &Engine{
 		o: o, log: o.Logger, sched: s, start: time.Now(),
 		live: make(map[scheduler.RequestID]*run),
 		wake: make(chan struct{}, 1), done: make(chan struct{}),

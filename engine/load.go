@@ -79,10 +79,12 @@ type LoadOptions struct {
 	FaultBatchOrder bool
 }
 
-// Speculation has tokens guessed from what stood behind the same words before;
-// the model checks several at once, and only what it would have drawn stays.
+// Speculation has tokens guessed, by a draft model or from what stood behind the
+// same words before; the model checks several at once, and only what it would have
+// drawn stays.
 type Speculation struct {
-	Tokens int // guesses per step and request, at most; 0: none
+	Tokens int    // guesses per step and request, at most; 0: none
+	Model  string // the draft model, as LoadOptions.Model; empty: Lookup
 	Lookup Lookup
 }
 
@@ -113,6 +115,9 @@ type Loaded struct {
 	WeightBytes  int64 // as the device holds them
 	Adapters     Adapters
 	Synchronous  bool // as LoadOptions has it
+
+	Draft   *Loaded // the draft model; nil: none
+	Drafter Drafter
 }
 
 // OpenModel opens a checkpoint folder or the built-in model.
@@ -191,7 +196,7 @@ func (o *LoadOptions) check() error {
 	if !(o.GPUMemory > 0 && o.GPUMemory <= 1) {
 		return fmt.Errorf("%w: --gpu-memory-utilization %v, want a share above 0, at most 1", ErrOption, o.GPUMemory)
 	}
-	if s := o.Speculation; s.Tokens < 0 || s.Tokens > scheduler.DraftLimit || s.Tokens > 0 && (s.Lookup.Min < 1 || s.Lookup.Max < s.Lookup.Min || s.Lookup.Max > MaxLookup) {
+	if s := o.Speculation; s.Tokens < 0 || s.Tokens > scheduler.DraftLimit || s.Tokens > 0 && s.Model == "" && (s.Lookup.Min < 1 || s.Lookup.Max < s.Lookup.Min || s.Lookup.Max > MaxLookup) {
 		return fmt.Errorf("%w: --speculative-config with num_speculative_tokens %d, prompt_lookup_min %d and prompt_lookup_max %d: want at most %d tokens, and 1 <= min <= max <= %d",
 			ErrOption, s.Tokens, s.Lookup.Min, s.Lookup.Max, scheduler.DraftLimit, MaxLookup)
 	}
@@ -205,7 +210,7 @@ func (o *LoadOptions) check() error {
 func (l *Loaded) Options() Options {
 	return Options{
 		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous,
-		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, Modules: l.Adapters.Modules,
+		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, Modules: l.Adapters.Modules, Drafter: l.Drafter,
 	}
 }
 
@@ -221,8 +226,12 @@ func (l *Loaded) load(o LoadOptions) error {
 	if l.WeightBytes, err = l.Source.WeightBytes(l.Quantization); err != nil {
 		return refuse(o.Model, err)
 	}
+	drafts, err := l.lookAtDraft(&o)
+	if err != nil {
+		return err
+	}
 	if o.KVMemory == 0 {
-		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes, &l.Source.Config); err != nil {
+		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes+drafts.weights, &l.Source.Config); err != nil {
 			return err
 		}
 		if o.KVMemory < kvMemory && !device.gpu {
@@ -237,6 +246,11 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
+	forDraft, err := drafts.share(&o, &l.Source.Config)
+	if err != nil {
+		return err
+	}
+	o.KVMemory -= forDraft
 	if err := l.plan(o); err != nil {
 		return err
 	}
@@ -279,7 +293,7 @@ func (l *Loaded) load(o LoadOptions) error {
 	if l.Quantization != model.AsStored {
 		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp1", l.Fingerprint, l.Quantization, l.Backend.Variant(), l.KV.DType)
 	}
-	return nil
+	return l.loadDraft(o, &drafts, forDraft)
 }
 
 // plan sizes the KV pool and the context.
@@ -315,8 +329,8 @@ func (l *Loaded) plan(o LoadOptions) error {
 		Pool:             kvcache.Config{Blocks: l.KV.Blocks, BlockTokens: o.BlockTokens, Groups: memory.Groups(l.KV)},
 		MaxBatchedTokens: o.MaxBatchedTokens, MaxSeqs: o.MaxSeqs, MaxOutputs: o.MaxSeqs + extraOutputs, MaxQueued: o.MaxQueued, MaxModelLen: need.MaxModelLen,
 	}
-	if o.Speculation.Tokens > 0 {
-		l.Scheduler.MaxDrafts, l.Scheduler.Draft = o.Speculation.Tokens, o.Speculation.Lookup.Draft
+	if l.Scheduler.MaxDrafts = o.Speculation.Tokens; o.Speculation.Tokens > 0 && o.Speculation.Model == "" {
+		l.Scheduler.Draft = o.Speculation.Lookup.Draft
 	}
 	return nil
 }
@@ -394,8 +408,11 @@ func (l *Loaded) Region(i int) []byte { return l.Backend.KVRegion(i) }
 // Close frees the device and the files.
 func (l *Loaded) Close() error {
 	var err error
+	if l.Draft != nil {
+		err = l.Draft.Close()
+	}
 	if l.Backend != nil {
-		err = l.Backend.Close()
+		err = errors.Join(err, l.Backend.Close())
 	}
 	return errors.Join(err, l.Source.Close())
 }

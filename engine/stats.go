@@ -62,7 +62,7 @@ func (e *Engine) publish() {
 // Check verifies the conservation laws of scheduler and pool.
 func (e *Engine) Check() error {
 	var err error
-	if derr := e.do(func() { err = errors.Join(e.sched.Check(), e.checkAdapters()) }); derr != nil {
+	if derr := e.do(func() { err = errors.Join(e.sched.Check(), e.checkAdapters(), e.checkDrafter()) }); derr != nil {
 		err = derr
 	}
 	return err

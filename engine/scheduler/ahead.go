@@ -35,7 +35,7 @@ var unknown = []int32{Unknown}
 // rows to score, must wait, or memory is short. So nobody is preempted
 // by it, and the step after it sees what it would have seen, one step later.
 func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
-	if !s.stepping || len(s.then.inStep) > 0 || s.cfg.Draft != nil || len(s.batch.Completed) > 0 ||
+	if !s.stepping || len(s.then.inStep) > 0 || s.cfg.Draft != nil || s.cfg.DraftAll != nil || len(s.batch.Completed) > 0 ||
 		len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
 		return Batch{}, false
 	}

@@ -123,6 +123,17 @@ type Config struct {
 	// asked for, and fewer where the step has no room.
 	Draft     func(tokens []int32, n int) []int32
 	MaxDrafts int
+	// DraftAll, instead of Draft, guesses for a step's sequences at once. It need
+	// not give one any guess, and is not asked for what samples for the first time.
+	DraftAll func(asks []Ask)
+}
+
+// Ask is a request that may be guessed ahead: at most Most guesses are to be
+// appended to Tokens, which are all that it has.
+type Ask struct {
+	ID     RequestID
+	Tokens []int32
+	Most   int
 }
 
 // DraftLimit bounds MaxDrafts: what is guessed so far ahead is wrong.
@@ -151,6 +162,8 @@ type Scheduler struct {
 	placed   []*request // in batch order, victims of preemption included
 	inStep   []*request // those of the batch, then those of Completed
 	batch    Batch
+	asks     []Ask
+	asking   []*request // whose asks they are
 	done     []RequestID
 	views    [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 

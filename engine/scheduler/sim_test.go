@@ -123,7 +123,10 @@ func newSim(seed uint64, broken fault, n counts) (*sim, error) {
 		cfg.MaxOutputs = cfg.MaxSeqs + rng.IntN(8)
 	}
 	if rng.IntN(2) == 0 {
-		cfg.Draft, cfg.MaxDrafts = guess, rng.IntN(6)
+		cfg.MaxDrafts = rng.IntN(6)
+		if cfg.Draft = guess; cfg.MaxDrafts%2 == 1 {
+			cfg.Draft, cfg.DraftAll = nil, guessAll
+		}
 	}
 	cfg.Pool.Groups = randomGroups(rng, blockTokens, n)
 	probe, err := kvcache.NewPool(cfg.Pool)
@@ -292,6 +295,14 @@ func (m *sim) after(op string) error {
 	}
 	m.owners = owners
 	return nil
+}
+
+// guessAll guesses for all, but for every third not as much as it may.
+func guessAll(asks []Ask) {
+	for i := range asks {
+		a := &asks[i]
+		a.Tokens = guess(a.Tokens, max(0, a.Most-int(a.ID)%3))
+	}
 }
 
 // guess is wrong more often than not: a function of the tokens alone.

@@ -77,17 +77,19 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	}
 	s.admit(now, s.cfg.MaxModelLen)
 
+	for _, r := range s.placed {
+		if r.scheduled > 0 { // not preempted after it was placed
+			r.inStep = true
+			r.samples = r.computed+r.scheduled == len(r.tokens) && !r.computeOnly
+		}
+	}
+	s.guess()
 	s.views = slices.Grow(s.views, len(s.placed)*len(s.groups)) // so that no append moves them
 	for _, r := range s.placed {
 		if r.scheduled == 0 {
-			continue // preempted after it was placed
+			continue
 		}
 		end := r.computed + r.scheduled
-		r.inStep = true
-		r.samples = end == len(r.tokens) && !r.computeOnly
-		if r.samples && s.cfg.Draft != nil {
-			s.draft(r)
-		}
 		q := Seq{
 			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.guesses], Tables: s.view(r),
 			Sample: r.samples, Drafts: r.guesses,
@@ -138,15 +140,54 @@ func (s *Scheduler) rows(r *request, n int) int {
 	return n
 }
 
-// draft adds guesses to a request that samples in this step, from what budget,
-// rows and free memory are left: nobody gives way to a guess.
-func (s *Scheduler) draft(r *request) {
-	n := len(r.tokens)
-	most := min(s.cfg.MaxDrafts, s.budget, s.spare, s.cfg.MaxModelLen-n-1)
-	if most < 1 {
+// guess has tokens guessed for the requests that sample in this step, from what
+// budget, rows and free memory are left: nobody gives way to a guess.
+func (s *Scheduler) guess() {
+	switch {
+	case s.cfg.DraftAll != nil:
+		s.guessAll()
+	case s.cfg.Draft != nil:
+		for _, r := range s.placed {
+			if most := s.mostGuesses(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
+				s.draft(r, s.cfg.Draft(r.tokens, most), most)
+			}
+		}
+	}
+}
+
+// guessAll asks for all decoding requests at once, for each as many as its share of
+// what is left: a sequence's first guess is worth more than another's last.
+func (s *Scheduler) guessAll() {
+	s.asks, s.asking = s.asks[:0], s.asking[:0]
+	for _, r := range s.placed {
+		if r.inStep && r.samples && r.scheduled == 1 {
+			s.asking = append(s.asking, r)
+		}
+	}
+	left := min(s.budget, s.spare)
+	if len(s.asking) == 0 || left < 1 || s.cfg.MaxDrafts < 1 {
 		return
 	}
-	all := s.cfg.Draft(r.tokens, most)
+	share := max(1, left/len(s.asking))
+	for _, r := range s.asking {
+		most := s.mostGuesses(r, min(share, left, s.cfg.MaxDrafts))
+		s.asks = append(s.asks, Ask{ID: r.id, Tokens: r.tokens, Most: max(0, most)})
+		left -= max(0, most)
+	}
+	s.cfg.DraftAll(s.asks)
+	for i, r := range s.asking {
+		s.draft(r, s.asks[i].Tokens, s.asks[i].Most)
+	}
+}
+
+// mostGuesses is how many r may have of n.
+func (s *Scheduler) mostGuesses(r *request, n int) int {
+	return min(n, s.budget, s.spare, s.cfg.MaxModelLen-len(r.tokens)-1)
+}
+
+// draft takes what was guessed behind r's tokens, as far as free memory goes.
+func (s *Scheduler) draft(r *request, all []int32, most int) {
+	n := len(r.tokens)
 	r.tokens = all[:n]
 	guesses := min(len(all)-n, most)
 	end := s.covered(r)

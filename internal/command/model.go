@@ -40,6 +40,10 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 	if err != nil {
 		return engine.LoadOptions{}, err
 	}
+	draft, _, err := findModel(m.Speculation.Model, "", environ)
+	if err != nil {
+		return engine.LoadOptions{}, fmt.Errorf("--speculative-config: %w", err)
+	}
 	adapters := engine.Adapters{Places: places, Rank: m.LoRA.MaxRank}
 	for _, a := range m.LoRA.Modules {
 		adapters.Modules = append(adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
@@ -51,7 +55,7 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 		KVMemory: int64(m.KVMemory), MemoryLimit: process.MemoryLimit(os.DirFS("/")), KVDType: m.KVDType, BlockTokens: m.BlockTokens,
 		MaxModelLen: m.MaxModelLen, MaxSeqs: m.MaxSeqs, MaxBatchedTokens: m.MaxBatchedTokens, MaxQueued: m.MaxQueued,
 		CUDALibrary: m.CUDALibrary, GPUMemory: m.GPUMemory, EnforceEager: m.EnforceEager, Synchronous: !m.Ahead,
-		Speculation: engine.Speculation{Tokens: m.Speculation.Tokens, Lookup: engine.Lookup{Min: m.Speculation.Min, Max: m.Speculation.Max}},
+		Speculation: engine.Speculation{Tokens: m.Speculation.Tokens, Model: draft, Lookup: engine.Lookup{Min: m.Speculation.Min, Max: m.Speculation.Max}},
 	}, nil
 }
 

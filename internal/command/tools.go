@@ -173,7 +173,7 @@ func logits(v *Invocation) error {
 	if err != nil {
 		return err
 	}
-	o.MaxSeqs = min(o.MaxSeqs, logitRows)
+	o.MaxSeqs, o.Speculation = min(o.MaxSeqs, logitRows), engine.Speculation{}
 	l, err := engine.Load(o)
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func (m *Model) Register(s *Set) {
 	s.CountVar(&m.MaxSeqs, "max-num-seqs", 256, 1, "requests that run at once")
 	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more fills wide machines better, fewer keeps steps short")
 	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
-	s.Var(&m.Speculation, "speculative-config", `guess tokens ahead, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3}; answers are the same`)
+	s.Var(&m.Speculation, "speculative-config", `guess tokens ahead, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3} or {"method":"draft_model","model":"./small","num_speculative_tokens":3}; answers are the same`)
 	m.LoRA.Register(s)
 }
 

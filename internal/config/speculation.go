@@ -7,15 +7,29 @@ import (
 )
 
 // Speculation is vLLM's --speculative-config, as far as it is done here: tokens
-// are guessed from what followed the same words before.
+// are guessed by a draft model, or from what followed the same words before.
 type Speculation struct {
-	Tokens   int // guesses per step; 0: none
-	Min, Max int // tokens that have to occur again
+	Tokens   int    // guesses per step; 0: none
+	Model    string // the draft model; empty: none
+	Min, Max int    // tokens that have to occur again, without a draft model
 	given    string
 }
 
 // defaultLookup is vLLM's, where neither bound of the lookup is given.
 const defaultLookup = 5
+
+// Methods, as vLLM calls them.
+const (
+	ngram      = "ngram"
+	draftModel = "draft_model"
+)
+
+func or(p *string) string {
+	if p == nil {
+		return ""
+	}
+	return *p
+}
 
 // String is what was given.
 func (c *Speculation) String() string { return c.given }
@@ -42,26 +56,35 @@ func (c *Speculation) Set(v string) error {
 	d := json.NewDecoder(strings.NewReader(v))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&in); err != nil || d.More() {
-		return fmt.Errorf("%s: want a JSON object with method, num_speculative_tokens, prompt_lookup_max and prompt_lookup_min (%v)", v, err)
+		return fmt.Errorf("%s: want a JSON object with method, model, num_speculative_tokens, prompt_lookup_max and prompt_lookup_min (%v)", v, err)
 	}
 	*c = Speculation{given: v}
 	if in.Method == nil && in.Model == nil && in.Tokens == nil && in.Max == nil && in.Min == nil {
 		c.given = ""
 		return nil
 	}
-	method := ""
-	for _, name := range []*string{in.Model, in.Method} {
-		if name != nil {
-			method = strings.Trim(*name, "[]")
-		}
+	method, model := "", or(in.Model)
+	if in.Method != nil {
+		method = *in.Method
+	} else if method = strings.Trim(model, "[]"); method != ngram && model != "" {
+		method = draftModel
 	}
-	if method != "ngram" {
-		return fmt.Errorf("%s: method %q is not done; \"ngram\" is", v, method)
+	switch {
+	case method != ngram && method != draftModel:
+		return fmt.Errorf("%s: method %q is not done; %q and %q are", v, method, ngram, draftModel)
+	case method == draftModel && model == "":
+		return fmt.Errorf("%s: method %q needs model, the folder of the model that guesses", v, draftModel)
+	case method == draftModel && (in.Max != nil || in.Min != nil):
+		return fmt.Errorf("%s: prompt_lookup_max and prompt_lookup_min are of method %q alone", v, ngram)
 	}
 	if in.Tokens == nil || *in.Tokens < 1 {
 		return fmt.Errorf("%s: num_speculative_tokens must be at least 1", v)
 	}
-	c.Tokens, c.Min, c.Max = *in.Tokens, defaultLookup, defaultLookup
+	if c.Tokens = *in.Tokens; method == draftModel {
+		c.Model = model
+		return nil
+	}
+	c.Min, c.Max = defaultLookup, defaultLookup
 	switch {
 	case in.Max != nil && in.Min != nil:
 		c.Min, c.Max = *in.Min, *in.Max

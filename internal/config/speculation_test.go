@@ -14,6 +14,8 @@ func TestSpeculation(t *testing.T) {
 		`{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":3}`:                          {Tokens: 4, Min: 3, Max: 3},
 		`{"model":"[ngram]","num_speculative_tokens":1,"prompt_lookup_min":2}`:                         {Tokens: 1, Min: 2, Max: 2},
 		`{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":6,"prompt_lookup_min":null}`: {Tokens: 4, Min: 6, Max: 6},
+		`{"method":"draft_model","model":"./small","num_speculative_tokens":3}`:                        {Tokens: 3, Model: "./small"},
+		`{"model":"org/draft","num_speculative_tokens":4}`:                                             {Tokens: 4, Model: "org/draft"},
 	} {
 		var got Speculation
 		err := got.Set(given)
@@ -26,8 +28,11 @@ func TestSpeculation(t *testing.T) {
 	}
 	for given, says := range map[string]string{
 		"ngram": "want a JSON object",
-		`{"method":"eagle","num_speculative_tokens":4}`:                                             `"eagle" is not done; "ngram" is`,
-		`{"model":"org/draft","num_speculative_tokens":4}`:                                          "is not done",
+		`{"method":"eagle","num_speculative_tokens":4}`:                                             `"eagle" is not done; "ngram" and "draft_model" are`,
+		`{"method":"draft_model","num_speculative_tokens":4}`:                                       "needs model",
+		`{"method":"draft_model","model":"","num_speculative_tokens":4}`:                            "needs model",
+		`{"model":"org/draft"}`:                                                                     "at least 1",
+		`{"model":"org/draft","num_speculative_tokens":4,"prompt_lookup_max":3}`:                    "of method \"ngram\" alone",
 		`{"method":"ngram"}`:                                                                        "at least 1",
 		`{"method":"ngram","num_speculative_tokens":0}`:                                             "at least 1",
 		`{"method":"ngram","num_speculative_tokens":1.5}`:                                           "want a JSON object",

@@ -36,12 +36,12 @@ type load struct {
 
 // paths counts how often each path ran.
 type paths struct {
-	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, tcp, shared, adapted uint64
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, drafted, draftsKept, tcp, shared, adapted uint64
 }
 
 func (p *paths) String() string {
-	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, pages over TCP %d, bytes out of shared memory %d, with adapters %d",
-		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.tcp, p.shared, p.adapted)
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, by a model %d, of which %d, pages over TCP %d, bytes out of shared memory %d, with adapters %d",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.drafted, p.draftsKept, p.tcp, p.shared, p.adapted)
 }
 
 // alone runs requests one at a time, without cache hits, as the reference.
@@ -69,16 +69,18 @@ func newAlone(t *testing.T, c campaigned) *alone {
 	return &alone{f: f, salt: 1 << 60}
 }
 
-// campaigned is what the schedules of a campaign are computed with.
-type campaigned struct{ checkpoint, quantization, kernels string }
+// campaigned is what the schedules of a campaign are computed with. A draft model,
+// where there is one beside the model itself, has its vocabulary.
+type campaigned struct{ checkpoint, quantization, kernels, draft string }
 
 func (c campaigned) dir() string { return filepath.Join(checkpoints, c.checkpoint) }
 
 // everyArchitecture are those of the checkpoints, as they are stored, and in 8 and
 // 4 bits: dense, with experts, and with the matrices that DeepSeek cuts.
 var everyArchitecture = []campaigned{
-	{checkpoint: "gqa-tied"}, {checkpoint: "headdim"}, {checkpoint: "mistral-window"}, {checkpoint: "qwen3"}, {checkpoint: "qwen3-moe"},
-	{checkpoint: "gpt-oss-mxfp4"}, {checkpoint: "gemma4-moe"}, {checkpoint: "gemma4-ple"}, {checkpoint: "deepseek"},
+	{checkpoint: "gqa-tied"}, {checkpoint: "headdim"}, {checkpoint: "mistral-window", draft: "qwen3-moe"}, {checkpoint: "qwen3", draft: "mha"},
+	{checkpoint: "qwen3-moe", draft: "mistral-window"}, {checkpoint: "gpt-oss-mxfp4", draft: "gemma4-ple"}, {checkpoint: "gemma4-moe", draft: "gpt-oss-mxfp4"},
+	{checkpoint: "gemma4-ple", draft: "gemma4-moe"}, {checkpoint: "deepseek", draft: "deepseek-plain"},
 	{checkpoint: "mistral-window", quantization: "int8"}, {checkpoint: "deepseek", quantization: "int8"},
 	{checkpoint: "qwen3-moe", quantization: "int4"}, {checkpoint: "gemma4-moe", quantization: "int4"},
 }
@@ -205,15 +207,24 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	}
 	if rng.IntN(2) == 0 {
 		o.Speculation = engine.Speculation{Tokens: 1 + rng.IntN(6), Lookup: engine.Lookup{Min: 1, Max: 1 + rng.IntN(3)}}
+		if rng.IntN(3) == 0 { // the model itself guesses well, another one badly
+			if o.Speculation.Model = with.dir(); with.draft != "" && rng.IntN(2) == 0 {
+				o.Speculation.Model = filepath.Join(checkpoints, with.draft)
+			}
+		}
 	}
 	blockBytes := int64(ref.f.loaded[0].KV.BlockBytes())
 	blocks := func(o *engine.LoadOptions) int { // of one sequence of 192 tokens
 		return kvcache.Peak(ref.f.loaded[0].Scheduler.Pool.Groups, o.MaxModelLen, o.MaxBatchedTokens)
 	}
 	o.KVMemory = blockBytes * int64(blocks(&o)+rng.IntN(6)) // one fits, a batch of them does not
+	if o.Speculation.Model != "" {
+		o.KVMemory *= 4 // the draft model has its share of it
+	}
 	var pre *engine.LoadOptions
 	if remote {
 		p := o
+		p.Speculation = engine.Speculation{}
 		p.MaxBatchedTokens = 8 + rng.IntN(90)
 		p.KVMemory = blockBytes * int64(blocks(&p)+2+rng.IntN(30))
 		pre = &p
@@ -268,9 +279,13 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	count.batched += st.BatchedSteps
 	count.hits += st.Scheduler.PrefixHits
 	count.preempted += st.Scheduler.Preemptions
-	count.guessed += st.Scheduler.Drafted
+	guessed, accepted := &count.guessed, &count.accepted
+	if o.Speculation.Model != "" {
+		guessed, accepted = &count.drafted, &count.draftsKept
+	}
+	*guessed += st.Scheduler.Drafted
 	for _, n := range st.Scheduler.Accepted {
-		count.accepted += n
+		*accepted += n
 	}
 	count.remote += c.RemotePrefills
 	if s := f.reader.Stats(); seed%3 == 1 {
@@ -381,6 +396,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"stop tokens", count.stopped, 20}, {"scored prompts", count.scored, 50},
 				{"with adapters", count.adapted, 30},
 				{"guessed tokens", count.guessed, 2000}, {"accepted guesses", count.accepted, 200},
+				{"guessed by a model", count.drafted, 300}, {"of those accepted", count.draftsKept, 100},
 				{"pages over TCP", count.tcp, 150}, {"bytes out of shared memory", count.shared, 150_000},
 			} {
 				if c.n < uint64(c.min*seeds/100) {

@@ -63,8 +63,9 @@ var mayImport = map[string][]string{
 
 	"engine": {
 		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
-		"engine/ngram", "engine/ranks", "engine/sample", "engine/scheduler",
+		"engine/draft", "engine/ngram", "engine/ranks", "engine/sample", "engine/scheduler",
 	},
+	"engine/draft":        {"engine/backend", "engine/kvcache", "engine/sample"},
 	"engine/ranks":        {"engine/backend"},
 	"engine/ngram":        {},
 	"engine/scheduler":    {"engine/kvcache"},
