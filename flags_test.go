@@ -157,13 +157,13 @@ func TestSupportedFlagsAreDeclared(t *testing.T) {
 func TestServersKnowVLLM(t *testing.T) {
 	for _, name := range []string{"up", "gateway", "prefill", "decode", "serve"} {
 		var errOut bytes.Buffer
-		status := table().Main("test", []string{name, "--dry-run", "--enable-flashinfer-autotune", "-tp", "1"}, nil, io.Discard, &errOut)
+		status := table().Main("test", []string{name, "--dry-run", "--enable-flashinfer-autotune", "-pp", "1"}, nil, io.Discard, &errOut)
 		if status != 0 || strings.Count(errOut.String(), "has no effect") != 2 {
 			t.Errorf("tandem %s: status %d, %q", name, status, &errOut)
 		}
 		errOut.Reset()
-		if status := table().Main("test", []string{name, "--dry-run", "-tp", "2"}, nil, io.Discard, &errOut); status != 2 || !strings.Contains(errOut.String(), "--tensor-parallel-size 2") {
-			t.Errorf("tandem %s -tp 2: status %d, %q", name, status, &errOut)
+		if status := table().Main("test", []string{name, "--dry-run", "-pp", "2"}, nil, io.Discard, &errOut); status != 2 || !strings.Contains(errOut.String(), "--pipeline-parallel-size 2") {
+			t.Errorf("tandem %s -pp 2: status %d, %q", name, status, &errOut)
 		}
 	}
 }

@@ -66,6 +66,9 @@ func table() command.Table {
 }
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == command.RankCommand {
+		os.Exit(rank(os.Args[2]))
+	}
 	os.Exit(table().Main(version, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
@@ -572,7 +575,7 @@ type node struct {
 type hooks struct {
 	step   func()
 	blocks func(events []kvcache.Event, gap bool)
-	mapKV  func(bytes int) ([]byte, error) // where KV blocks lie; nil: the device's own memory
+	kvFile engine.KVFile // where KV blocks lie; nil: the device's own memory
 }
 
 // startEngine loads the model and starts its loop.
@@ -581,7 +584,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	if err != nil {
 		return nil, err
 	}
-	o.MapKV = on.mapKV
+	o.KVFile = on.kvFile
 	o.SharedKV = role != "serve"
 	if role == "prefill" { // which draws nothing that could be guessed
 		o.Speculation = engine.Speculation{}
@@ -633,7 +636,7 @@ func (n *node) hello() *nodepb.Hello {
 }
 
 func (n *node) layout() kvtransfer.Layout {
-	return kvtransfer.Layout{Regions: n.KV.Regions, PageBytes: n.KV.PageBytes, Hash: n.LayoutHash()}
+	return kvtransfer.Layout{Regions: n.Regions(), PageBytes: n.KV.PageBytes, Hash: n.LayoutHash()}
 }
 
 // drainer is a role that can be asked to finish.
@@ -689,6 +692,8 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	select {
 	case err := <-failed:
 		return fmt.Errorf("a listener ended: %w", err)
+	case <-n.eng.Done():
+		return n.eng.Err()
 	case <-n.Ctx.Done():
 	}
 	draining.Store(true)
@@ -749,7 +754,7 @@ func runPrefill(v *command.Invocation) error {
 	var news blockNews
 	on := hooks{blocks: news.tell}
 	if shared != nil {
-		on.mapKV = shared.Map
+		on.kvFile = shared
 	}
 	n, err := startEngine(d, v.Environ, &f.m, &f.p, "prefill", metrics.Prefill, on)
 	if err != nil {
@@ -923,5 +928,12 @@ func runServe(v *command.Invocation) error {
 		return gw.SetLimits(gatewayOptions(&again.g, &again.p, d))
 	})
 	d.Log.Info("serving", "addr", gw.Addr(), "model", n.Bundle.ModelName, "version", version)
-	return gw.Run(d.Ctx)
+	return n.whileStepping(d.Ctx, gw.Run, func() {
+		ctx, cancel := context.WithTimeout(d.Ctx, drainDelay)
+		defer cancel()
+		role.Drain(ctx)
+		alone := gatewayOptions(&g, &p, d)
+		alone.ResumeTimeout = never(0) // there is no other node to wait for
+		d.Report("limits", gw.SetLimits(alone))
+	})
 }

@@ -334,7 +334,7 @@ func codeOf(err error) nodepb.Code {
 	switch {
 	case errors.Is(err, ErrDeadline):
 		return nodepb.Code_CODE_DEADLINE
-	case errors.Is(err, ErrDrained), errors.Is(err, engine.ErrClosed):
+	case errors.Is(err, ErrDrained), errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost):
 		return nodepb.Code_CODE_DRAINING
 	case errors.Is(err, scheduler.ErrQueueFull), errors.Is(err, rpc.ErrOutboxFull):
 		return nodepb.Code_CODE_OVERLOADED

@@ -223,18 +223,18 @@ func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		n.refuseGrant(f, err)
 		return nil, err
 	}
-	kv := n.o.Engine.KV()
+	kv, ranks := n.o.Engine.KV(), n.o.Engine.Ranks()
 	var pages []int32 // one group after the other
 	var counts, of []int
 	for i, g := range res.Groups {
 		for _, b := range g.Blocks {
 			pages = append(pages, int32(b))
 		}
-		counts, of = append(counts, len(g.Blocks)), append(of, kv.Groups[i].Layers)
+		counts, of = append(counts, len(g.Blocks)), append(of, kv.Groups[i].Layers*ranks)
 	}
 	n.mu.Lock() // the lease is on the books before its first event can be
 	g, err := n.o.Reader.Grant(kvtransfer.GrantRequest{
-		Pages: pages, Runs: kvtransfer.Runs(kv.Regions, counts, of), Duration: n.o.LeaseDuration,
+		Pages: pages, Runs: kvtransfer.Runs(kv.Regions*ranks, counts, of), Duration: n.o.LeaseDuration,
 	})
 	if err != nil {
 		n.o.Engine.Lost(res.ID)

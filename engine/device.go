@@ -61,7 +61,8 @@ func choose(o *LoadOptions) (choice, error) {
 // leaves beside what is taken already, the weights and a step.
 func (c *choice) kvMemory(o *LoadOptions, weights int64, config *model.Config) (int64, error) {
 	if !c.gpu {
-		return defaultKV(o.MemoryLimit, weights), nil
+		n := int64(max(1, o.TensorParallel.Ranks)) // each of them has a part of it
+		return defaultKV(o.MemoryLimit, weights*n) / n, nil
 	}
 	step := config.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})
 	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - gpuReserve
@@ -78,16 +79,16 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, config *model.Config) (
 }
 
 // open makes the backend.
-func (c *choice) open(o *LoadOptions, limits backend.Limits) (backend.Backend, error) {
+func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Ranks, mapKV func(int) ([]byte, error)) (backend.Backend, error) {
 	if c.gpu {
-		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: o.MapKV})
+		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV})
 		if err != nil {
 			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
 		}
 		return b, nil
 	}
 	b, err := cpu.New(cpu.Options{
-		Threads: o.Threads, Limits: limits, Kernels: o.Kernels, Mapped: true, MapKV: o.MapKV, FaultBatchOrder: o.FaultBatchOrder,
+		Threads: o.TensorParallel.threads(o.Threads), Limits: limits, Kernels: o.Kernels, Mapped: true, MapKV: mapKV, Ranks: group, FaultBatchOrder: o.FaultBatchOrder,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)

@@ -63,6 +63,9 @@ type Options struct {
 	Scheduler scheduler.Config
 	Logger    *slog.Logger
 
+	Ranks int          // processes that compute the model, each with pages of its own; 0: 1
+	Lost  <-chan error // hears of one that is lost; nil: none can be
+
 	// Adapters has AdapterPlaces places for adapters; 0: none. Modules are loaded
 	// by New.
 	Adapters      AdapterDevice
@@ -95,6 +98,7 @@ type Options struct {
 type Engine struct {
 	o      Options
 	log    *slog.Logger
+	lost   error // why the engine stopped by itself; written before done is closed
 	sched  *scheduler.Scheduler
 	start  time.Time
 	next   atomic.Uint64 // request ids
@@ -189,19 +193,20 @@ func New(o Options) (*Engine, error) {
 	return e, nil
 }
 
-// Run steps until ctx ends, then fails whatever still runs with ErrClosed. It
-// must be called once.
+// Run steps until ctx ends, then fails whatever still runs with ErrClosed; or until
+// a rank is lost, then with that. It must be called once.
 func (e *Engine) Run(ctx context.Context) {
 	defer close(e.done)
 	stop := context.AfterFunc(ctx, e.poke)
 	defer stop()
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && e.lost == nil {
 		e.drainInbox()
-		if !e.stepOnce() {
+		if !e.stepOnce() && e.lost == nil {
 			e.blockEvents() // an arrival nobody waits for changes the cache without a step
 			e.publish()
 			select {
 			case <-e.wake:
+			case e.lost = <-e.o.Lost:
 			case <-ctx.Done():
 			}
 		}
@@ -225,8 +230,14 @@ func (e *Engine) Groups() []kvcache.Group { return e.sched.Groups() }
 // together: what is cached, and where a reservation begins, is a multiple.
 func (e *Engine) Align() int { return e.sched.Align() }
 
+// Ranks is how many processes compute the model, each with KV pages of its own.
+func (e *Engine) Ranks() int { return max(1, e.o.Ranks) }
+
 // Done is closed when Run has returned.
 func (e *Engine) Done() <-chan struct{} { return e.done }
+
+// Err is why Run has returned, after Done; nil if its context had ended.
+func (e *Engine) Err() error { return e.lost }
 
 // shutdown refuses new work and ends what is left.
 func (e *Engine) shutdown() {
@@ -244,7 +255,7 @@ func (e *Engine) shutdown() {
 	}
 	e.publish()
 	for _, id := range ids {
-		e.fail(id, ErrClosed)
+		e.fail(id, cmp.Or(e.lost, ErrClosed))
 	}
 	e.stepEnd()
 }
@@ -326,6 +337,9 @@ func (e *Engine) stepOnce() bool {
 	if len(b.Seqs) > 0 {
 		if err := e.runBatch(b); err != nil {
 			e.failBatch(b, err)
+			if errors.Is(err, ErrLost) {
+				e.lost = err
+			}
 			return true
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/ngram"
+	"github.com/tandem-serving/tandem/engine/ranks"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
@@ -58,8 +60,10 @@ type LoadOptions struct {
 	KVDType     string // "auto" (as the weights), "float32" or "bfloat16"
 	BlockTokens int    // 0: 16
 
-	// MapKV maps the memory of KV blocks, a region at a time; nil: the device's own. Close unmaps only the latter.
-	MapKV func(bytes int) ([]byte, error)
+	// KVFile is where KV blocks lie; nil: the device's own memory. Close unmaps only the latter.
+	KVFile KVFile
+
+	TensorParallel TensorParallel
 
 	MaxModelLen      int // 0: what the model was made for, or less if KVMemory is short
 	MaxSeqs          int
@@ -88,6 +92,14 @@ type Speculation struct {
 	Lookup Lookup
 }
 
+// KVFile is memory that other processes can map, which holds KV blocks: a region
+// at a time is asked for.
+type KVFile interface {
+	Map(bytes int) ([]byte, error)
+	File() *os.File
+	Place(mem []byte) (at int64, ok bool) // of what Map gave, in the file
+}
+
 // Adapters say how many low-rank adapters (LoRA) a node may have loaded.
 type Adapters struct {
 	Places  int // 0: none
@@ -112,12 +124,16 @@ type Loaded struct {
 	LoadTime    time.Duration
 
 	Quantization model.Quantization
-	WeightBytes  int64 // as the device holds them
+	WeightBytes  int64 // as the device holds them, of one rank
 	Adapters     Adapters
 	Synchronous  bool // as LoadOptions has it
 
 	Draft   *Loaded // the draft model; nil: none
 	Drafter Drafter
+
+	ranks  *ranks.Leader // nil: this process computes the model alone
+	shared [][]byte      // [regions × ranks] KV pages, where ranks have some
+	own    *ranks.Memory // where they lie, unless they lie in LoadOptions.KVFile
 }
 
 // OpenModel opens a checkpoint folder or the built-in model.
@@ -203,15 +219,19 @@ func (o *LoadOptions) check() error {
 	if a := o.Adapters; a.Places < 0 || a.Places > MaxAdapters || len(a.Modules) > a.Places {
 		return fmt.Errorf("%w: --max-cpu-loras: %d adapters of --lora-modules in %d places, at most %d", ErrOption, len(a.Modules), a.Places, MaxAdapters)
 	}
-	return nil
+	return o.checkRanks()
 }
 
 // Options are those of an engine of this model, to be completed.
 func (l *Loaded) Options() Options {
-	return Options{
-		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous,
+	o := Options{
+		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous, Ranks: l.Ranks(),
 		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, Modules: l.Adapters.Modules, Drafter: l.Drafter,
 	}
+	if l.ranks != nil {
+		o.Lost = l.ranks.Lost()
+	}
+	return o
 }
 
 func (l *Loaded) load(o LoadOptions) error {
@@ -223,18 +243,25 @@ func (l *Loaded) load(o LoadOptions) error {
 	if l.Quantization, err = quantization(o.Quantization); err != nil {
 		return err
 	}
+	config, err := o.TensorParallel.shard(0).Of(&l.Source.Config) // of each rank alike, but for a few rows
+	if err != nil {
+		return refuse(o.Model, err)
+	}
 	if l.WeightBytes, err = l.Source.WeightBytes(l.Quantization); err != nil {
 		return refuse(o.Model, err)
+	}
+	if o.TensorParallel.Ranks > 1 {
+		l.WeightBytes = config.WeightBytes(l.Quantization)
 	}
 	drafts, err := l.lookAtDraft(&o)
 	if err != nil {
 		return err
 	}
 	if o.KVMemory == 0 {
-		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes+drafts.weights, &l.Source.Config); err != nil {
+		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes+drafts.weights, &config); err != nil {
 			return err
 		}
-		if o.KVMemory < kvMemory && !device.gpu {
+		if o.KVMemory*int64(max(1, o.TensorParallel.Ranks)) < kvMemory && !device.gpu {
 			o.Logger.Warn("KV memory is less than the default, because memory is short; --kv-cache-memory-bytes sets it",
 				"kv_memory", memory.Bytes(o.KVMemory), "limit", memory.Bytes(o.MemoryLimit), "weights", memory.Bytes(l.WeightBytes))
 		}
@@ -246,22 +273,28 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
-	forDraft, err := drafts.share(&o, &l.Source.Config)
+	forDraft, err := drafts.share(&o, &config)
 	if err != nil {
 		return err
 	}
 	o.KVMemory -= forDraft
-	if err := l.plan(o); err != nil {
+	if err := l.plan(o, &config); err != nil {
 		return err
 	}
 	limits := backend.Limits{
 		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs, Seqs: o.MaxSeqs,
 		Blocks: (l.Scheduler.MaxModelLen + o.BlockTokens - 1) / o.BlockTokens,
 	}
-	if l.Backend, err = device.open(&o, limits); err != nil {
+	group, err := l.startRanks(&o, device, limits)
+	if err != nil {
 		return err
 	}
-	if l.Model, err = model.Load(l.Source, l.Backend, limits, model.Options{Quantization: l.Quantization, Progress: o.Progress}); err != nil {
+	if l.Backend, err = device.open(&o, limits, group, l.mapKV(&o)); err != nil {
+		return err
+	}
+	if l.Model, err = model.Load(l.Source, l.Backend, limits, model.Options{
+		Quantization: l.Quantization, Progress: o.Progress, Shard: o.TensorParallel.shard(0),
+	}); err != nil {
 		return refuse(o.Model, err)
 	}
 	if l.Adapters = o.Adapters; o.Adapters.Places > 0 {
@@ -272,6 +305,9 @@ func (l *Loaded) load(o LoadOptions) error {
 		o.Logger.Info("room for adapters", "adapters", o.Adapters.Places, "rank", o.Adapters.Rank, "memory", memory.Bytes(bytes))
 	}
 	if err := l.Backend.AllocKV(l.KV); err != nil {
+		return err
+	}
+	if err := l.readyRanks(&o); err != nil {
 		return err
 	}
 	if err := device.capture(&o, l); err != nil {
@@ -289,20 +325,19 @@ func (l *Loaded) load(o LoadOptions) error {
 	}
 	// Equal classes give equal bits: weights, quantization, kernels, parallel
 	// degree and KV type. Only what this build can vary is spelled out.
-	l.Class = fmt.Sprintf("%016x/%s/kv-%s/tp1", l.Fingerprint, l.Backend.Variant(), l.KV.DType)
+	l.Class = fmt.Sprintf("%016x/%s/kv-%s/tp%d", l.Fingerprint, l.Backend.Variant(), l.KV.DType, l.Ranks())
 	if l.Quantization != model.AsStored {
-		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp1", l.Fingerprint, l.Quantization, l.Backend.Variant(), l.KV.DType)
+		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp%d", l.Fingerprint, l.Quantization, l.Backend.Variant(), l.KV.DType, l.Ranks())
 	}
 	return l.loadDraft(o, &drafts, forDraft)
 }
 
-// plan sizes the KV pool and the context.
-func (l *Loaded) plan(o LoadOptions) error {
-	dtype, err := kvDType(o.KVDType, l.Source.Config.DType)
+// plan sizes the KV pool and the context, for a rank's part of the model.
+func (l *Loaded) plan(o LoadOptions, c *model.Config) error {
+	dtype, err := kvDType(o.KVDType, c.DType)
 	if err != nil {
 		return err
 	}
-	c := l.Source.Config
 	need := memory.Need{
 		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: o.BlockTokens, DType: dtype,
 		Context: c.MaxPositions, MaxModelLen: o.MaxModelLen, MaxBatchedTokens: o.MaxBatchedTokens, MaxBlocks: maxBlocks,
@@ -402,8 +437,17 @@ func (l *Loaded) LayoutHash() uint64 {
 	return xxhash.Sum64String(fmt.Sprintf("%s %+v", l.Class, s))
 }
 
-// Region is one region's pages, for kvtransfer to register.
-func (l *Loaded) Region(i int) []byte { return l.Backend.KVRegion(i) }
+// Regions is how many regions of pages all ranks have together, for kvtransfer to
+// register. Those of a KV region lie side by side, one of each rank.
+func (l *Loaded) Regions() int { return l.KV.Regions * l.Ranks() }
+
+// Region is one of them.
+func (l *Loaded) Region(i int) []byte {
+	if l.shared != nil {
+		return l.shared[i]
+	}
+	return l.Backend.KVRegion(i / l.Ranks())
+}
 
 // Close frees the device and the files.
 func (l *Loaded) Close() error {
@@ -413,6 +457,12 @@ func (l *Loaded) Close() error {
 	}
 	if l.Backend != nil {
 		err = errors.Join(err, l.Backend.Close())
+	}
+	if l.ranks != nil {
+		err = errors.Join(err, l.ranks.Close())
+	}
+	if l.own != nil {
+		err = errors.Join(err, l.own.Close())
 	}
 	return errors.Join(err, l.Source.Close())
 }

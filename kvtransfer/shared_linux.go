@@ -71,8 +71,11 @@ func (s *Shared) seal() error {
 // sharedSeals are those without which a reader could be killed by its own mapping.
 const sharedSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
-// offset finds memory in the file.
-func (s *Shared) offset(b []byte) (int64, bool) {
+// File is the memory file, which another process of this node may map before a Writer seals it.
+func (s *Shared) File() *os.File { return s.file }
+
+// Place finds memory in the file.
+func (s *Shared) Place(b []byte) (int64, bool) {
 	for _, p := range s.parts {
 		base, at := uintptr(unsafe.Pointer(&p.mem[0])), uintptr(unsafe.Pointer(&b[0]))
 		if at >= base && at-base+uintptr(len(b)) <= uintptr(len(p.mem)) {

@@ -20,11 +20,16 @@ func NewShared() (*Shared, error) { return nil, errShared }
 // Map returns an error here.
 func (*Shared) Map(int) ([]byte, error) { return nil, errShared }
 
+// File is nil here.
+func (*Shared) File() *os.File { return nil }
+
+// Place finds nothing here.
+func (*Shared) Place([]byte) (int64, bool) { return 0, false }
+
 // Close does nothing here.
 func (*Shared) Close() error { return nil }
 
 func (*Shared) seal() error                 { return errShared }
-func (*Shared) offset([]byte) (int64, bool) { return 0, false }
 func (*Shared) readOnly() (*os.File, error) { return nil, errShared }
 
 type flag struct {

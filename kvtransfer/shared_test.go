@@ -47,10 +47,10 @@ func TestSharedIsSealed(t *testing.T) {
 	if _, err := s.Map(1); !errors.Is(err, ErrArguments) {
 		t.Errorf("mapping more of sealed memory: %v", err)
 	}
-	if at, ok := s.offset(m[1]); !ok || at != int64(len(m[0])) {
+	if at, ok := s.Place(m[1]); !ok || at != int64(len(m[0])) {
 		t.Errorf("region 1 is at %d, %t", at, ok)
 	}
-	if _, ok := s.offset(make([]byte, 8)); ok {
+	if _, ok := s.Place(make([]byte, 8)); ok {
 		t.Error("other memory is in the file")
 	}
 	wo := WriterOptions{Layout: small, Memory: newMemory(small, 4), Shared: s}

@@ -80,7 +80,7 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 	}
 	if o.Shared != nil {
 		for i, b := range mem.mem {
-			if _, ok := o.Shared.offset(b); !ok {
+			if _, ok := o.Shared.Place(b); !ok {
 				return nil, fmt.Errorf("%w: region %d is not in the shared memory", ErrArguments, i)
 			}
 		}

@@ -48,7 +48,7 @@ func (s *writerSession) handOver(ctx context.Context, addr string) (*flag, error
 	shared := s.w.o.Shared
 	m := memoryMessage{session: s.id, epoch: s.epoch, nPages: s.w.mem.nPages}
 	for i := range s.w.o.Layout.Regions {
-		at, _ := shared.offset(s.w.mem.mem[i]) // NewWriter has looked
+		at, _ := shared.Place(s.w.mem.mem[i]) // NewWriter has looked
 		m.offsets = append(m.offsets, uint64(at))
 	}
 	f, err := newFlag()

@@ -85,7 +85,7 @@ func (n *Node) answer(j *job, err error, done *nodepb.PrefillDone) {
 
 func codeOf(err error) nodepb.Code {
 	switch {
-	case errors.Is(err, errDrained), errors.Is(err, engine.ErrClosed):
+	case errors.Is(err, errDrained), errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost):
 		return nodepb.Code_CODE_DRAINING
 	case errors.Is(err, errNoGrant), errors.Is(err, errRefused), errors.Is(err, scheduler.ErrQueueFull), errors.Is(err, engine.ErrStuck), errors.Is(err, kvtransfer.ErrBusy):
 		return nodepb.Code_CODE_OVERLOADED
@@ -181,6 +181,7 @@ func (n *Node) awaitGrant(ctx context.Context, j *job) (*nodepb.Grant, error) {
 // which stand one group after the other in the grant.
 type feed struct {
 	kv     engine.KVSpec
+	ranks  int // that have pages of their own
 	groups []kvcache.Group
 	first  []int // [groups] place of the first one wanted
 	end    []int // [groups] place after the last one
@@ -207,15 +208,15 @@ type piece struct {
 }
 
 func newFeed(e *engine.Engine, from, total int) *feed {
-	f := &feed{kv: e.KV(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
+	f := &feed{kv: e.KV(), ranks: e.Ranks(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
 	var pages, of []int
 	for g, spec := range f.groups {
 		first, end := scheduler.Places(spec, from, total)
 		f.first, f.end, f.at = append(f.first, first), append(f.end, end), append(f.at, f.nPages)
-		pages, of = append(pages, end-first), append(of, f.kv.Groups[g].Layers)
+		pages, of = append(pages, end-first), append(of, f.kv.Groups[g].Layers*f.ranks)
 		f.nPages += end - first
 	}
-	f.runs = kvtransfer.Runs(f.kv.Regions, pages, of)
+	f.runs = kvtransfer.Runs(f.kv.Regions*f.ranks, pages, of)
 	f.sent = make([]int, len(f.kv.Layers))
 	return f
 }
@@ -241,7 +242,9 @@ func (f *feed) layer(layer, upTo int, tables [][]kvcache.BlockID) {
 		if f.began.IsZero() {
 			f.began = time.Now()
 		}
-		f.pieces = append(f.pieces, piece{region: place.Region, first: f.at[g] + first, src: src})
+		for rank := range f.ranks { // each has a part of the heads in pages of its own
+			f.pieces = append(f.pieces, piece{region: place.Region*f.ranks + rank, first: f.at[g] + first, src: src})
+		}
 		f.sent[layer] = n
 	}
 	f.poke()

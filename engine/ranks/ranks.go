@@ -162,7 +162,7 @@ func (g *Group) Lose(rank int, why string) {
 func (g *Group) Err() error {
 	lost := int(g.head.lost.Load())
 	switch {
-	case lost == 0 && g.head.closed.Load() != 0:
+	case g.head.closed.Load() != 0: // whoever ends then, ends for that
 		return ErrClosed
 	case lost == 0:
 		return nil

@@ -45,7 +45,7 @@ func TestStatusesAndWords(t *testing.T) {
 		{"serve --block-size=x", nil, 2, `--block-size: "x" is not a whole number`},
 		{"serve --disable-cascade-attn", nil, 0, "warning: --disable-cascade-attn has no effect"},
 		{"serve --disable-cascade-attn --dry-run", nil, 0, "warning: --disable-cascade-attn has no effect"},
-		{"serve -tp 8", nil, 2, "--tensor-parallel-size 8 is not supported"},
+		{"serve -pp 8", nil, 2, "--pipeline-parallel-size 8 is not supported"},
 		{"serve", []string{"TANDEM_BLOCK_SIZES=1"}, 0, "did you mean TANDEM_BLOCK_SIZE?"},
 		{"version", []string{"TANDEM_TEMPERATURE=1", "TANDEM_BLOCK_SIZE=1"}, 0, ""},
 		{"completion", nil, 2, "name the shell"},

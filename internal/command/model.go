@@ -7,12 +7,16 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/offspring"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
@@ -48,8 +52,12 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 	for _, a := range m.LoRA.Modules {
 		adapters.Modules = append(adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
 	}
+	parallel, err := tensorParallel(m)
+	if err != nil {
+		return engine.LoadOptions{}, err
+	}
 	return engine.LoadOptions{
-		Adapters: adapters,
+		Adapters: adapters, TensorParallel: parallel,
 		Progress: loading(os.Stderr, log),
 		Model:    path, Device: m.Device, Kernels: m.Kernels, Quantization: m.Quantization, Threads: m.Threads, Logger: log, ChatTemplate: template,
 		KVMemory: int64(m.KVMemory), MemoryLimit: process.MemoryLimit(os.DirFS("/")), KVDType: m.KVDType, BlockTokens: m.BlockTokens,
@@ -57,6 +65,23 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 		CUDALibrary: m.CUDALibrary, GPUMemory: m.GPUMemory, EnforceEager: m.EnforceEager, Synchronous: !m.Ahead,
 		Speculation: engine.Speculation{Tokens: m.Speculation.Tokens, Model: draft, Lookup: engine.Lookup{Min: m.Speculation.Min, Max: m.Speculation.Max}},
 	}, nil
+}
+
+// RankCommand is the argument that makes this program a rank of a node's.
+const RankCommand = "rank"
+
+// tensorParallel has this program started as ranks, which end with this process.
+func tensorParallel(m *config.Model) (engine.TensorParallel, error) {
+	t := engine.TensorParallel{Ranks: m.TensorParallel, Timeout: time.Duration(m.RankTimeout)}
+	if t.Ranks <= 1 {
+		return t, nil
+	}
+	if t.Timeout == 0 {
+		return t, fmt.Errorf("%w: --distributed-timeout-seconds 0: want a time, such as 60", config.ErrValue)
+	}
+	self, err := os.Executable()
+	t.Command, t.Start = []string{self, RankCommand}, func(c *exec.Cmd) error { return offspring.Start(c, syscall.SIGKILL) }
+	return t, err
 }
 
 // ReadTemplate is the chat template in the file that --chat-template names; an

@@ -18,6 +18,8 @@ type Model struct {
 	CUDALibrary                                string
 	GPUMemory                                  float64
 	EnforceEager, Ahead                        bool
+	TensorParallel                             int
+	RankTimeout                                Seconds
 	Speculation                                Speculation
 	LoRA                                       LoRA
 }
@@ -37,7 +39,10 @@ func (m *Model) Register(s *Set) {
 	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable")
 	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
 	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
-	s.Var(&m.KVMemory, "kv-cache-memory-bytes", "memory for KV blocks, taken as it is used; 0: 1GiB, or less where the machine's or the cgroup's memory is short")
+	s.Var(&m.KVMemory, "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, taken as it is used; 0: 1GiB of all, or less where the machine's or the cgroup's memory is short")
+	s.CountVar(&m.TensorParallel, "tensor-parallel-size", 1, 1, "processes of this machine that compute the model together, a part of each matrix each; on the CPU they share --threads")
+	m.RankTimeout = Seconds(time.Minute)
+	s.Var(&m.RankTimeout, "distributed-timeout-seconds", "how long one of them may let the others wait before the node ends")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
 	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
 	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: what the model was made for")

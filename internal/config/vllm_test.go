@@ -128,8 +128,8 @@ func TestVLLMSpellings(t *testing.T) {
 		refused   string // part of the error
 		positions int    // arguments left
 	}{
-		"short":                {args: []string{"-tp", "1", "-ep=false"}, warnings: "--tensor-parallel-size|--no-enable-expert-parallel"},
-		"short, refused":       {args: []string{"-tp=2"}, refused: "--tensor-parallel-size 2 is not supported"},
+		"short":                {args: []string{"-pp", "1", "-ep=false"}, warnings: "--pipeline-parallel-size|--no-enable-expert-parallel"},
+		"short, refused":       {args: []string{"-pp=2"}, refused: "--pipeline-parallel-size 2 is not supported"},
 		"a policy":             {args: []string{"--scheduling-policy", "priority"}, warnings: "--scheduling-policy"},
 		"a policy, refused":    {args: []string{"--scheduling-policy=lifo"}, refused: "--scheduling-policy lifo is not supported"},
 		"short switch":         {args: []string{"-ep"}, refused: "--enable-expert-parallel is not supported"},

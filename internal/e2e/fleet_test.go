@@ -182,7 +182,7 @@ func hello(role string, l *engine.Loaded) *nodepb.Hello {
 }
 
 func layout(l *engine.Loaded) kvtransfer.Layout {
-	return kvtransfer.Layout{Regions: l.KV.Regions, PageBytes: l.KV.PageBytes, Hash: l.LayoutHash()}
+	return kvtransfer.Layout{Regions: l.Regions(), PageBytes: l.KV.PageBytes, Hash: l.LayoutHash()}
 }
 
 func (f *fleet) startDecode(o engine.LoadOptions) {
@@ -231,7 +231,7 @@ func (f *fleet) startPrefill(o engine.LoadOptions) {
 		if wo.Shared, err = kvtransfer.NewShared(); err != nil {
 			f.t.Fatal(err)
 		}
-		o.MapKV, wo.Transport = wo.Shared.Map, kvtransfer.OverShared
+		o.KVFile, wo.Transport = wo.Shared, kvtransfer.OverShared
 		f.stop = append([]func(){func() { // after the engine, which reads it
 			if err := wo.Shared.Close(); err != nil {
 				f.t.Errorf("shared memory: %v", err)

@@ -81,7 +81,7 @@ var mayImport = map[string][]string{
 	"engine/tokenizer":    {},
 
 	"internal/cluster":       {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/rpc", "internal/tlsconf"},
+	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/rpc", "internal/tlsconf"},
 	"internal/config":        {},
 	"internal/console":       {},
 	"internal/e2e":           {},

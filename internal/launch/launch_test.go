@@ -26,11 +26,13 @@ func playNode(kind string) int {
 	case "node-fails":
 		os.Stderr.WriteString("cannot bind\n")
 		return 3
-	case "node-stubborn":
+	}
+	wait := onTerm()
+	if kind == "node-stubborn" {
 		ignoreTerm()
 	}
-	os.Stdout.WriteString("started\n")
-	waitTerm(kind == "node-stubborn")
+	os.Stdout.WriteString("started\n") // it may be told to stop at once
+	wait(kind == "node-stubborn")
 	os.Stdout.WriteString("stopped\n")
 	return 0
 }

@@ -14,14 +14,19 @@ import (
 
 func ignoreTerm() { signal.Ignore(syscall.SIGTERM) }
 
+// onTerm has the function that it returns wait for a SIGTERM from now on.
+func onTerm() (wait func(stubborn bool)) {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGTERM)
+	return func(stubborn bool) { waitTerm(c, stubborn) }
+}
+
 // waitTerm returns at SIGTERM; a stubborn node outlives it for a while.
-func waitTerm(stubborn bool) {
+func waitTerm(c <-chan os.Signal, stubborn bool) {
 	if stubborn {
 		time.Sleep(time.Minute)
 		return
 	}
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, syscall.SIGTERM)
 	select {
 	case <-c:
 	case <-time.After(time.Minute):
