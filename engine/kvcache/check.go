@@ -36,8 +36,13 @@ func (p *Pool) checkLists() error {
 			want = stateUsed
 		case b.pinIn > 0 || b.pinOut > 0:
 			want = statePinned
+		case b.hashed && b.hot && p.maxHot > 0:
+			want = stateHot
 		case b.hashed:
 			want = stateCached
+		}
+		if b.hot && !b.hashed {
+			return fmt.Errorf("%w: block %d is hot and holds nothing", ErrBroken, i)
 		}
 		if b.refs < 0 || b.pinIn < 0 || b.pinOut < 0 || b.state != want {
 			return fmt.Errorf("%w: block %d is in state %d, want %d (references %d, pins in %d, out %d, hashed %v)",
@@ -47,11 +52,14 @@ func (p *Pool) checkLists() error {
 			return fmt.Errorf("%w: block %d is in the prefix cache while the network may write it", ErrBroken, i)
 		}
 	}
+	if counts[stateHot] > p.maxHot {
+		return fmt.Errorf("%w: %d blocks are hot, at most %d", ErrBroken, counts[stateHot], p.maxHot)
+	}
 	if counts != p.counts || arriving != p.arriving || leaving != p.leaving {
 		return fmt.Errorf("%w: counted %v, %d arriving, %d leaving; kept %v, %d, %d",
 			ErrBroken, counts, arriving, leaving, p.counts, p.arriving, p.leaving)
 	}
-	for _, s := range [...]state{stateFree, stateCached} {
+	for _, s := range [...]state{stateFree, stateCached, stateHot} {
 		n, prev := 0, NoBlock
 		for id := p.lists[s].head; id != NoBlock; id = p.blocks[id].next {
 			if b := &p.blocks[id]; b.state != s || b.prev != prev || n >= counts[s] {

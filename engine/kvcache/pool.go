@@ -11,8 +11,12 @@
 // directions. Content is named by a chained digest of every token from the root
 // to the block's end, so a hit has equal tokens after equal parents; the public
 // hashes only say where to look. A block that nobody references or pins is free
-// when it is not hashed and cached when it is; cached blocks wait in an LRU list
-// until memory runs out.
+// when it is not hashed and cached when it is; cached blocks wait in LRU lists until
+// memory runs out. There are two: what was found again since it was stored is hot,
+// and goes only when nothing else is left. So a prompt that comes once, however
+// long, pushes out no prefix that many share. Hot blocks are a bounded part of the
+// pool: the one that was used the longest ago cools down when another needs its
+// place. (Segmented LRU: Karedla, Love, Wherry, 1994.)
 //
 // The invariant: a block is handed out only with no references and no pins.
 // An incoming pin belongs to the network and is never removed by this package
@@ -38,6 +42,11 @@ const NoBlock BlockID = -1
 // a reader that is later than that asks for a snapshot anyway.
 const DefaultMaxEvents = 1 << 16
 
+// DefaultHotFraction leaves half the pool to prefixes that are new, so that they
+// can become hot: the best on the Mooncake trace, for pools of every size
+// (TestHotPrefixesOnTheMooncakeTrace).
+const DefaultHotFraction = 0.5
+
 // MaxGroups bounds the block tables of a sequence.
 const MaxGroups = 64
 
@@ -49,6 +58,10 @@ type Config struct {
 	Blocks      int // number of blocks
 	BlockTokens int // tokens that one hash names; 0 means DefaultBlockTokens
 	MaxEvents   int // events kept until drained; 0 means DefaultMaxEvents
+
+	// HotFraction is the part of the blocks that may be hot at once; 0 means
+	// DefaultHotFraction, less than a block is none: plain LRU.
+	HotFraction float64
 
 	// Groups that share the blocks; none means one without a window.
 	Groups []Group
@@ -64,10 +77,14 @@ type state uint8
 const (
 	stateFree   state = iota // nobody needs it, its content is garbage
 	stateCached              // nobody needs it, its content can be found
+	stateHot                 // stateCached, and was found since it was stored
 	stateUsed                // referenced
 	statePinned              // only a transfer needs it
 	nStates
 )
+
+// reusable says whether blocks of a state can be handed out; they are in a list.
+func (s state) reusable() bool { return s == stateFree || s == stateCached || s == stateHot }
 
 type block struct {
 	refs   int32 // block tables and reservations that contain it
@@ -76,6 +93,7 @@ type block struct {
 	state  state // the list and the counter it is in
 
 	hashed bool
+	hot    bool   // found since it was stored
 	group  uint8  // whose content it is, when hashed
 	hash   Hash   // public name of the content
 	parent Hash   // that of the place before, or the root at the start of a chain
@@ -96,7 +114,8 @@ type Pool struct {
 	align       int // tokens after which blocks of all groups end together
 	blocks      []block
 	buckets     []BlockID     // hash index: heads of the chains through bucketNext
-	lists       [nStates]list // only stateFree and stateCached are used
+	lists       [nStates]list // only those of blocks that can be handed out are used
+	maxHot      int           // blocks in stateHot
 	counts      [nStates]int  // blocks per state
 	arriving    int           // blocks with an incoming pin
 	leaving     int           // blocks with an outgoing pin
@@ -124,10 +143,16 @@ func NewPool(cfg Config) (*Pool, error) {
 	if cfg.Hash == nil {
 		cfg.Hash = chain
 	}
+	if cfg.HotFraction == 0 {
+		cfg.HotFraction = DefaultHotFraction
+	}
 	const maxBlocks = 1<<31 - 1
 	if cfg.Blocks < 1 || cfg.Blocks > maxBlocks || cfg.BlockTokens < 1 || cfg.MaxEvents < 1 {
 		return nil, fmt.Errorf("%w: Blocks %d (1 to %d), BlockTokens %d and MaxEvents %d (at least 1)",
 			ErrConfig, cfg.Blocks, maxBlocks, cfg.BlockTokens, cfg.MaxEvents)
+	}
+	if !(cfg.HotFraction >= 0 && cfg.HotFraction <= 1) {
+		return nil, fmt.Errorf("%w: HotFraction %v, want 0 to 1", ErrConfig, cfg.HotFraction)
 	}
 	if len(cfg.Groups) > MaxGroups {
 		return nil, fmt.Errorf("%w: %d groups, at most %d", ErrConfig, len(cfg.Groups), MaxGroups)
@@ -148,6 +173,7 @@ func NewPool(cfg Config) (*Pool, error) {
 		buckets:     make([]BlockID, nBuckets),
 		events:      eventRing{buf: make([]Event, cfg.MaxEvents)},
 		hash:        cfg.Hash,
+		maxHot:      int(cfg.HotFraction * float64(cfg.Blocks)),
 	}
 	for i := range p.buckets {
 		p.buckets[i] = NoBlock
@@ -174,15 +200,20 @@ func (p *Pool) Groups() []Group { return p.groups }
 func (p *Pool) Align() int { return p.align }
 
 // Available is the number of blocks that Alloc can still hand out.
-func (p *Pool) Available() int { return p.counts[stateFree] + p.counts[stateCached] }
+func (p *Pool) Available() int {
+	return p.counts[stateFree] + p.counts[stateCached] + p.counts[stateHot]
+}
 
 // Alloc hands out a block with one reference and unknown content: a free one,
-// else the least recently used cached one. False means that every block is
+// else the least recently used cached one, a hot one only when all are hot. False means that every block is
 // referenced or pinned.
 func (p *Pool) Alloc() (BlockID, bool) {
 	id := p.lists[stateFree].head
 	if id == NoBlock {
 		if id = p.lists[stateCached].head; id == NoBlock {
+			id = p.lists[stateHot].head
+		}
+		if id == NoBlock {
 			return NoBlock, false
 		}
 		p.forget(id)
@@ -192,13 +223,14 @@ func (p *Pool) Alloc() (BlockID, bool) {
 	return id, true
 }
 
-// Ref adds a reference to a block that is referenced or hashed.
+// Ref adds a reference to a block that is referenced or hashed: it was found.
 func (p *Pool) Ref(id BlockID) {
 	b := &p.blocks[id]
 	if b.refs == 0 && !b.hashed {
 		panic(fmt.Sprintf("kvcache: Ref of block %d, which holds nothing", id))
 	}
 	b.refs++
+	b.hot = b.hashed
 	p.settle(id)
 }
 
@@ -279,7 +311,7 @@ func (p *Pool) Usage() Usage {
 	return Usage{
 		Blocks:   len(p.blocks),
 		Free:     p.counts[stateFree],
-		Cached:   p.counts[stateCached],
+		Cached:   p.counts[stateCached] + p.counts[stateHot],
 		Used:     p.counts[stateUsed],
 		Pinned:   p.counts[statePinned],
 		Arriving: p.arriving,
@@ -301,7 +333,7 @@ func (p *Pool) Info(id BlockID) Info {
 	return Info{
 		Refs: int(b.refs), PinsIn: int(b.pinIn), PinsOut: int(b.pinOut),
 		Hashed: b.hashed, Hash: b.hash,
-		Reusable: b.state == stateFree || b.state == stateCached,
+		Reusable: b.state.reusable(),
 	}
 }
 
@@ -313,6 +345,8 @@ func (p *Pool) settle(id BlockID) {
 		switch {
 		case b.pinIn+b.pinOut > 0 && p.broken != faultPinsIgnored:
 			to = statePinned
+		case b.hashed && b.hot && p.maxHot > 0:
+			to = stateHot
 		case b.hashed:
 			to = stateCached
 		default:
@@ -322,7 +356,7 @@ func (p *Pool) settle(id BlockID) {
 	if to == b.state {
 		return
 	}
-	if b.state == stateFree || b.state == stateCached {
+	if b.state.reusable() {
 		p.unlink(b.state, id)
 	}
 	p.counts[b.state]--
@@ -333,6 +367,13 @@ func (p *Pool) settle(id BlockID) {
 		p.pushFront(to, id) // the last one freed is the likeliest to be in the CPU's caches
 	case stateCached:
 		p.pushBack(to, id)
+	case stateHot:
+		p.pushBack(to, id)
+		if p.counts[stateHot] > p.maxHot {
+			coldest := p.lists[stateHot].head
+			p.blocks[coldest].hot = false
+			p.settle(coldest)
+		}
 	}
 }
 

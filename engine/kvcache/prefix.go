@@ -167,7 +167,7 @@ func (p *Pool) forget(id BlockID) {
 		at = &p.blocks[*at].bucketNext
 	}
 	*at = b.bucketNext
-	b.hashed, b.hash, b.parent, b.digest, b.group, b.bucketNext = false, 0, 0, digest{}, 0, NoBlock
+	b.hashed, b.hot, b.hash, b.parent, b.digest, b.group, b.bucketNext = false, false, 0, 0, digest{}, 0, NoBlock
 	p.settle(id)
 	if !p.hasHash(group, hash) {
 		p.events.push(Event{Kind: Removed, Group: group, Hash: hash, Parent: parent})

@@ -12,7 +12,7 @@ import (
 type shelf struct {
 	refs, pinIn, pinOut int
 	path                []int32 // what its KV depends on: group, a root's number, and every token up to its end; nil is garbage
-	hashed              bool
+	hashed, hot         bool
 	cachedAt            int // operation since which nobody needs it
 }
 
@@ -44,7 +44,8 @@ type sim struct {
 
 // simulate lets random block tables share a pool, and holds every answer
 // against the naive model: a hit has the content that was asked for, the longest
-// there is; a block handed out belongs to nobody and is the least recently used.
+// there is; a block handed out belongs to nobody and is the least
+// recently used, a hot one only when all are.
 func simulate(seed uint64, broken fault, n map[string]int) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -52,7 +53,7 @@ func simulate(seed uint64, broken fault, n map[string]int) (err error) {
 		}
 	}()
 	rng := rand.New(rand.NewPCG(seed, 0xb10c))
-	cfg := Config{Blocks: 2 + rng.IntN(14), BlockTokens: 1 + rng.IntN(3)}
+	cfg := Config{Blocks: 2 + rng.IntN(14), BlockTokens: 1 + rng.IntN(3), HotFraction: []float64{0, 0.2, 1, 1e-9}[seed%4]}
 	if weak := rng.IntN(3); weak > 0 {
 		mask := Hash(rng.IntN(4)) // down to one hash for all
 		cfg.Hash = func(parent Hash, tokens []int32) Hash { return chain(parent, tokens) & mask }
@@ -187,8 +188,8 @@ func (s *sim) extend(t *table) error {
 		if sh.refs+sh.pinIn+sh.pinOut > 0 {
 			continue
 		}
-		if oldest < 0 || !sh.hashed && s.shelves[oldest].hashed ||
-			sh.hashed == s.shelves[oldest].hashed && sh.cachedAt < s.shelves[oldest].cachedAt {
+		if oldest < 0 || sh.worth() < s.shelves[oldest].worth() ||
+			sh.worth() == s.shelves[oldest].worth() && sh.cachedAt < s.shelves[oldest].cachedAt {
 			oldest = i
 		}
 	}
@@ -204,11 +205,14 @@ func (s *sim) extend(t *table) error {
 	if sh.refs+sh.pinIn+sh.pinOut > 0 {
 		return fmt.Errorf("Alloc hands out block %d: %+v", id, *sh)
 	}
-	if sh.hashed != s.shelves[oldest].hashed || sh.hashed && sh.cachedAt != s.shelves[oldest].cachedAt {
+	if sh.worth() != s.shelves[oldest].worth() || sh.hashed && sh.cachedAt != s.shelves[oldest].cachedAt {
 		return fmt.Errorf("Alloc hands out block %d (%+v), block %d is older (%+v)", id, *sh, oldest, s.shelves[oldest])
 	}
 	if sh.hashed {
 		s.n["evicted"]++
+	}
+	if sh.hot {
+		s.n["evicted hot"]++
 	}
 	to.blocks = append(to.blocks, id)
 	*sh = shelf{refs: 1, path: s.path(t, g, len(to.blocks)-1)}
@@ -253,6 +257,7 @@ func (s *sim) close(i int) {
 func (s *sim) ref(id BlockID) {
 	s.p.Ref(id)
 	s.shelves[id].refs++
+	s.shelves[id].hot = s.shelves[id].hashed
 }
 
 func (s *sim) unref(id BlockID) {
@@ -266,6 +271,29 @@ func (s *sim) settled(id BlockID) {
 	if sh := &s.shelves[id]; sh.refs+sh.pinIn+sh.pinOut == 0 {
 		sh.cachedAt = s.op
 	}
+	hot, coldest := 0, (*shelf)(nil)
+	for i := range s.shelves {
+		if sh := &s.shelves[i]; sh.hot && sh.refs+sh.pinIn+sh.pinOut == 0 {
+			if hot++; coldest == nil || sh.cachedAt < coldest.cachedAt {
+				coldest = sh
+			}
+		}
+	}
+	if hot > s.p.maxHot {
+		coldest.hot, coldest.cachedAt = false, s.op
+		s.n["cooled down"]++
+	}
+}
+
+// worth is the order in which blocks that nobody needs are handed out.
+func (s *shelf) worth() int {
+	switch {
+	case !s.hashed:
+		return 0
+	case !s.hot:
+		return 1
+	}
+	return 2
 }
 
 func (s *sim) pin() {
@@ -365,7 +393,7 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Log(n)
-	for _, path := range []string{"hit", "hit behind a window", "hit with a hole passed over", "window passed", "full", "evicted", "same content kept", "stored",
+	for _, path := range []string{"hit", "hit behind a window", "hit with a hole passed over", "window passed", "full", "evicted", "evicted hot", "cooled down", "same content kept", "stored",
 		"pin in", "pin out", "pin out outlives references"} {
 		if n[path] == 0 {
 			t.Errorf("path %q never ran", path)
