@@ -162,6 +162,7 @@ func (g *Gateway) serveAdmin(ctx context.Context) {
 	stop, cancel := context.WithTimeout(context.Background(), cutGrace)
 	defer cancel()
 	_ = s.ShutdownWithContext(stop) // what is still open is closed with the process
+	_ = g.o.AdminListener.Close()   // of a server that had not begun to serve
 	<-served
 }
 
@@ -179,16 +180,69 @@ func (j *job) logRequest() {
 			finish = j.choices[i].finish.Reason
 		}
 	}
-	attrs := []any{"request", j.req.RequestID, "model", j.model.name, "finish", finish, "prompt_tokens", u.Prompt, "cached_tokens", u.Cached,
+	status := j.status
+	if status == 0 {
+		status = fasthttp.StatusOK
+	}
+	attrs := []any{"request", j.req.RequestID, "path", paths[j.req.Endpoint], "status", status, "model", j.model.name, "node", j.choices[0].last, "finish", finish, "prompt_tokens", u.Prompt, "cached_tokens", u.Cached,
 		"output_tokens", u.Completion, "choices", len(j.choices), "max_tokens", j.prompts[0].maxTokens, "stream", j.req.Stream}
 	if j.key != nil && j.key.name != "" {
 		attrs = append(attrs, "key", j.key.name)
 	}
 	if c := &j.choices[0]; !c.firstTok.IsZero() {
 		attrs = append(attrs, "first_token", c.firstTok.Sub(j.start), "total", c.lastTok.Sub(j.start))
+	} else {
+		attrs = append(attrs, "total", time.Since(j.start))
 	}
 	if n := j.g.o.LogPromptText; n > 0 && j.model.text != nil {
 		attrs = append(attrs, "prompt", clip(j.model.text.decode(j.prompts[0].tokens, false), n))
 	}
 	j.g.log.Info("request ended", attrs...)
+}
+
+// paths are where the endpoints that make jobs are.
+var paths = map[openai.Endpoint]string{openai.Chat: "/v1/chat/completions", openai.Completions: "/v1/completions"}
+
+// logRefusal is logRequest of a request that became no job.
+func (g *Gateway) logRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
+	if !g.o.LogRequests {
+		return
+	}
+	attrs := []any{"request", string(ctx.Response.Header.Peek(requestIDHeader)), "path", clip(string(ctx.Path()), 100), "status", ctx.Response.StatusCode(),
+		"peer", ctx.RemoteAddr().String(), "total", time.Since(start)}
+	if k := g.keys.find(ctx.Request.Header.Peek("Authorization")); k != nil && k.name != "" {
+		attrs = append(attrs, "key", k.name)
+	}
+	g.log.Info("request refused", attrs...)
+}
+
+// logRequest tells of a relayed request's end.
+func (r *relay) logRequest() {
+	if !r.g.o.LogRequests {
+		return
+	}
+	if r.server == nil {
+		r.g.logRefusal(r.ctx, r.start)
+		return
+	}
+	finish := r.cause
+	if o := &r.told; finish == "" {
+		switch {
+		case o.lengths > 0:
+			finish = metrics.ReasonLength
+		case o.stops > 0:
+			finish = metrics.ReasonStop
+		case o.aborts+o.errors > 0:
+			finish = metrics.ReasonError
+		}
+	}
+	attrs := []any{"request", string(r.id), "path", r.path, "status", r.status, "model", clip(r.look.Model, 200), "node", r.server.Name, "finish", finish,
+		"prompt_tokens", r.told.usage.Prompt, "cached_tokens", r.told.usage.Cached, "output_tokens", r.nOutput(), "choices", r.look.N, "stream", r.look.Stream}
+	if r.key != nil && r.key.name != "" {
+		attrs = append(attrs, "key", r.key.name)
+	}
+	if !r.first.IsZero() {
+		attrs = append(attrs, "first_token", r.first.Sub(r.start))
+	}
+	r.g.log.Info("request ended", append(attrs, "total", time.Since(r.start))...)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
@@ -46,6 +47,9 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	fleet := g.fleet.Now()
 	all := slices.Concat(fleet.Prefill, fleet.Decode)
 	at := slices.IndexFunc(all, func(n *upstream.Node) bool { return n.Member().ID == name || n.Name == name })
+	if at < 0 && g.drainUpstream(ctx, name, cancel) {
+		return
+	}
 	if at < 0 {
 		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: "no node is called " + clip(name, 100) + ": /debug/nodes has their names"})
 		return
@@ -67,4 +71,29 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	}
 	g.log.Warn("node drained by an operator", "node", m.ID, "cancel", cancel, "timeout", timeout, "others", d.Others, "peer", ctx.RemoteAddr().String())
 	g.json(ctx, d)
+}
+
+// drainUpstream is drainNode for a server of another kind, by its URL or host: new
+// requests go elsewhere, and what it has goes on to its end, since nobody else could
+// go on with it. false: none is called so.
+func (g *Gateway) drainUpstream(ctx *fasthttp.RequestCtx, name string, cancel bool) bool {
+	if g.foreign == nil {
+		return false
+	}
+	all := g.foreign.Now().Servers
+	at := slices.IndexFunc(all, func(s *foreign.Server) bool { return s.Called(name) })
+	if at < 0 {
+		return false
+	}
+	s := all[at]
+	s.Drain(!cancel)
+	d := drained{Node: s.Name, Role: s.Role.String(), Draining: !cancel, InFlight: s.InFlight.Load()}
+	for _, o := range all {
+		if o != s && o.Role == s.Role && o.Up() && !o.Draining() {
+			d.Others++
+		}
+	}
+	g.log.Warn("upstream drained by an operator", "upstream", s.Name, "cancel", cancel, "others", d.Others, "peer", ctx.RemoteAddr().String())
+	g.json(ctx, d)
+	return true
 }

@@ -261,7 +261,8 @@ type Gateway struct {
 	admission *admission
 	queues    sync.Map // *admission of further models: of nodes by fingerprint, of upstreams by name
 
-	document []byte // /openapi.json
+	document []byte        // /openapi.json
+	docsPage func() []byte // /docs, made when it is asked for first
 
 	model          models               // of native nodes
 	torn           map[uint64]time.Time // models that could not be taken up, by fingerprint; keepModel's
@@ -345,6 +346,7 @@ func New(o Options) (*Gateway, error) {
 		}
 	}
 	g.document = openai.Document(o.Version, keys.len() > 0, operations())
+	g.docsPage = sync.OnceValue(func() []byte { return docsPage(g.document) })
 	g.server = g.newServer()
 	g.meter()
 	return g, nil

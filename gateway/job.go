@@ -79,6 +79,7 @@ type choice struct {
 	stream   *upstream.Stream // of the current attempt
 	home     *upstream.Node   // that holds its prompt's KV; nil: not known
 	node     *upstream.Node   // that has it in hand; nil: none
+	last     string           // node that had it last
 	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
 	computes *upstream.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
 	queued   int64            // tokens of the prompt and the output that are to be computed
@@ -149,7 +150,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
 		cancel()
 		if err == nil {
-			c.stream, c.node = s, node
+			c.stream, c.node, c.last = s, node, node.Name
 			j.wake(c.since.Add(j.g.o.AcceptTimeout))
 			node.InFlight.Add(1)
 			j.forecast(c, node)

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/trace"
 )
 
 // Bounds of relayed requests.
@@ -54,6 +55,8 @@ type relay struct {
 	start    time.Time
 	deadline time.Time
 	span     span
+	try      trace.Span // of the present attempt
+	nTries   int
 	watch    *watch // nil: the client is not watched
 	patient  bool   // reads wait until the deadline
 
@@ -328,7 +331,9 @@ func (r *relay) run() *openai.Error {
 			return r.nobody()
 		}
 		r.g.meters.attempts.Inc()
+		r.attemptSpan(s, prefill)
 		err := r.attempt(s, prefill, force)
+		r.answeredSpan(err)
 		if err == nil {
 			return nil
 		}
@@ -447,7 +452,7 @@ func (r *relay) untried() (n int) {
 		all = r.model.Prefill
 	}
 	for _, s := range all {
-		if s != r.server && !slices.Contains(r.tried, s) {
+		if s != r.server && !s.Draining() && !slices.Contains(r.tried, s) {
 			n++
 		}
 	}
@@ -556,17 +561,6 @@ func (r *relay) nobody() *openai.Error {
 	return openai.Unavailable(retryAfter, "no upstream answered: %s", clip(r.lastErr.Error(), 300))
 }
 
-// kindOfForeign is the error's value of the label code of GatewayAttemptFailures.
-func kindOfForeign(err error) string {
-	switch {
-	case errors.Is(err, errStatus):
-		return "internal"
-	case errors.Is(err, foreign.ErrServer), errors.Is(err, foreign.ErrBroken):
-		return "connection"
-	}
-	return "other"
-}
-
 // close ends the request.
 func (r *relay) close() {
 	r.drop(nil)
@@ -577,7 +571,9 @@ func (r *relay) close() {
 	if r.cause != "" {
 		r.g.meters.set.Counter(metrics.GatewayStreamsAborted, r.cause).Inc()
 	}
+	r.try.End(time.Now())
 	r.record()
+	r.logRequest()
 	r.depart()
 	r.key.done(r.nOutput())
 	r.g.inFlight.Add(-1)

@@ -12,17 +12,18 @@ import (
 
 // upstreamView is a server of another kind as people see it.
 type upstreamView struct {
-	Name    string `json:"name"`
-	Role    string `json:"role"`
-	Up      bool   `json:"up"`
-	Reason  string `json:"reason,omitempty"` // why not
-	Breaker string `json:"breaker"`
-	Load    int64  `json:"requests"`         // of this gateway
-	Usable  *bool  `json:"usable,omitempty"` // for the request in question
+	Name     string `json:"name"`
+	Role     string `json:"role"`
+	Up       bool   `json:"up"`
+	Reason   string `json:"reason,omitempty"` // why not
+	Breaker  string `json:"breaker"`
+	Draining bool   `json:"draining,omitempty"`
+	Load     int64  `json:"requests"`         // of this gateway
+	Usable   *bool  `json:"usable,omitempty"` // for the request in question
 }
 
 func viewOf(s *foreign.Server) upstreamView {
-	return upstreamView{Name: s.Name, Role: s.Role.String(), Up: s.Up(), Reason: s.Why(), Breaker: s.Breaker(), Load: s.InFlight.Load()}
+	return upstreamView{Name: s.Name, Role: s.Role.String(), Up: s.Up(), Reason: s.Why(), Breaker: s.Breaker(), Draining: s.Draining(), Load: s.InFlight.Load()}
 }
 
 // relayExplanation is the answer of /debug/route for a model of servers of another

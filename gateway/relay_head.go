@@ -20,6 +20,12 @@ func (r *relay) appendHead(s *foreign.Server, size int) []byte {
 	if len(hops) > 0 {
 		b, _ = r.appendFields(b[:own], hops)
 	}
+	if c := r.try.Context(); r.try.On() {
+		b = append(append(append(b, "Traceparent: "...), c.Parent...), "\r\n"...)
+		if c.State != "" {
+			b = append(append(append(b, "Tracestate: "...), c.State...), "\r\n"...)
+		}
+	}
 	b = append(append(b, requestIDHeader...), ": "...)
 	b = append(append(b, r.id...), "\r\nContent-Length: "...)
 	b = strconv.AppendInt(b, int64(size), 10)
@@ -39,6 +45,10 @@ func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
 		case "Host", "Content-Length", "Keep-Alive", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect",
 			"Proxy-Connection", "Proxy-Authorization", "Proxy-Authenticate", requestIDHeader, policyHeader:
 			continue
+		case "Traceparent", "Tracestate":
+			if r.try.On() { // the server's span is below the attempt's
+				continue
+			}
 		case "Authorization", "X-Api-Key":
 			if !r.g.o.ForwardAuthorization {
 				continue

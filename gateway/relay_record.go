@@ -1,15 +1,17 @@
 package gateway
 
 import (
+	"errors"
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/internal/metrics"
 )
 
 // record counts the request's end.
 func (r *relay) record() {
 	m := &r.g.meters
-	r.span.end(r.status)
+	r.endSpan()
 	switch {
 	case r.cause == "client_gone":
 		m.set.Counter(metrics.RequestSuccess, metrics.ReasonAbort).Inc()
@@ -52,4 +54,15 @@ func (r *relay) measure(events int) {
 	r.nEvents += events
 	m.tokens.Add(float64(events))
 	r.served(events)
+}
+
+// kindOfForeign is the error's value of the label code of GatewayAttemptFailures.
+func kindOfForeign(err error) string {
+	switch {
+	case errors.Is(err, errStatus):
+		return "internal"
+	case errors.Is(err, foreign.ErrServer), errors.Is(err, foreign.ErrBroken):
+		return "connection"
+	}
+	return "other"
 }

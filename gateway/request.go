@@ -31,6 +31,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 		switch {
 		case j == nil:
 			span.end(ctx.Response.StatusCode())
+			g.logRefusal(ctx, start)
 			g.inFlight.Add(-1)
 		case !streaming:
 			j.status = ctx.Response.StatusCode()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -119,4 +120,49 @@ func (c *choice) failSpan(err error) {
 		c.span.Fail(kindOf(err), err.Error())
 		c.span.End(time.Now())
 	}
+}
+
+// attemptSpan begins the span of a relayed request's next attempt.
+func (r *relay) attemptSpan(s, prefill *foreign.Server) {
+	r.nTries++
+	if !r.span.On() {
+		return
+	}
+	r.try = r.span.Child("attempt", trace.Client, time.Now())
+	r.try.Set(trace.Peer.String(s.Name), trace.Attempt.Int(r.nTries), trace.RequestModel.String(r.model.Name))
+	if prefill != nil {
+		r.try.Set(trace.PrefillPeer.String(prefill.Name))
+	}
+}
+
+// answeredSpan says how the attempt went: when its answer began, or why there was
+// none, which ends it.
+func (r *relay) answeredSpan(err error) {
+	if !r.try.On() {
+		return
+	}
+	if err == nil {
+		r.try.Event("first byte", time.Now())
+		return
+	}
+	r.try.Fail(kindOfForeign(err), err.Error())
+	r.try.End(time.Now())
+}
+
+// endSpan ends the request's span with what came of it.
+func (r *relay) endSpan() {
+	if r.span.On() && r.model != nil {
+		r.span.Name(r.span.operation + " " + r.model.Name)
+		r.span.Set(trace.RequestModel.String(r.model.Name), trace.RequestID.String(string(r.id)), trace.Choices.Int(r.look.N), trace.OutputTokens.Int(r.nOutput()))
+		if u := &r.told.usage; u.Completion > 0 {
+			r.span.Set(trace.InputTokens.Int(u.Prompt), trace.CachedTokens.Int(u.Cached))
+		}
+		if !r.first.IsZero() {
+			r.span.Set(trace.FirstToken.Float64(r.first.Sub(r.start).Seconds()))
+		}
+		if r.cause != "" {
+			r.span.Fail(r.cause, "")
+		}
+	}
+	r.span.end(r.status)
 }

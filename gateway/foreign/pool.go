@@ -328,10 +328,10 @@ func (n *Snapshot) Meeting() bool {
 	return n.Unknown > 0 && slices.ContainsFunc(n.Servers, func(s *Server) bool { return s.models.Load() == nil && s.why.Load() == nil })
 }
 
-// Up is the number of the model's servers that probes found well.
+// Up is the number of the model's servers that probes found well and nobody drains.
 func (m *Model) Up() (n int) {
 	for _, s := range m.Servers {
-		if s.Up() {
+		if s.Up() && !s.Draining() {
 			n++
 		}
 	}
@@ -341,7 +341,7 @@ func (m *Model) Up() (n int) {
 // Up is the number of servers that probes found well.
 func (n *Snapshot) Up() (up int) {
 	for _, s := range n.Servers {
-		if s.Up() {
+		if s.Up() && !s.Draining() {
 			up++
 		}
 	}
@@ -435,7 +435,7 @@ func fill(states *[]route.State, servers, avoid []*Server) (forced bool) {
 	for level := range levels {
 		any := false
 		for i, s := range servers {
-			usable := levels[level](s, now) && !slices.Contains(avoid, s)
+			usable := levels[level](s, now) && !s.draining.Load() && !slices.Contains(avoid, s)
 			(*states)[i] = route.State{Usable: usable, Load: int(s.InFlight.Load())}
 			any = any || usable
 		}

@@ -74,6 +74,7 @@ type Server struct {
 	up        atomic.Bool            // its last probes were good
 	openUntil atomic.Int64           // nanoseconds since 1970: the breaker lets nothing pass before
 	bootstrap atomic.Int32           // port; 0: not known
+	draining  atomic.Bool            // an operator wants it to get nothing new
 	era       atomic.Int64           // grows when its probes begin to be late
 	cutOff    atomic.Bool            // the last verdict was about a connection, not an answer
 	models    atomic.Pointer[[]Card] // nil: not known yet; empty: it does not tell
@@ -143,6 +144,18 @@ var errNoVerdict = errors.New("foreign: nothing learnt")
 
 // Up says whether the server's probes are good.
 func (s *Server) Up() bool { return s.up.Load() }
+
+// Drain has the server get no new requests, or again; what it has goes on.
+func (s *Server) Drain(on bool) { s.draining.Store(on) }
+
+// Draining says whether an operator drains it.
+func (s *Server) Draining() bool { return s.draining.Load() }
+
+// Called says whether that is what somebody calls the server: its URL, also where
+// its slashes were taken for one, or its host.
+func (s *Server) Called(name string) bool {
+	return name == s.Name || name == strings.Replace(s.Name, "://", ":/", 1) || name == s.host+s.base
+}
 
 // Why says why it is not up; empty: it is, or nobody has looked yet.
 func (s *Server) Why() string {

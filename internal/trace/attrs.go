@@ -29,6 +29,7 @@ const (
 
 	Choice         = attribute.Key("tandem.choice")
 	Attempt        = attribute.Key("tandem.attempt")
+	PrefillPeer    = attribute.Key("tandem.prefill.address")
 	RouteReason    = attribute.Key("tandem.route.reason")
 	PrefillReason  = attribute.Key("tandem.route.prefill_reason")
 	Resumed        = attribute.Key("tandem.resumed_tokens")
