@@ -108,7 +108,7 @@ bench-engine: ## the engine beside llama.cpp, which it builds from PyPI's source
 	bench/engine/llama.sh .cache/bench-engine/llama.cpp
 	$(PRIORITY) $(GO) run ./bench/engine $(ARGS)
 
-bench-kvtransfer: build $(KVPEERS)/installed ## KV transfer beside iperf3, C, memcpy, NIXL and Mooncake, as bench/results/kvtransfer.md; installs them (PyPI, some gigabytes)
+bench-kvtransfer: build $(KVPEERS)/installed libfabric ## KV transfer beside iperf3, C, memcpy, NIXL and Mooncake, as bench/results/kvtransfer.md; installs them (PyPI, some gigabytes)
 	@command -v iperf3 >/dev/null || $(call apt,iperf3)
 	$(PRIORITY) $(GO) run ./bench/kvtransfer --python $(KVPEERS)/bin/python --out bench/results/kvtransfer.md $(ARGS)
 	@cat bench/results/kvtransfer.md

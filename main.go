@@ -747,6 +747,7 @@ func runPrefill(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
+	device, transport := kvFabric(d, &f.n, transport)
 	shared, err := kvFile(d, transport)
 	if err != nil {
 		return err
@@ -764,7 +765,7 @@ func runPrefill(v *command.Invocation) error {
 	if err := news.begin(n, bus); err != nil {
 		return err
 	}
-	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport}
+	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport, Fabric: device}
 	if f.n.KVTLS {
 		wo.TLS = d.Certs.Client()
 	}
@@ -800,6 +801,7 @@ func runDecode(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
+	device, transport := kvFabric(d, &f.n, transport)
 	var role *decode.Node
 	var news blockNews
 	n, err := startEngine(d, v.Environ, &f.m, &f.p, "decode", metrics.Decode, hooks{
@@ -818,7 +820,7 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	ro := kvtransfer.ReaderOptions{
-		Node: d.Name, Transport: transport, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
+		Node: d.Name, Transport: transport, Fabric: device, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
 		OnEvent: func(ev kvtransfer.Event) { role.TransferEvent(ev) },
 	}
 	if f.n.KVTLS {

@@ -80,7 +80,8 @@ type transport struct {
 	network        Network
 	listen         string
 	server, client *tls.Config
-	shared         bool // the reader copies out of the writer's memory
+	shared         bool   // the reader copies out of the writer's memory
+	fabric         string // libfabric's provider by which the writer writes to the reader's memory
 }
 
 func transports(t testing.TB) []transport {
@@ -92,6 +93,9 @@ func transports(t testing.TB) []transport {
 		{name: "shm", network: TCP{}, listen: "127.0.0.1:0", shared: true},
 	}
 }
+
+// allTransports are these and those over libfabric, with whose sessions a test cannot talk frame by frame.
+func allTransports(t testing.TB) []transport { return append(transports(t), fabricTransports(t)...) }
 
 // testTLS makes a certificate that both ends show and demand.
 func testTLS(t testing.TB) (server, client *tls.Config) {
@@ -184,6 +188,10 @@ func newPair(t testing.TB, tr transport, l Layout, nPages int, change func(*Read
 		p.src, wo.Shared = sharedMemory(t, l, nPages)
 		wo.Memory, ro.Transport, wo.Transport = p.src, OverShared, OverShared
 	}
+	if tr.fabric != "" {
+		ro.Fabric, wo.Fabric = fabricDevices(t, tr.fabric)
+		ro.Transport, wo.Transport = OverRDMA, OverRDMA
+	}
 	if change != nil {
 		change(&ro, &wo)
 	}
@@ -243,7 +251,7 @@ func (p *pair) sendAll(t testing.TB, push *Push, pages ...int32) {
 
 // TestPartialPages pushes pages of which some exist in the first region only.
 func TestPartialPages(t *testing.T) {
-	for _, tr := range transports(t) {
+	for _, tr := range allTransports(t) {
 		t.Run(tr.name, func(t *testing.T) {
 			p := newPair(t, tr, small, 8, nil)
 			p.src.randomize(mrand.New(mrand.NewPCG(1, 2)))
@@ -282,7 +290,7 @@ func TestPartialPages(t *testing.T) {
 
 // TestRandomPushes sends random pages in random pieces and orders, several pushes at a time, and compares every byte.
 func TestRandomPushes(t *testing.T) {
-	for _, tr := range transports(t) {
+	for _, tr := range allTransports(t) {
 		t.Run(tr.name, func(t *testing.T) {
 			for seed := range uint64(6) {
 				t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { randomPushes(t, tr, seed) })
@@ -321,6 +329,9 @@ func randomPushes(t *testing.T, tr transport, seed uint64) {
 	if out.PayloadBytes != want || in.PayloadBytes != want || out.Pieces != uint64(nPieces) || in.Pieces != uint64(nPieces) {
 		t.Errorf("seed %d: payload out %d, in %d, want %d; pieces %d, %d, want %d",
 			seed, out.PayloadBytes, in.PayloadBytes, want, out.Pieces, in.Pieces, nPieces)
+	}
+	if tr.fabric != "" && (out.FabricBytes != want || in.FabricBytes != want) {
+		t.Errorf("seed %d: %d and %d bytes by libfabric, want %d", seed, out.FabricBytes, in.FabricBytes, want)
 	}
 	if out.Dials != 1 {
 		t.Errorf("seed %d: %d sessions dialed for one reader", seed, out.Dials)

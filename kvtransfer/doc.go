@@ -8,7 +8,8 @@
 // write can land any more, and in an error at the writer.
 //
 // Pages travel behind their headers over TCP, TLS or Mem, or, between processes of one host, not at all: the reader maps the
-// writer's memory (Shared) read-only and copies each page once. Transport chooses; everything else is the same.
+// writer's memory (Shared) read-only and copies each page once. By RDMA (kvtransfer/fabric) the writer writes them to the reader's memory
+// itself. Transport chooses; everything else is the same.
 //
 // A pair of nodes shares one session: a control connection and Connections data connections, dialed by the writer at its first
 // push and kept for the next. A session lives and dies as one; its death fails the leases and pushes that used it. There is no
@@ -33,6 +34,8 @@
 //	                                  ←────  gone {lease, why}: expired, cancelled, checksum, unknown; in answer to renewals and frames too
 //	abort {lease, why}                ────→           ends the lease
 //	                                  ←────  aborted {lease}  after which nothing more lands
+//	                                  ←────  permit {lease, key}   rdma only, once a lease is bound: its pages may be written
+//	fenced {lease}                    ────→           rdma only, after a push that failed: none of its writes is under way any more
 //	ping                              ────→           each PingInterval
 //	                                  ←────  pong             silence for PeerTimeout ends the session
 //
@@ -45,7 +48,18 @@
 // for "copied" takes the session's flag down before its pages get other contents, and a reader that finds the flag down behind a copy lets
 // nothing of it land. The writer cannot write to the reader's memory, nor the reader to the writer's: the file is sealed.
 //
-// Invariant: after Arrived or Released of a lease no byte from the network is written to its pages, and Arrived means that each
+// Over rdma the ends first tell each other their endpoints and where the reader's regions are, on the session's one data connection, which then carries
+// headers: a frame has landed when as many of its writes as it has pages have brought its number along, in whatever order, and its header has
+// come; then its pages are held against their CRC32C. The reader cannot refuse a write that it does not see coming. So a lease lets nobody write before
+// its permit, and once that is given an end of the lease is a quarantine, which only the writer's "fenced" ends, or, after
+// QuarantineTimeout, the destruction of the session's endpoint; no time alone does. Each lease has a random key of its own, closed with it, where
+// the provider takes such keys (tcp, shm); hardware has one for the whole memory.
+//
+// What RDMA cannot give: the pages travel in clear, TLS or not, and so do the keys; a writer that has a key can write to pages of
+// other leases, and the software providers take what it sends them on trust, down to a crash. TLS on the connections keeps strangers from being told endpoints and
+// keys, not from a wire that they can listen on. It is for networks on which every machine is trusted.
+//
+// Invariant: after Arrived or Released of a lease no byte from the network is written to its pages (by rdma: of writers that keep the protocol), and Arrived means that each
 // page holds what the writer's page held when it was sent.
 //
 // The package does not know models, requests or blocks, does not choose nodes, retries nothing but connecting, and does not keep source pages

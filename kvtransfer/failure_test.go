@@ -16,7 +16,16 @@ var small = Layout{Regions: 2, PageBytes: 4096, Hash: 0xabc}
 
 // eachTransport runs f over every transport with a pair whose source is random.
 func eachTransport(t *testing.T, change func(*ReaderOptions, *WriterOptions), f func(t *testing.T, tr transport, p *pair)) {
-	for _, tr := range transports(t) {
+	each(t, allTransports(t), change, f)
+}
+
+// eachConnected leaves out those over libfabric.
+func eachConnected(t *testing.T, change func(*ReaderOptions, *WriterOptions), f func(t *testing.T, tr transport, p *pair)) {
+	each(t, transports(t), change, f)
+}
+
+func each(t *testing.T, all []transport, change func(*ReaderOptions, *WriterOptions), f func(t *testing.T, tr transport, p *pair)) {
+	for _, tr := range all {
 		t.Run(tr.name, func(t *testing.T) {
 			p := newPair(t, tr, small, 32, change)
 			p.src.randomize(mrand.New(mrand.NewPCG(1, 1)))

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
@@ -68,8 +69,10 @@ func FuzzMessages(f *testing.F) {
 	(&frame{key: someKey, region: 7, count: 2, index: [maxBatch]uint32{1, 2}, src: [maxBatch]uint32{5, 6}, number: 7}).encode(b[:sharedSize])
 	f.Add(bytes.Clone(b[:sharedSize]))
 	f.Add((&memoryMessage{session: 4, epoch: 5, nPages: 6, offsets: []uint64{0, 1 << 20}}).encode())
+	f.Add((&fabricMessage{provider: "verbs", endpoint: "\x02\x00", place: 3}).encode())
+	f.Add((&fabricMessage{fixed: true, provider: "verbs", endpoint: "x", targets: []fabric.Target{{At: 1, Key: 2}, {At: 3, Key: 4}}}).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		b = append(bytes.Clone(b), make([]byte, 512)...)
+		b = append(bytes.Clone(b), make([]byte, 1024)...)
 		for _, reseal := range []bool{false, true} {
 			fuzzMessage(t, b[:helloSize], reseal, magicHello, new(hello), (*hello).decode, (*hello).encode)
 			fuzzMessage(t, b[:welcomeSize], reseal, magicWelcome, new(welcome), (*welcome).decode, (*welcome).encode)
@@ -87,6 +90,10 @@ func FuzzMessages(f *testing.F) {
 			}
 			fuzzMessage(t, b[:memorySize(2)], reseal, magicMemory, new(memoryMessage),
 				func(m *memoryMessage, b []byte) error { return m.decode(b, 2) }, (*memoryMessage).encode)
+			for _, targets := range []int{0, 2} {
+				fuzzMessage(t, b[:fabricSize(targets)], reseal, magicFabric, new(fabricMessage),
+					func(m *fabricMessage, b []byte) error { return m.decode(b, targets) }, (*fabricMessage).encode)
+			}
 		}
 	})
 }
@@ -156,6 +163,7 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 	f.encode(fb)
 	f.encode(sb)
 	mm := memoryMessage{session: 1, epoch: 2, nPages: 3, offsets: []uint64{0, 1 << 20}}
+	fm := fabricMessage{provider: "p", endpoint: "e", targets: []fabric.Target{{At: 1, Key: 2}}}
 	for name, m := range map[string]struct {
 		b      []byte
 		decode func([]byte) error
@@ -166,6 +174,7 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		"frame":   {fb, new(frame).decode},
 		"shared":  {sb, new(frame).decode},
 		"memory":  {mm.encode(), func(b []byte) error { return new(memoryMessage).decode(b, 2) }},
+		"fabric":  {fm.encode(), func(b []byte) error { return new(fabricMessage).decode(b, 1) }},
 		"runs":    {runs.encode(), func(b []byte) error { _, err := decodeGrant(b); return err }},
 		"grant":   {g.encode(), func(b []byte) error { _, err := decodeGrant(b); return err }},
 	} {

@@ -10,6 +10,7 @@ import (
 const (
 	grantTLS       = 1 // flag: the reader's connections are TLS
 	grantUnchecked = 2 // flag: the reader takes pages without checksums
+	grantFabric    = 4 // flag: the reader's memory can be written to by libfabric
 	maxGrantAddrs  = 8
 )
 
@@ -29,6 +30,7 @@ type grant struct {
 	duration time.Duration
 	tls      bool
 	loose    bool     // pages need no checksums
+	fabric   bool     // writers may ask for a fabricConn
 	node     string   // the reader's name
 	addrs    []string // where it listens; tried in order
 	pages    []int32  // [index] the reader's page
@@ -49,6 +51,9 @@ func (g *grant) encode() []byte {
 	}
 	if g.loose {
 		b[5] |= grantUnchecked
+	}
+	if g.fabric {
+		b[5] |= grantFabric
 	}
 	b[6] = byte(len(g.addrs))
 	putKey(b[8:], g.key)
@@ -84,7 +89,7 @@ func decodeGrant(b []byte) (*grant, error) {
 	if (b[4] == grantVersion) != (b[7] > 0) {
 		return nil, fmt.Errorf("%w: version %d with %d runs", ErrGrant, b[4], b[7])
 	}
-	g := &grant{key: getKey(b[8:]), layout: getLayout(b[24:]), duration: time.Duration(le.Uint64(b[40:])), tls: b[5]&grantTLS != 0, loose: b[5]&grantUnchecked != 0}
+	g := &grant{key: getKey(b[8:]), layout: getLayout(b[24:]), duration: time.Duration(le.Uint64(b[40:])), tls: b[5]&grantTLS != 0, loose: b[5]&grantUnchecked != 0, fabric: b[5]&grantFabric != 0}
 	nAddrs, nPages := int(b[6]), int(le.Uint32(b[48:]))
 	rest := b[grantFixed : len(b)-4]
 	for i := range 1 + nAddrs {

@@ -16,7 +16,7 @@ import (
 
 // TestStrangers proves that who does not know the epoch gets nothing, and that silence is cut.
 func TestStrangers(t *testing.T) {
-	eachTransport(t, func(r *ReaderOptions, _ *WriterOptions) {
+	eachConnected(t, func(r *ReaderOptions, _ *WriterOptions) {
 		r.MaxHandshakes, r.HandshakeTimeout = 2, 200*time.Millisecond
 	}, func(t *testing.T, tr transport, p *pair) {
 		g := p.grant(t, time.Minute, 1)
@@ -135,7 +135,7 @@ func write(t *testing.T, c net.Conn, b []byte) {
 
 // TestLateFrames sends frames of leases that are over, were never there or are another writer's: none may land, each is counted.
 func TestLateFrames(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, _ transport, p *pair) {
+	eachConnected(t, nil, func(t *testing.T, _ transport, p *pair) {
 		old := p.grant(t, time.Minute, 1, 2)
 		oldKey := keyOf(t, old)
 		p.reader.Cancel(old.Lease)
@@ -182,7 +182,7 @@ func TestLateFrames(t *testing.T) {
 }
 
 func TestDamagedPageNeverArrives(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, _ transport, p *pair) {
+	eachConnected(t, nil, func(t *testing.T, _ transport, p *pair) {
 		g := p.grant(t, time.Minute, 1, 2)
 		conns := p.rawSession(t, g)
 		k := keyOf(t, g)
@@ -205,7 +205,7 @@ func TestDamagedPageNeverArrives(t *testing.T) {
 
 // TestViolationsEndTheSession says things no writer says.
 func TestViolationsEndTheSession(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, _ transport, p *pair) {
+	eachConnected(t, nil, func(t *testing.T, _ transport, p *pair) {
 		for name, say := range map[string]func(conns []net.Conn, k lease.Key){
 			"region":  func(c []net.Conn, k lease.Key) { write(t, c[1], p.frameBytes(k, 2, 1, 0)[:p.headerBytes()]) },
 			"index":   func(c []net.Conn, k lease.Key) { write(t, c[1], p.frameBytes(k, 0, 1, 0, 1)[:p.headerBytes()]) },
@@ -248,7 +248,7 @@ func (r *Reader) sessionOf(k lease.Key) *readerSession {
 // TestStuckMidPage cancels a lease whose writer stopped inside a page. Plain TCP releases at once, since no read waits in the page;
 // the others quarantine, close the session, and release.
 func TestStuckMidPage(t *testing.T) {
-	eachTransport(t, func(r *ReaderOptions, _ *WriterOptions) { r.QuarantineTimeout = 100 * time.Millisecond }, func(t *testing.T, tr transport, p *pair) {
+	eachConnected(t, func(r *ReaderOptions, _ *WriterOptions) { r.QuarantineTimeout = 100 * time.Millisecond }, func(t *testing.T, tr transport, p *pair) {
 		if p.shared {
 			return // no read waits for the writer: TestFrozenReader
 		}
@@ -283,7 +283,7 @@ func TestStuckMidPage(t *testing.T) {
 // TestUnchecked: a reader that did not allow it takes no page without a checksum; one that did takes them.
 func TestUnchecked(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
-		eachTransport(t, func(r *ReaderOptions, w *WriterOptions) { r.Unchecked, w.Unchecked = allowed, true }, func(t *testing.T, _ transport, p *pair) {
+		eachConnected(t, func(r *ReaderOptions, w *WriterOptions) { r.Unchecked, w.Unchecked = allowed, true }, func(t *testing.T, _ transport, p *pair) {
 			p.wantWorks(t, 1, 2) // the writer asks its grant
 			g := p.grant(t, time.Minute, 3)
 			conns := p.rawSession(t, g)

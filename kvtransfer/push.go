@@ -28,25 +28,28 @@ type Push struct {
 	renewal  *time.Timer
 
 	// Under s.mu:
-	queued   []bool  // [region*nPages+index] given to Send
-	queue    []batch // not yet sent; pages may be more than a frame carries
-	waiting  bool    // in s.turn
-	nSending int     // batches being written
-	nFlying  uint64  // pieces in those
-	nSent    uint64  // pieces written
-	nGiven   uint64  // pieces given to Send
-	progress uint64  // the owner's
-	told     uint64  // progress of the last renewal
-	answered bool    // the reader, not the session's end, closed over
-	ended    bool
-	settled  bool
-	err      error
+	queued    []bool  // [region*nPages+index] given to Send
+	queue     []batch // not yet sent; pages may be more than a frame carries
+	waiting   bool    // in s.turn
+	permitted bool    // pieces may be sent
+	target    uint64  // by RDMA: key of the reader's region 0
+	nSending  int     // batches being written
+	nFlying   uint64  // pieces in those
+	nSent     uint64  // pieces written
+	nGiven    uint64  // pieces given to Send
+	progress  uint64  // the owner's
+	told      uint64  // progress of the last renewal
+	answered  bool    // the reader, not the session's end, closed over
+	ended     bool
+	settled   bool
+	err       error
 }
 
 func newPush(s *writerSession, g *grant, o PushOptions) *Push {
 	return &Push{
 		s: s, key: g.key, nPages: len(g.pages), grant: g, duration: g.duration, onSent: o.OnSent,
-		done: make(chan struct{}), over: make(chan struct{}), queued: make([]bool, len(g.pages)*g.layout.Regions),
+		permitted: s.kind != fabricConn,
+		done:      make(chan struct{}), over: make(chan struct{}), queued: make([]bool, len(g.pages)*g.layout.Regions),
 	}
 }
 
@@ -103,7 +106,7 @@ func (p *Push) Send(region int, srcPages []int32, firstIndex int) error {
 	}
 	p.nGiven += uint64(len(srcPages))
 	p.queue = append(p.queue, batch{p: p, region: region, first: firstIndex, pages: append([]int32(nil), srcPages...)})
-	if !p.waiting {
+	if !p.waiting && p.permitted {
 		p.waiting = true
 		s.turn = append(s.turn, p)
 	}

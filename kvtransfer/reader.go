@@ -10,21 +10,23 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
 // ReaderOptions configure a Reader. Zero bounds take the defaults that stand beside them.
 type ReaderOptions struct {
-	Node      string      // this node's name in messages
-	Layout    Layout      // must equal each writer's
-	Memory    Memory      // where pages land
-	OnEvent   func(Event) // called from one goroutine, in order, with no lock held; it must not block for long nor call Close
-	Network   Network     // nil: TCP
-	Listen    string      // address to listen on
-	Advertise []string    // addresses that writers dial; none: the listener's own
-	Transport Transport   // Auto: also from writers on this host, out of their memory
-	TLS       *tls.Config // nil: plain; it should demand client certificates
-	Unchecked bool        // writers may leave out checksums: to measure what they cost, not for nodes
+	Node      string         // this node's name in messages
+	Layout    Layout         // must equal each writer's
+	Memory    Memory         // where pages land
+	OnEvent   func(Event)    // called from one goroutine, in order, with no lock held; it must not block for long nor call Close
+	Network   Network        // nil: TCP
+	Listen    string         // address to listen on
+	Advertise []string       // addresses that writers dial; none: the listener's own
+	Transport Transport      // Auto: also from writers on this host, out of their memory
+	TLS       *tls.Config    // nil: plain; it should demand client certificates
+	Fabric    *fabric.Device // writers may write to Memory through it, in clear even under TLS; nil: they cannot. It outlives the Reader
+	Unchecked bool           // writers may leave out checksums: to measure what they cost, not for nodes
 
 	MaxLeases         int           // 1024: more than decode nodes run requests; Grant says ErrBusy beyond
 	MaxSessions       int           // 256 writers at a time: a prefill node each
@@ -110,6 +112,7 @@ type Reader struct {
 	start time.Time // of the lease clock
 	ln    net.Listener
 	local *localListeners // nil: no shared memory
+	rdma  *readerFabric   // nil: no RDMA
 	wake  chan struct{}   // the expiry loop has an earlier deadline
 	done  chan struct{}   // closed by Close
 	conns sync.WaitGroup
@@ -130,8 +133,11 @@ type Reader struct {
 
 // leaseInfo is what the table does not know about a lease.
 type leaseInfo struct {
-	session  *readerSession // bound writer, or nil
-	ackAbort bool           // the session waits for msgAborted
+	session   *readerSession // bound writer, or nil
+	ackAbort  bool           // the session waits for msgAborted
+	fenced    bool           // and that is over
+	permitted bool           // the session's writer has been told that it may write by itself
+	key       *fabric.Key    // with which it may; nil: the session's, or none
 }
 
 // NewReader listens and registers memory.
@@ -169,6 +175,9 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 	})
 	if err := r.listenLocal(); err != nil {
 		return nil, errors.Join(err, ln.Close())
+	}
+	if r.rdma, err = newReaderFabric(&r.o, mem); err != nil {
+		return nil, errors.Join(err, ln.Close(), r.local.close())
 	}
 	r.loops.Go(func() { r.acceptLoop(ln, r.serve) })
 	r.loops.Go(r.expireLoop)
@@ -228,7 +237,7 @@ func (r *Reader) Grant(req GrantRequest) (Grant, error) {
 	signal(r.wake)
 	g := grant{
 		key: key, layout: r.o.Layout, duration: req.Duration, tls: r.o.TLS != nil, loose: r.o.Unchecked,
-		node: r.o.Node, addrs: r.addrs(), pages: pages, runs: runs,
+		node: r.o.Node, addrs: r.addrs(), pages: pages, runs: runs, fabric: r.rdma != nil,
 	}
 	return Grant{Lease: idOf(key), Wire: g.encode()}, nil
 }
@@ -278,7 +287,7 @@ func (r *Reader) Close() error {
 	r.told.Broadcast()
 	r.mu.Unlock()
 	r.loops.Wait()
-	return err
+	return errors.Join(err, r.rdma.close())
 }
 
 // Stats returns the counters.
@@ -286,7 +295,7 @@ func (r *Reader) Stats() ReaderStats {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s, c := r.stats, r.table.Counts()
-	s.StaleFrames, s.StalePieces, s.DuplicatePieces = c.StaleFrames, c.StalePieces, c.DuplicatePieces
+	s.StaleFrames, s.StalePieces, s.DuplicatePieces = c.StaleFrames, c.StalePieces, s.DuplicatePieces+c.DuplicatePieces
 	s.LeasesGranted, s.LeasesArrived, s.LeasesFailed = c.Granted, c.Completed, c.Ended
 	s.LeasesExpired, s.LeasesQuarantined = c.Expired, c.Quarantines
 	s.Granted, s.Arriving, s.Quarantined = c.ByState[lease.Granted], c.ByState[lease.Arriving], c.ByState[lease.Quarantined]
@@ -294,6 +303,9 @@ func (r *Reader) Stats() ReaderStats {
 	for _, x := range r.sessions {
 		if x.shared != nil {
 			s.SessionsShared++
+		}
+		if x.fabric != nil {
+			s.SessionsFabric++
 		}
 	}
 	return s
@@ -354,6 +366,7 @@ func (r *Reader) endedLocked(k lease.Key, code goneCode, why error, released boo
 // releasedLocked follows up a lease whose pages the table has released.
 func (r *Reader) releasedLocked(k lease.Key) {
 	l := r.leases[k]
+	r.dropKeyLocked(l)
 	if l.ackAbort {
 		r.postLocked(l.session, control{kind: msgAborted, key: k})
 	}

@@ -48,15 +48,18 @@ type dataReader struct {
 
 // receive reads a data connection until it ends.
 func (r *Reader) receive(s *readerSession, conn net.Conn, kind connKind) error {
-	d := newDataReader(r, s, conn)
 	if kind == sharedConn {
 		m := r.useShared(s)
 		if m == nil {
 			return net.ErrClosed
 		}
 		defer m.drop()
-		return newSharedReader(d, m).run()
+		return newSharedReader(newDataReader(r, s, conn), m).run()
 	}
+	if kind == fabricConn {
+		return newDataReader(r, s, conn).runFabric()
+	}
+	d := newDataReader(r, s, conn)
 	d.in = newPageReader(conn)
 	_, waits := d.in.(streamReader)
 	d.ahead = !waits
@@ -230,10 +233,14 @@ func (d *dataReader) end() {
 	if d.s.shared != nil {
 		r.stats.SharedBytes += n
 	}
+	if d.s.rdma {
+		r.stats.FabricBytes += n
+	}
 	st := r.table.EndRead(r.now(), k, d.f.region, d.landed)
 	d.landed = d.landed[:0]
 	switch st {
 	case lease.Complete:
+		r.dropKeyLocked(r.leases[k])
 		r.tellLocked(Event{Kind: Arrived, Lease: idOf(k)})
 		r.postLocked(d.s, control{kind: msgDone, key: k})
 	case lease.Released:

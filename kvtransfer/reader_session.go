@@ -25,7 +25,9 @@ type readerSession struct {
 	gone   chan struct{}
 	conns  []net.Conn // control first
 	closed bool
-	shared *mapping // of the writer's memory; nil until it has handed it over
+	rdma   bool          // its one data connection is a fabricConn
+	shared *mapping      // of the writer's memory; nil until it has handed it over
+	fabric *fabricReader // nil until the ends know each other, and from when nothing that the writer writes can land any more
 }
 
 // serve runs one connection from its hello to its end.
@@ -112,6 +114,8 @@ func (r *Reader) joinLocked(raw net.Conn, h hello) (*readerSession, status) {
 		return nil, refusedSession
 	case (h.kind == sharedConn) != (s != nil && s.shared != nil):
 		return nil, refusedSession
+	case s != nil && (h.kind == fabricConn && (r.rdma == nil || len(s.conns) > 1) || s.rdma):
+		return nil, refusedSession
 	case s != nil && len(s.conns) > maxDataConns:
 		return nil, refusedBusy
 	}
@@ -119,7 +123,7 @@ func (r *Reader) joinLocked(raw net.Conn, h hello) (*readerSession, status) {
 		s = &readerSession{id: h.session, node: h.node, out: make(chan control, outboxMessages), gone: make(chan struct{})}
 		r.sessions[h.session] = s
 	}
-	s.conns = append(s.conns, raw)
+	s.conns, s.rdma = append(s.conns, raw), h.kind == fabricConn
 	return s, welcomeOK
 }
 
@@ -214,6 +218,10 @@ func (r *Reader) receiveControl(s *readerSession, conn net.Conn) error {
 			r.renewLocked(s, m)
 		case msgAbort:
 			r.abortLocked(s, m)
+		case msgFenced:
+			if l := r.leases[m.key]; l != nil && l.session == s {
+				r.fenceLocked(m.key, l)
+			}
 		default:
 			err = fmt.Errorf("%w: a writer sent a message of type %d", ErrProtocol, m.kind)
 		}
@@ -227,6 +235,7 @@ func (r *Reader) receiveControl(s *readerSession, conn net.Conn) error {
 func (r *Reader) renewLocked(s *readerSession, m control) {
 	if r.table.Renew(r.now(), m.key, s.id, m.value) {
 		r.leases[m.key].session = s
+		r.permitLocked(s, m.key)
 		return
 	}
 	r.postLocked(s, control{kind: msgGone, code: goneUnknown, key: m.key})

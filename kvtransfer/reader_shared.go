@@ -26,7 +26,7 @@ const memorySuffix = "-memory"
 // listenLocal opens them where the network and the transport allow it.
 func (r *Reader) listenLocal() error {
 	_, tcp := r.o.Network.(TCP)
-	if !tcp || r.o.Transport == OverTCP {
+	if !tcp || r.o.Transport == OverTCP || r.o.Transport == OverRDMA {
 		if r.o.Transport == OverShared {
 			return fmt.Errorf("%w: shared memory needs the network TCP, not %T", ErrArguments, r.o.Network)
 		}

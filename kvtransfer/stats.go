@@ -4,6 +4,7 @@ package kvtransfer
 type ReaderStats struct {
 	PayloadBytes     uint64 // of pieces that landed and matched
 	SharedBytes      uint64 // of these, copied out of the memory of a writer on this host
+	FabricBytes      uint64 // likewise, written here by the writer itself
 	Pieces           uint64 // landed and matched
 	StaleFrames      uint64 // frames, or rests of frames, of leases that were over: read into scratch
 	StalePieces      uint64 // pieces in those
@@ -13,6 +14,7 @@ type ReaderStats struct {
 	Connections      int    // open now, of all kinds
 	Sessions         int    // open now
 	SessionsShared   int    // of these, whose pages are copied out of the writer's memory
+	SessionsFabric   int    // likewise, whose writers write by themselves
 	SessionsLost     uint64 // sessions that ended in an error other than the writer closing when idle
 
 	LeasesGranted     uint64 // ever
@@ -38,6 +40,7 @@ type WriterStats struct {
 	Retries       uint64 // dials after a first attempt that failed or a pooled session that had just died
 	Sessions      int    // open now
 	SharedBytes   uint64 // of PayloadBytes, copied by readers on this host
+	FabricBytes   uint64 // of PayloadBytes, written to readers' memory
 	SessionsLost  uint64 // sessions that ended in an error
 	RenewalsSent  uint64
 	AbortsUnacked uint64 // aborts that ended by closing the session

@@ -6,6 +6,7 @@ import (
 	"hash/crc32"
 	"io"
 
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
@@ -21,6 +22,7 @@ const (
 	magicGrant   = 0x47564b54 // "TKVG"
 	magicMemory  = 0x4d564b54 // "TKVM"
 	magicCopied  = 0x44564b54 // "TKVD"
+	magicFabric  = 0x42564b54 // "TKVB"
 )
 
 // maxBatch is the most pages behind one frame header. Larger batches measure the same; 16 pages of 32 KiB stay in a core's L2 between
@@ -33,9 +35,10 @@ const (
 	welcomeSize = 4 + 4 + 8 + 16 + nameSize + 4     // magic, version+status+0+0, epoch, layout, node, crc
 	controlSize = 4 + 4 + 16 + 8 + nameSize + 4     // magic, type+code+0+0, lease key, value, text, crc
 	frameSize   = 4 + 4 + 16 + maxBatch*8 + 4       // magic, region u16 + count u16, lease key, {index, crc}…, crc
-	sharedSize  = frameSize + maxBatch*4 + 8        // on a sharedConn: the same with {source page u32}…, number u64 behind {index, crc}…
+	sharedSize  = frameSize + maxBatch*4 + 8        // on a sharedConn or fabricConn: the same with {source page u32}…, number u64 behind {index, crc}…
 	memoryFixed = 4 + 4 + 8 + 8 + 4 + 4             // magic, 0, session, epoch, pages, regions; then regions × offset u64, crc
-	copiedSize  = 4 + 8                             // magic, number of a frame that has been copied
+	copiedSize  = 4 + 8                             // magic, number of a frame that has been copied, or whose pages have all landed
+	fabricFixed = 4 + 4 + 8 + nameSize + nameSize   // magic, status + flags + regions u16, place, provider, endpoint; then regions × {at u64, key u64}, crc
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -47,6 +50,7 @@ const (
 	controlConn connKind = 1 // control messages both ways
 	dataConn    connKind = 2 // frames and pages, writer to reader
 	sharedConn  connKind = 3 // frames, whose pages the reader copies out of the writer's memory; back: which have been copied
+	fabricConn  connKind = 4 // both ends' fabricMessage; then frames, whose pages the writer writes by itself; back: which have landed
 )
 
 // hello opens every connection.
@@ -100,6 +104,8 @@ const (
 	msgGone                       // reader: the lease is not live; code and text say why
 	msgAborted                    // reader: nothing of the aborted lease lands any more
 	msgPong                       // reader
+	msgPermit                     // reader, fabric only: the lease's pages may be written; value = key of region 0, or 0: those of the session
+	msgFenced                     // writer, fabric only: none of its writes to the lease's pages is under way any more, nor will be
 	msgEnd
 )
 
@@ -135,7 +141,7 @@ type frame struct {
 	index  [maxBatch]uint32
 	crc    [maxBatch]uint32 // CRC32C of each page
 	src    [maxBatch]uint32 // page of the writer, on a sharedConn
-	number uint64           // likewise: of the frame, never twice
+	number uint64           // on a sharedConn or fabricConn: of the frame, never twice; the low half of a fabricConn's comes with each page
 }
 
 // frameLoose is the bit of the count that says so.
@@ -206,7 +212,7 @@ func (h *hello) decode(b []byte) error {
 		version: b[4], kind: connKind(b[5]),
 		session: le.Uint64(b[8:]), epoch: le.Uint64(b[16:]), layout: getLayout(b[24:]), node: getName(b[40:]),
 	}
-	if h.session == 0 || h.kind < controlConn || h.kind > sharedConn {
+	if h.session == 0 || h.kind < controlConn || h.kind > fabricConn {
 		return fmt.Errorf("%w: hello of session %d, kind %d", ErrProtocol, h.session, h.kind)
 	}
 	return nil
@@ -339,6 +345,58 @@ func (m *memoryMessage) decode(b []byte, regions int) error {
 	}
 	return nil
 }
+
+// fabricMessage tells what the other end needs in order to write, or to be written to.
+type fabricMessage struct {
+	refused  bool
+	fixed    bool            // the targets' keys are the session's; else each permit brings its own
+	place    uint64          // of providers that reach only so far
+	provider string          // its whole name
+	endpoint string          // its name
+	targets  []fabric.Target // [region]; the reader's alone
+}
+
+func (m *fabricMessage) encode() []byte {
+	b := make([]byte, fabricFixed, fabricSize(len(m.targets)))
+	le.PutUint32(b, magicFabric)
+	if m.refused {
+		b[4] = 1
+	}
+	if m.fixed {
+		b[5] = 1
+	}
+	le.PutUint16(b[6:], uint16(len(m.targets)))
+	le.PutUint64(b[8:], m.place)
+	putName(b[16:], m.provider)
+	putName(b[16+nameSize:], m.endpoint)
+	for _, t := range m.targets {
+		b = le.AppendUint64(le.AppendUint64(b, t.At), t.Key)
+	}
+	b = append(b, 0, 0, 0, 0)
+	seal(b)
+	return b
+}
+
+// decode reads a message with so many targets.
+func (m *fabricMessage) decode(b []byte, targets int) error {
+	if len(b) != fabricSize(targets) {
+		return fmt.Errorf("%w: fabric message of %d bytes", ErrProtocol, len(b))
+	}
+	if err := unseal(b, magicFabric, "fabric message"); err != nil {
+		return err
+	}
+	*m = fabricMessage{refused: b[4] != 0, fixed: b[5] != 0, place: le.Uint64(b[8:]), provider: getName(b[16:]), endpoint: getName(b[16+nameSize:])}
+	if n := int(le.Uint16(b[6:])); n != targets {
+		return fmt.Errorf("%w: fabric message with %d targets, want %d", ErrProtocol, n, targets)
+	}
+	for i := range targets {
+		at := fabricFixed + 16*i
+		m.targets = append(m.targets, fabric.Target{At: le.Uint64(b[at:]), Key: le.Uint64(b[at+8:])})
+	}
+	return nil
+}
+
+func fabricSize(targets int) int { return fabricFixed + 16*targets + 4 }
 
 func memorySize(regions int) int { return memoryFixed + 8*regions + 4 }
 

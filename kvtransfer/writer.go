@@ -7,18 +7,21 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
 // WriterOptions configure a Writer. Zero bounds take the defaults that stand beside them.
 type WriterOptions struct {
-	Node      string      // this node's name in messages
-	Layout    Layout      // must equal each reader's
-	Memory    Memory      // where pages come from
-	Shared    *Shared     // where all of Memory lies, so that readers on this host can map it; nil: they cannot
-	Transport Transport   // Auto: readers on this host copy out of Shared
-	Network   Network     // nil: TCP
-	Unchecked bool        // leave out checksums where a reader takes that
-	TLS       *tls.Config // for readers that want TLS; its ServerName may be empty, then it is the dialed host
+	Node      string         // this node's name in messages
+	Layout    Layout         // must equal each reader's
+	Memory    Memory         // where pages come from
+	Shared    *Shared        // where all of Memory lies, so that readers on this host can map it; nil: they cannot
+	Transport Transport      // Auto: readers on this host copy out of Shared
+	Network   Network        // nil: TCP
+	Fabric    *fabric.Device // for OverRDMA: writes through it; nil: it cannot. It outlives the Writer
+	Unchecked bool           // leave out checksums where a reader takes that
+	TLS       *tls.Config    // for readers that want TLS; its ServerName may be empty, then it is the dialed host
 
 	Connections  int           // 2 data connections per reader: one does not fill a fast link, four measured slower
 	MaxPushes    int           // 1024 open at a time; Open says ErrBusy beyond
@@ -51,11 +54,13 @@ func (o *WriterOptions) setDefaults() {
 
 // Writer pushes pages of registered memory to readers.
 type Writer struct {
-	o     WriterOptions
-	mem   *regions
-	loops sync.WaitGroup
-	ctx   context.Context // ends with Close
-	stop  context.CancelFunc
+	o       WriterOptions
+	mem     *regions
+	loops   sync.WaitGroup
+	sources []*fabric.Source        // [region] of Memory; nil: no RDMA
+	wrap    func(endpoint) endpoint // tests: faults
+	ctx     context.Context         // ends with Close
+	stop    context.CancelFunc
 
 	mu       sync.Mutex
 	sessions map[uint64]*writerSession // by the reader's epoch
@@ -91,6 +96,9 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 		return nil, fmt.Errorf("%w: transport %s without shared memory", ErrArguments, o.Transport)
 	}
 	w := &Writer{o: o, mem: mem, sessions: make(map[uint64]*writerSession)}
+	if err := w.openFabric(); err != nil {
+		return nil, err
+	}
 	w.ctx, w.stop = context.WithCancel(context.Background())
 	return w, nil
 }
@@ -189,7 +197,7 @@ func (w *Writer) Close() error {
 		s.end(fmt.Errorf("%w: writer %q", ErrClosed, w.o.Node), false)
 	}
 	w.loops.Wait()
-	return nil
+	return w.closeFabric()
 }
 
 // pool returns the sessions there are now.

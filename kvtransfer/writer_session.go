@@ -3,6 +3,7 @@ package kvtransfer
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,22 +16,24 @@ import (
 
 // writerSession is a writer's connections to one reader process. Lock order: writerSession.mu, then Writer.mu.
 type writerSession struct {
-	w     *Writer
-	id    uint64 // of the connections being made; a new one for each address tried
-	epoch uint64 // the reader's
-	node  string // the reader's name
-	host  string // of its first address, whichever the session uses: what its certificate is to name
-	tls   bool
-	kind  connKind      // of the data connections; known when ready
-	out   chan control  // to the control connection
-	ready chan struct{} // closed when dialed
-	gone  chan struct{} // closed when dead
+	w      *Writer
+	id     uint64 // of the connections being made; a new one for each address tried
+	epoch  uint64 // the reader's
+	node   string // the reader's name
+	host   string // of its first address, whichever the session uses: what its certificate is to name
+	tls    bool
+	fabric bool          // the reader's memory can be written to
+	kind   connKind      // of the data connections; known when ready
+	out    chan control  // to the control connection
+	ready  chan struct{} // closed when dialed
+	gone   chan struct{} // closed when dead
 
 	mu     sync.Mutex
-	work   *sync.Cond // turn or err changed
-	err    error      // why it is dead
-	conns  []net.Conn // control first
-	flag   *flag      // up while readers may believe what they copied; nil: nothing is copied
+	work   *sync.Cond    // turn or err changed
+	err    error         // why it is dead
+	conns  []net.Conn    // control first
+	flag   *flag         // up while readers may believe what they copied; nil: nothing is copied
+	rdma   *writerFabric // nil: pages travel otherwise; known when ready
 	pushes map[lease.Key]*Push
 	turn   []*Push   // with pieces to send; each sender takes a batch from the first and puts it last
 	idle   time.Time // since when pushes is empty
@@ -38,7 +41,7 @@ type writerSession struct {
 
 func newWriterSession(w *Writer, g *grant) *writerSession {
 	s := &writerSession{
-		w: w, epoch: g.key.Epoch, node: g.node, host: hostOf(g.addrs), tls: g.tls,
+		w: w, epoch: g.key.Epoch, node: g.node, host: hostOf(g.addrs), tls: g.tls, fabric: g.fabric,
 		out: make(chan control, outboxMessages), ready: make(chan struct{}), gone: make(chan struct{}),
 		pushes: make(map[lease.Key]*Push), idle: time.Now(),
 	}
@@ -90,10 +93,15 @@ func (s *writerSession) connectAll(r route) (conns []net.Conn, up *flag, err err
 		if err != nil {
 			closeAll(conns)
 			up.close()
-			conns, up = nil, nil
+			err = errors.Join(err, s.rdma.close())
+			conns, up, s.rdma = nil, nil, nil
 		}
 	}()
-	for i := range 1 + s.w.o.Connections {
+	nData := s.w.o.Connections
+	if s.kind == fabricConn {
+		nData = 1
+	}
+	for i := range 1 + nData {
 		kind := s.kind
 		if i == 0 {
 			kind = controlConn
@@ -103,6 +111,11 @@ func (s *writerSession) connectAll(r route) (conns []net.Conn, up *flag, err err
 			return conns, up, err
 		}
 		conns = append(conns, c)
+		if kind == fabricConn {
+			if s.rdma, err = s.meet(ctx, c); err != nil {
+				return conns, up, err
+			}
+		}
 		if i == 0 && s.kind == sharedConn {
 			if up, err = s.handOver(ctx, r.addr); err != nil {
 				return conns, up, err
@@ -176,6 +189,7 @@ func (s *writerSession) run(conns []net.Conn, up *flag) {
 		s.mu.Unlock()
 		closeAll(conns)
 		up.close()
+		_ = s.rdma.close() // nothing was written
 		return
 	}
 	s.conns, s.flag = conns, up
@@ -190,8 +204,11 @@ func (s *writerSession) run(conns []net.Conn, up *flag) {
 	for _, c := range conns[1:] {
 		s.w.loops.Go(func() {
 			send := s.send
-			if s.kind == sharedConn {
+			switch s.kind {
+			case sharedConn:
 				send = s.sendShared
+			case fabricConn:
+				send = s.sendFabric
 			}
 			if err := send(c); err != nil {
 				s.lost(err)
@@ -264,7 +281,7 @@ func (s *writerSession) endLocked(p *Push, err error) {
 	p.ended, p.err, p.queue = true, err, nil
 	p.renewal.Stop()
 	s.settleLocked(p)
-	if !p.settled && s.kind == sharedConn && s.err == nil { // a reader that does not say what it has copied holds the pages no longer than this
+	if !p.settled && s.kind != dataConn && s.err == nil { // a reader that does not say what it has copied, or what has landed, holds the pages no longer than this
 		p.renewal = time.AfterFunc(s.w.o.AckTimeout, func() {
 			s.fail(fmt.Errorf("%w: reader %q did not acknowledge pages of a push that had ended", ErrTimeout, s.node))
 		})
@@ -277,6 +294,9 @@ func (s *writerSession) settleLocked(p *Push) {
 		p.settled = true
 		p.renewal.Stop()
 		s.w.finished(p.err)
+		if s.kind == fabricConn && p.err != nil && s.err == nil {
+			s.postLocked(control{kind: msgFenced, key: p.key}) // a reader that is not told closes the session in the end
+		}
 		close(p.done)
 	}
 }
@@ -333,6 +353,10 @@ func (s *writerSession) receive(conn net.Conn) error {
 			}
 			p.answered = true
 			s.dropLocked(p)
+		case msgPermit:
+			if p != nil && s.kind == fabricConn {
+				s.permitLocked(p, m.value)
+			}
 		case msgPong:
 			if len(s.pushes) == 0 && time.Since(s.idle) >= s.w.o.IdleTimeout {
 				s.mu.Unlock()
@@ -436,6 +460,9 @@ func (s *writerSession) sent(b batch, err error) {
 			if s.kind == sharedConn {
 				c.SharedBytes += n * uint64(s.w.o.Layout.PageBytes)
 			}
+			if s.kind == fabricConn {
+				c.FabricBytes += n * uint64(s.w.o.Layout.PageBytes)
+			}
 		})
 		if b.p.onSent != nil {
 			b.p.onSent(b.region, b.first, len(b.pages))
@@ -463,7 +490,7 @@ func (s *writerSession) check() error {
 		if err := p.checkLocked(); err != nil {
 			return err
 		}
-		if !p.ended && (len(p.queue) > 0) != p.waiting {
+		if !p.ended && (len(p.queue) > 0 && p.permitted) != p.waiting {
 			return fmt.Errorf("kvtransfer: push %v has %d batches, waiting for its turn is %t", p.key, len(p.queue), p.waiting)
 		}
 		if p.waiting {

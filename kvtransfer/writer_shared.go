@@ -20,7 +20,14 @@ const maxUncopied = 32
 // routes are the grant's addresses in the order in which a session tries them, and whether each is for shared memory.
 func (s *writerSession) routes(addrs []string) (all []route) {
 	mode := s.w.o.Transport
-	if s.w.o.Shared != nil && mode != OverTCP {
+	if s.w.sources != nil && s.fabric {
+		for _, a := range addrs {
+			if !strings.HasPrefix(a, LocalScheme) {
+				all = append(all, route{a, fabricConn})
+			}
+		}
+	}
+	if s.w.o.Shared != nil && (mode == Auto || mode == OverShared) {
 		for _, a := range addrs {
 			if strings.HasPrefix(a, LocalScheme) {
 				all = append(all, route{a, sharedConn})

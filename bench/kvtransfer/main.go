@@ -1,5 +1,5 @@
 // Command kvtransfer holds Tandem's KV transfer beside others on this machine, in one run: iperf3, a plain C program that moves the same
-// scattered pages with writev and readv, one thread's memcpy of them, NIXL (UCX over TCP) and Mooncake's transfer engine. It is
+// scattered pages with writev and readv, another that does so by libfabric, one thread's memcpy of them, NIXL (UCX over TCP) and Mooncake's transfer engine. It is
 // `make bench-kvtransfer`.
 //
 // Everything runs in turn, several times over, so that what else the machine does meets all alike; the median of each one's runs
@@ -35,9 +35,9 @@ const (
 
 // options are the command's.
 type options struct {
-	binary, peers, plain, python, prefix, out, keep string
-	repeat, rounds, smalls                          int
-	most                                            time.Duration
+	binary, peers, plain, fabric, python, prefix, out, keep string
+	repeat, rounds, smalls                                  int
+	most                                                    time.Duration
 }
 
 // result is what one run of a program tells.
@@ -88,6 +88,10 @@ func (o *options) bench(ctx context.Context) error {
 		return fmt.Errorf("compiling plain.c: %w\n%s", err, out)
 	}
 	all := contenders(o.python != "")
+	o.fabric = filepath.Join(dir, "fabric")
+	if out, err := exec.CommandContext(ctx, "gcc", "-O2", "-o", o.fabric, filepath.Join(o.peers, "fabric.c"), "-lfabric").CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling fabric.c, for which Debian has libfabric-dev: %w\n%s", err, out)
+	}
 	kept := make(map[string][]result)
 	if b, err := os.ReadFile(o.keep); err == nil {
 		if err := json.Unmarshal(b, &kept); err != nil {
@@ -153,6 +157,11 @@ func contenders(python bool) []*contender {
 		{id: "memcpy", name: "memcpy, one thread", run: plain("memcpy", strconv.Itoa(nPages), strconv.Itoa(pageBytes))},
 		{id: "shm", name: "Tandem, shared memory", run: ours("--transport", "shm", "--streams", "1", "--no-checksum")},
 		{id: "shmcrc", name: "Tandem, shared memory, with CRC32C", run: ours("--transport", "shm", "--streams", "1")},
+	}
+	for _, p := range []string{"tcp", "shm"} {
+		all = append(all,
+			&contender{id: "c-fabric-" + p, name: "C, libfabric " + p, run: writes(p)},
+			&contender{id: "fabric-" + p, name: "Tandem, rdma by libfabric " + p, run: ours("--transport", "rdma", "--fabric-provider", p, "--streams", "1", "--no-checksum")})
 	}
 	nixl := &contender{id: "nixl", name: "NIXL, UCX over TCP", run: script("nixl_tcp.py")}
 	mooncake := &contender{id: "mooncake", name: "Mooncake, TCP", run: script("mooncake_tcp.py")}
@@ -222,6 +231,18 @@ func plain(args ...string) func(context.Context, *options) (result, error) {
 			all = append(all, strconv.Itoa(smallPages), strconv.Itoa(o.smalls))
 		}
 		out, err := o.output(ctx, o.plain, all...)
+		if err != nil {
+			return result{}, err
+		}
+		var r result
+		return r, json.Unmarshal(out, &r)
+	}
+}
+
+// writes runs the C program over a provider of libfabric.
+func writes(provider string) func(context.Context, *options) (result, error) {
+	return func(ctx context.Context, o *options) (result, error) {
+		out, err := o.output(ctx, o.fabric, provider, strconv.Itoa(nPages), strconv.Itoa(pageBytes), strconv.Itoa(o.rounds), strconv.Itoa(smallPages), strconv.Itoa(o.smalls))
 		if err != nil {
 			return result{}, err
 		}

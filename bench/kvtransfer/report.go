@@ -56,6 +56,8 @@ var bars = []bar{
 	{"1 MiB, median against NIXL's", "crc2", "nixl", latency, 1, true},
 	{"1 MiB, p90 against its own median", "crc2", "crc2", tail, 2, true},
 	{"shared memory against memcpy", "shm", "memcpy", speed, 0.9, false},
+	{"rdma by libfabric tcp against the C program", "fabric-tcp", "c-fabric-tcp", speed, 0.9, false},
+	{"rdma by libfabric shm against the C program", "fabric-shm", "c-fabric-shm", speed, 0.9, false},
 	{"shared memory with CRC32C against memcpy", "shmcrc", "memcpy", speed, 0.9, false},
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/load"
 	"github.com/tandem-serving/tandem/bench/report"
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
 // Listen serves peers, one at a time, until ctx ends.
@@ -48,6 +49,7 @@ type side struct {
 	setup
 	mem    *memory
 	reader *kvtransfer.Reader
+	fabric *fabric.Device // nil: not asked for
 	events chan kvtransfer.Event
 	ended  chan struct{} // nobody takes events any more
 
@@ -127,15 +129,28 @@ func (o *Options) open(l *lines, s *setup) (*side, error) {
 			}
 		},
 	}
+	if transport == kvtransfer.OverRDMA {
+		if d.fabric, err = o.fabric(s.Provider, l.conn.LocalAddr()); err != nil {
+			return nil, errors.Join(err, d.mem.free())
+		}
+		ro.Fabric = d.fabric
+	}
 	if d.reader, err = kvtransfer.NewReader(ro); err != nil {
-		return nil, errors.Join(err, d.mem.free())
+		return nil, errors.Join(err, d.closeFabric(), d.mem.free())
 	}
 	return d, nil
 }
 
 func (d *side) close() {
 	close(d.ended)
-	_ = errors.Join(d.reader.Close(), d.mem.free()) // the process goes on to the next peer, or ends
+	_ = errors.Join(d.reader.Close(), d.closeFabric(), d.mem.free()) // the process goes on to the next peer, or ends
+}
+
+func (d *side) closeFabric() error {
+	if d.fabric == nil {
+		return nil
+	}
+	return d.fabric.Close()
 }
 
 // grant leases a round's pages.

@@ -49,13 +49,19 @@ func Push(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	m, err := newMemory(&p.setup, transport != kvtransfer.OverTCP)
+	m, err := newMemory(&p.setup, transport == kvtransfer.Auto || transport == kvtransfer.OverShared)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.free()) }()
 	m.fill()
 	wo := kvtransfer.WriterOptions{Node: "writer", Layout: s.layout(), Memory: m, Shared: m.shared, Transport: transport, TLS: o.ClientTLS, Unchecked: o.NoChecksum, Connections: o.Streams}
+	if transport == kvtransfer.OverRDMA {
+		if wo.Fabric, err = o.fabric(o.Provider, conn.LocalAddr()); err != nil {
+			return err
+		}
+		defer wo.Fabric.Close()
+	}
 	if p.writer, err = kvtransfer.NewWriter(wo); err != nil {
 		return err
 	}
@@ -90,8 +96,16 @@ func (p *pusher) measure(ctx context.Context, o Options) (*Report, error) {
 		}
 		r.smalls = append(r.smalls, x)
 	}
-	if r.Transport = string(kvtransfer.OverTCP); p.writer.Stats().SharedBytes > 0 {
+	switch s := p.writer.Stats(); {
+	case s.SharedBytes > 0:
 		r.Transport = string(kvtransfer.OverShared)
+	case s.FabricBytes > 0:
+		r.Transport = string(kvtransfer.OverRDMA)
+	default:
+		r.Transport = string(kvtransfer.OverTCP)
+	}
+	if o.Transport == string(kvtransfer.OverRDMA) && r.Transport != o.Transport {
+		return nil, fmt.Errorf("%w: --transport rdma: the listener has no libfabric provider %q, or another interface", ErrOption, o.Provider)
 	}
 	r.SmallBytes = int64(o.SmallPages) * int64(o.PageBytes)
 	r.sum()

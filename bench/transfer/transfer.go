@@ -16,9 +16,11 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"time"
 
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
 // ErrOption is behind every refusal of an option; ErrWrong says that bytes arrived that were not sent.
@@ -40,9 +42,11 @@ type Options struct {
 	Layers     int // regions, each with Pages/Layers pages
 	Streams    int // data connections
 	Rounds     int
-	SmallPages int  // pages of a small transfer, whose latency is measured
-	Smalls     int  // how many of those
-	NoChecksum bool // CRC32C is left out
+	SmallPages int    // pages of a small transfer, whose latency is measured
+	Smalls     int    // how many of those
+	NoChecksum bool   // CRC32C is left out
+	Provider   string // libfabric's, for --transport rdma
+	Address    string // either side: of that provider's interface here; empty: that of the connection beside
 	Seed       uint64
 
 	ServerTLS, ClientTLS *tls.Config // nil: plain
@@ -65,6 +69,7 @@ const (
 type setup struct {
 	Version    int    `json:"version"`
 	Transport  string `json:"transport"`
+	Provider   string `json:"provider,omitempty"`
 	Layers     int    `json:"layers"`
 	Positions  int    `json:"positions"`
 	PageBytes  int    `json:"page_bytes"`
@@ -91,9 +96,22 @@ func (o *Options) setup() (setup, error) {
 		return setup{}, fmt.Errorf("%w: --rounds %d, --small-rounds %d, want at least 1 and 0, at most %d", ErrOption, o.Rounds, o.Smalls, maxRounds)
 	}
 	return setup{
-		Version: version, Transport: o.Transport, Layers: o.Layers, Positions: o.Pages / o.Layers, PageBytes: o.PageBytes,
+		Version: version, Transport: o.Transport, Provider: o.Provider, Layers: o.Layers, Positions: o.Pages / o.Layers, PageBytes: o.PageBytes,
 		NoChecksum: o.NoChecksum, Seed: o.Seed,
 	}, nil
+}
+
+// fabric opens a libfabric provider on the interface of a connection, or the one that was named.
+func (o *Options) fabric(provider string, on net.Addr) (*fabric.Device, error) {
+	address := o.Address
+	if address == "" && provider != "shm" {
+		address, _, _ = net.SplitHostPort(on.String()) // it is TCP
+	}
+	d, err := fabric.Open(fabric.Options{Provider: provider, Address: address})
+	if err != nil {
+		return nil, fmt.Errorf("%w: --fabric-provider: %w", ErrOption, err)
+	}
+	return d, nil
 }
 
 // check is the listener's look at what a peer asks.

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
 // output is what a side prints, for another goroutine to look at.
@@ -55,11 +57,15 @@ func options(peer string) Options {
 // TestMeasure runs both sides of every transport, and reads the report.
 func TestMeasure(t *testing.T) {
 	addr := listen(t, 1<<20)
-	for _, transport := range []string{"tcp", "shm", "auto"} {
+	ways := []string{"tcp", "shm", "auto"}
+	if fabric.Built {
+		ways = append(ways, "rdma")
+	}
+	for _, transport := range ways {
 		for _, unchecked := range []bool{false, true} {
 			var out bytes.Buffer
 			o := options(addr)
-			o.Transport, o.NoChecksum, o.Out = transport, unchecked, &out
+			o.Transport, o.Provider, o.NoChecksum, o.Out = transport, "tcp", unchecked, &out
 			if err := Push(t.Context(), o); err != nil {
 				t.Fatalf("%s: %v", transport, err)
 			}
@@ -96,6 +102,7 @@ func TestRefusals(t *testing.T) {
 		"--streams 99":       func(o *Options) { o.Streams = 99 },
 		"--rounds 0":         func(o *Options) { o.Rounds = 0 },
 		`transport "pigeon"`: func(o *Options) { o.Transport = "pigeon" },
+		"--fabric-provider":  func(o *Options) { o.Transport, o.Provider = "rdma", "pigeon" },
 		"--memory":           func(o *Options) { o.Pages = 4 << 10 },
 		"--peer":             func(o *Options) { o.Peer = "127.0.0.1:1" },
 	} {

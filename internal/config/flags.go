@@ -97,6 +97,8 @@ type Node struct {
 	RPCPort, KVPort, HTTPPort int
 	KVTLS                     bool
 	KVTransport               string
+	FabricProvider            string
+	FabricAddress             string
 }
 
 // Register declares the node's flags.
@@ -105,7 +107,9 @@ func (n *Node) Register(s *Set, rpc, kv, http int) {
 	s.PortVar(&n.RPCPort, "rpc-port", rpc, "port for requests from other nodes; 0: any")
 	s.PortVar(&n.KVPort, "kv-port", kv, "port for KV blocks; 0: any (decode nodes)")
 	s.PortVar(&n.HTTPPort, "http-port", http, "port of /metrics, /livez and /readyz; 0: any")
-	s.StringVar(&n.KVTransport, "kv-transport", "auto", "how KV blocks travel: tcp; shm, between processes of one host, of which the decode node copies out of the prefill node's memory; auto: shm where both ends can, else tcp")
+	s.StringVar(&n.KVTransport, "kv-transport", "auto", "how KV blocks travel: tcp; shm, between processes of one host, of which the decode node copies out of the prefill node's memory; rdma, by libfabric and in the clear, between nodes that both have it, else tcp; auto: shm where both ends can, else tcp")
+	s.StringVar(&n.FabricProvider, "fabric-provider", "auto", "libfabric's provider for --kv-transport rdma, the same on all nodes: verbs, efa, tcp, shm (between processes of one host); auto: verbs or efa, whichever there is")
+	s.StringVar(&n.FabricAddress, "fabric-address", "", "address or host name of the interface for --kv-transport rdma, which other nodes reach; empty: --host, unless that is all interfaces")
 	s.BoolVar(&n.KVTLS, "kv-tls", false, "encrypt KV blocks on their way; the same on all nodes")
 }
 

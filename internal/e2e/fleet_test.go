@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/prefill"
 )
 
@@ -78,6 +79,7 @@ type fleet struct {
 	mem     *kvtransfer.Mem
 	kvNet   kvtransfer.Network
 	shared  bool
+	rdma    string // libfabric's provider, or none
 	kvAddr  string // where decode listens on it
 	probes  *probes
 	loaded  []*engine.Loaded
@@ -101,6 +103,12 @@ func newFleet(t testing.TB, dec engine.LoadOptions, pre *engine.LoadOptions) *fl
 // sharedTCP stands for the network whose decode nodes copy out of the prefill node's memory.
 type sharedTCP struct{ kvtransfer.TCP }
 
+// rdmaTCP stands for the network beside which prefill nodes write into decode nodes' memory by a provider of libfabric.
+type rdmaTCP struct {
+	kvtransfer.TCP
+	provider string
+}
+
 func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, pre *engine.LoadOptions) *fleet {
 	t.Helper()
 	f := &fleet{t: t, net: rpc.NewNetwork(), mem: kvtransfer.NewMem(), probes: &probes{by: make(map[uint64]map[int]uint64)}}
@@ -110,6 +118,9 @@ func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, p
 	}
 	if shared, ok := kv.(sharedTCP); ok {
 		f.kvNet, f.shared = shared.TCP, true
+	}
+	if rdma, ok := kv.(rdmaTCP); ok {
+		f.kvNet, f.rdma = rdma.TCP, rdma.provider
 	}
 	f.startDecode(dec)
 	if pre != nil {
@@ -191,7 +202,8 @@ func (f *fleet) startDecode(o engine.LoadOptions) {
 	l, eng := f.load(o, func() { n.Flush() })
 	f.decEng = eng
 	reader, err := kvtransfer.NewReader(kvtransfer.ReaderOptions{
-		Node: "decode", Layout: layout(l), Memory: l, Network: f.kvNet, Listen: f.kvAddr,
+		Fabric: f.fabric(),
+		Node:   "decode", Layout: layout(l), Memory: l, Network: f.kvNet, Listen: f.kvAddr,
 		OnEvent: func(ev kvtransfer.Event) { n.TransferEvent(ev) },
 	})
 	if err != nil {
@@ -223,6 +235,27 @@ func (f *fleet) startDecode(o engine.LoadOptions) {
 	})
 }
 
+// fabric opens the fleet's provider for one node; nil: it has none.
+func (f *fleet) fabric() *fabric.Device {
+	if f.rdma == "" {
+		return nil
+	}
+	o := fabric.Options{Provider: f.rdma}
+	if f.rdma == "tcp" {
+		o.Address = "127.0.0.1"
+	}
+	d, err := fabric.Open(o)
+	if err != nil {
+		f.t.Fatalf("%v: `apt-get install libfabric1`", err)
+	}
+	f.stop = append([]func(){func() { // after readers and writers
+		if err := d.Close(); err != nil {
+			f.t.Errorf("libfabric: %v", err)
+		}
+	}}, f.stop...)
+	return d
+}
+
 func (f *fleet) startPrefill(o engine.LoadOptions) {
 	f.t.Helper()
 	wo := kvtransfer.WriterOptions{Node: "prefill", Network: f.kvNet}
@@ -237,6 +270,9 @@ func (f *fleet) startPrefill(o engine.LoadOptions) {
 				f.t.Errorf("shared memory: %v", err)
 			}
 		}}, f.stop...)
+	}
+	if wo.Fabric = f.fabric(); wo.Fabric != nil {
+		wo.Transport = kvtransfer.OverRDMA
 	}
 	l, eng := f.load(o, nil)
 	f.preEng = eng

@@ -19,7 +19,7 @@ import (
 var mayImport = map[string][]string{
 	".": {
 		"bench", "bench/dataset", "bench/load",
-		"gateway", "gateway/foreign", "gateway/foreign/discover", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer",
+		"gateway", "gateway/foreign", "gateway/foreign/discover", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
 		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/logs", "internal/meter", "internal/metrics",
 		"internal/process", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/trace",
 	},
@@ -53,7 +53,7 @@ var mayImport = map[string][]string{
 	"bench/native":     {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline":    {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
 	"bench/sim":        {"gateway/route", "engine/kvcache"},
-	"bench/transfer":   {"bench/load", "bench/report", "kvtransfer"},
+	"bench/transfer":   {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":      {"bench", "bench/load", "bench/report", "engine/builtin"},
 
 	"kvtransfer":        {"kvtransfer/crc32c", "kvtransfer/fabric", "kvtransfer/lease"},

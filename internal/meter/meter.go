@@ -197,6 +197,7 @@ func (n *Node) Reader(stats func() kvtransfer.ReaderStats) {
 	}
 	counter(metrics.KVTransferBytes, func(s kvtransfer.ReaderStats) uint64 { return s.PayloadBytes }, "in")
 	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.ReaderStats) uint64 { return s.SharedBytes }, "in")
+	counter(metrics.KVTransferRDMABytes, func(s kvtransfer.ReaderStats) uint64 { return s.FabricBytes }, "in")
 	counter(metrics.KVTransfers, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesArrived }, "in")
 	counter(metrics.KVTransferFailures, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesFailed }, "in")
 	counter(metrics.KVLeasesExpired, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesExpired })
@@ -237,6 +238,7 @@ func (n *Node) Prefill(counters func() prefill.Counters, jobsHeld func() (waitin
 	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + counters().Overloaded }, "max_num_queued_reqs")
 	counter(metrics.KVTransferBytes, func(s kvtransfer.WriterStats) uint64 { return s.PayloadBytes }, "out")
 	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.WriterStats) uint64 { return s.SharedBytes }, "out")
+	counter(metrics.KVTransferRDMABytes, func(s kvtransfer.WriterStats) uint64 { return s.FabricBytes }, "out")
 	counter(metrics.KVTransfers, func(s kvtransfer.WriterStats) uint64 { return s.PushesDone }, "out")
 	counter(metrics.KVTransferFailures, func(s kvtransfer.WriterStats) uint64 { return s.PushesFailed }, "out")
 	counter(metrics.KVTransferRetries, func(s kvtransfer.WriterStats) uint64 { return s.Retries })

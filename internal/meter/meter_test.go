@@ -161,6 +161,7 @@ func TestMeters(t *testing.T) {
 		`tandem:decode_refused_total`:                                    dec.Refused,
 		`tandem:kv_transfer_bytes_total{direction="in"}`:                 in.PayloadBytes,
 		`tandem:kv_transfer_shared_bytes_total{direction="in"}`:          in.SharedBytes,
+		`tandem:kv_transfer_rdma_bytes_total{direction="in"}`:            in.FabricBytes,
 		`tandem:kv_transfers_total{direction="in"}`:                      in.LeasesArrived,
 		`tandem:kv_transfer_failures_total{direction="in"}`:              in.LeasesFailed,
 		`tandem:kv_leases{state="granted"}`:                              in.Granted,
@@ -193,6 +194,7 @@ func TestMeters(t *testing.T) {
 		`tandem:prefill_jobs_total{result="refused"}`:                   pre.Refused,
 		`tandem:kv_transfer_bytes_total{direction="out"}`:               out.PayloadBytes,
 		`tandem:kv_transfer_shared_bytes_total{direction="out"}`:        out.SharedBytes,
+		`tandem:kv_transfer_rdma_bytes_total{direction="out"}`:          out.FabricBytes,
 		`tandem:kv_transfers_total{direction="out"}`:                    out.PushesDone,
 		`tandem:kv_transfer_failures_total{direction="out"}`:            out.PushesFailed,
 		`tandem:kv_transfer_retries_total`:                              out.Retries,
@@ -211,7 +213,7 @@ func TestMeters(t *testing.T) {
 	// What other parts feed, and what a role never counts.
 	elsewhere := map[string]bool{
 		"tandem:trace_spans_total": true, "tandem:block_events_dropped_total": true, "vllm:request_success_total": true,
-		"tandem:kv_transfer_bytes_total": true, "tandem:kv_transfer_shared_bytes_total": true, "tandem:kv_transfers_total": true, "tandem:kv_transfer_failures_total": true,
+		"tandem:kv_transfer_bytes_total": true, "tandem:kv_transfer_shared_bytes_total": true, "tandem:kv_transfer_rdma_bytes_total": true, "tandem:kv_transfers_total": true, "tandem:kv_transfer_failures_total": true,
 	}
 	for _, c := range []struct {
 		role string

@@ -71,6 +71,7 @@ var Rows = [count]Row{
 		[]Label{{Name: "result", Values: []string{"done", "cancelled", "failed", "refused"}}}, nil, "Prefill jobs by what became of them."},
 	KVTransferBytes:       {"tandem:kv_transfer_bytes_total", KindCounter, nodes, directions, nil, "KV bytes moved between nodes: payload only, no headers."},
 	KVTransferSharedBytes: {"tandem:kv_transfer_shared_bytes_total", KindCounter, nodes, directions, nil, "Of these, bytes that a decode node copied out of the memory of a prefill node on its host."},
+	KVTransferRDMABytes:   {"tandem:kv_transfer_rdma_bytes_total", KindCounter, nodes, directions, nil, "Of these, bytes that a prefill node wrote into a decode node's memory by RDMA."},
 	KVTransfers:           {"tandem:kv_transfers_total", KindCounter, nodes, directions, nil, "KV transfers that were completed and checked."},
 	KVTransferFailures:    {"tandem:kv_transfer_failures_total", KindCounter, nodes, directions, nil, "KV transfers that did not complete."},
 	KVTransferRetries:     {"tandem:kv_transfer_retries_total", KindCounter, Prefill, nil, nil, "Connections for KV that had to be dialled again."},

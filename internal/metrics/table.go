@@ -77,6 +77,7 @@ const (
 	PrefillJobs
 	KVTransferBytes
 	KVTransferSharedBytes
+	KVTransferRDMABytes
 	KVTransfers
 	KVTransferFailures
 	KVTransferRetries

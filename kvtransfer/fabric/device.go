@@ -19,11 +19,15 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Both sides see one layout.
@@ -35,6 +39,9 @@ var (
 
 // loading guards what the library keeps for the whole process.
 var loading sync.Mutex
+
+// Built says that this build can open the library.
+const Built = true
 
 // Device is an open provider.
 type Device struct {
@@ -101,6 +108,22 @@ func Open(o Options) (*Device, error) {
 		return nil, errors.Join(fmt.Errorf("%w: %w (%s, address %q)", ErrProvider, err, o.Provider, o.Address), d.Close())
 	}
 	return d, nil
+}
+
+// Place tells endpoints that can meet from those that cannot, of a provider that reaches only processes of one host: it differs. Else it is 0.
+func (d *Device) Place() uint64 {
+	if d.info.Provider != "shm" {
+		return 0
+	}
+	h := fnv.New64a()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	pids, perr := os.Readlink("/proc/self/ns/pid")
+	var st unix.Stat_t
+	if serr := unix.Stat("/dev/shm", &st); errors.Join(err, perr, serr) != nil {
+		return uint64(os.Getpid()) // this process alone
+	}
+	fmt.Fprint(h, string(boot), pids, st.Dev, st.Ino)
+	return h.Sum64()
 }
 
 // Info says what was opened.

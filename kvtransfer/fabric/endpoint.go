@@ -162,7 +162,7 @@ func (e *Endpoint) Poll(into []Event) (int, error) {
 
 // How Wait waits where the provider has nothing to wait on: a few looks at once, then sleeps that grow.
 const (
-	spins       = 64
+	spins       = 256
 	sleepsEach  = 32
 	firstSleep  = 20 * time.Microsecond
 	maxDoubling = 5

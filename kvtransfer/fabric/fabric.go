@@ -19,6 +19,7 @@ package fabric
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 )
 
 var (
@@ -27,6 +28,9 @@ var (
 	ErrFabric   = errors.New("fabric: operation failed")
 	ErrClosed   = errors.New("fabric: endpoint is closed")
 )
+
+// Hardware are those of these that need it.
+var Hardware = []string{"verbs", "efa"}
 
 // Library is the file that is opened; the system's loader finds it.
 const Library = "libfabric.so.1"
@@ -70,6 +74,9 @@ type Memory struct {
 
 	OfDMABuf bool
 }
+
+// Of is memory of this process.
+func Of(b []byte) Memory { return Memory{At: uintptr(unsafe.Pointer(&b[0])), Bytes: len(b), GPU: Host} }
 
 // Write is one write from memory here to a peer's.
 type Write struct {

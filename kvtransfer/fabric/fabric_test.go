@@ -39,10 +39,6 @@ func open(t testing.TB, provider string) *Device {
 	return d
 }
 
-func memoryOf(b []byte) Memory {
-	return Memory{At: uintptr(unsafe.Pointer(&b[0])), Bytes: len(b), GPU: Host}
-}
-
 // ends are two endpoints that know each other, and memory of each.
 type ends struct {
 	from, to *Endpoint
@@ -61,10 +57,10 @@ func join(t testing.TB, a, b *Device, depth, nBytes int) *ends {
 	if e.to, err = b.Endpoint(depth); err != nil {
 		t.Fatal(err)
 	}
-	if e.source, err = a.Source(memoryOf(e.src)); err != nil {
+	if e.source, err = a.Source(Of(e.src)); err != nil {
 		t.Fatal(err)
 	}
-	if e.key, err = b.Grant([]Memory{memoryOf(e.dst)}); err != nil {
+	if e.key, err = b.Grant([]Memory{Of(e.dst)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(e.from.Peer(e.to.Name()), e.to.Peer(e.from.Name())); err != nil {
@@ -175,7 +171,7 @@ const latePage, latePages = 64 << 10, 32
 func lateWriter(t *testing.T, provider string) {
 	d := open(t, provider)
 	src := bytes.Repeat([]byte{0xff}, latePage*latePages)
-	source, err := d.Source(memoryOf(src))
+	source, err := d.Source(Of(src))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +278,7 @@ func lateRoundLands(t *testing.T, d *Device, writer *os.Process, said *bufio.Sca
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := d.Grant([]Memory{memoryOf(dst)})
+	k, err := d.Grant([]Memory{Of(dst)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,18 +382,18 @@ func TestKeys(t *testing.T) {
 func TestRegistrations(t *testing.T) {
 	d := open(t, "tcp")
 	b := make([]byte, 4096)
-	one, err := d.Source(memoryOf(b))
+	one, err := d.Source(Of(b))
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := d.Source(memoryOf(b))
+	two, err := d.Source(Of(b))
 	if err != nil || one != two || d.InUse() != 1 {
 		t.Errorf("registered %d times: %v", d.InUse(), err)
 	}
 	seen := make(map[uint64]bool)
 	var keys []*Key
 	for range 50 {
-		k, err := d.Grant([]Memory{memoryOf(b[:1024]), memoryOf(b[1024:])})
+		k, err := d.Grant([]Memory{Of(b[:1024]), Of(b[1024:])})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -488,7 +484,7 @@ func TestRefusals(t *testing.T) {
 	}
 	d := open(t, "tcp")
 	b := make([]byte, 64)
-	m := memoryOf(b)
+	m := Of(b)
 	m.GPU = 0
 	if _, err := d.Grant([]Memory{m}); err == nil || !strings.Contains(err.Error(), "FI_HMEM") {
 		t.Errorf("GPU memory: %v", err)

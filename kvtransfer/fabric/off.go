@@ -12,6 +12,9 @@ const MaxName = 256
 
 var errBuild = fmt.Errorf("%w: this build opens no shared objects: build it on Linux, with cgo", ErrLibrary)
 
+// Built says that this build can open the library.
+const Built = false
+
 // Device is never made by this build, nor is what hangs on it.
 type (
 	Device   struct{}
@@ -25,6 +28,7 @@ func Open(Options) (*Device, error) { return nil, errBuild }
 
 func (*Device) Info() Info                     { return Info{} }
 func (*Device) Close() error                   { return errBuild }
+func (*Device) Place() uint64                  { return 0 }
 func (*Device) InUse() int                     { return 0 }
 func (*Device) Source(Memory) (*Source, error) { return nil, errBuild }
 func (*Device) Grant([]Memory) (*Key, error)   { return nil, errBuild }

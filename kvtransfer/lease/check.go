@@ -74,8 +74,11 @@ func (t *Table) checkSlot(i uint32, s *slot) error {
 	if s.nReads < 0 || (s.nReads > 0) && s.state != Arriving && s.state != Quarantined {
 		return fmt.Errorf("%d reads under way", s.nReads)
 	}
-	if s.state == Quarantined && s.nReads == 0 {
+	if s.state == Quarantined && s.nReads == 0 && !s.open {
 		return fmt.Errorf("quarantined without a read")
+	}
+	if s.open && !holds {
+		return fmt.Errorf("its writer may write, though it is over")
 	}
 	if s.state.live() && s.nLanded == s.nPieces {
 		return fmt.Errorf("every piece landed but the lease is not complete")

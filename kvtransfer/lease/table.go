@@ -52,7 +52,7 @@ const (
 	Granted                  // nothing has come yet
 	Arriving                 // at least one piece was admitted
 	Complete                 // every piece landed; the pages are the owner's
-	Quarantined              // ended while a read is under way; the pages still belong to the network
+	Quarantined              // ended while a read is under way, or unfenced; the pages still belong to the network
 	Released                 // ended and fenced; the pages are the owner's
 	nStates
 )
@@ -113,6 +113,7 @@ type slot struct {
 	landed   bitset        // same shape; subset of claimed
 	nLanded  int           // bits set in landed
 	nReads   int           // reads into the pages under way
+	open     bool          // the writer writes to the pages by itself
 	duration time.Duration // silence that expires the lease
 	deadline time.Duration // live: when it expires; quarantined: when it is overdue
 	progress uint64        // highest the writer has told
@@ -282,6 +283,31 @@ func (t *Table) Admit(k Key, writer uint64, region uint32, index []uint32, dst [
 	return Admitted
 }
 
+// Permit lets a live lease's writer write to its pages by itself, unseen by this side: from then on an end of the lease is a
+// quarantine until Fence. It says whether the lease is live.
+func (t *Table) Permit(k Key) bool {
+	s := t.find(k)
+	if s == nil || !s.state.live() {
+		return false
+	}
+	s.open = true
+	return true
+}
+
+// Fence says that none of the writes that Permit allowed can land any more. True: that released the lease.
+func (t *Table) Fence(k Key) (released bool) {
+	s := t.find(k)
+	if s == nil || !s.open {
+		return false
+	}
+	s.open = false
+	if s.state != Quarantined || s.nReads > 0 {
+		return false
+	}
+	t.release(s, Released)
+	return true
+}
+
 // BeginRead opens a read into pages that Admit gave for k and that have not landed; EndRead must follow. False: the lease ended since, nothing may be
 // read into its pages, and the frame's nPieces remaining pieces count as stale.
 func (t *Table) BeginRead(k Key, nPieces int) bool {
@@ -304,7 +330,7 @@ func (t *Table) EndRead(now time.Duration, k Key, region uint32, landed []uint32
 	}
 	s.nReads--
 	if s.state == Quarantined {
-		if s.nReads == 0 {
+		if s.nReads == 0 && !s.open {
 			t.release(s, Released)
 		}
 		return s.state
@@ -331,7 +357,7 @@ func (t *Table) End(now time.Duration, k Key) (ended, released bool) {
 		return false, false
 	}
 	t.counts.Ended++
-	if s.nReads == 0 {
+	if s.nReads == 0 && !s.open {
 		t.release(s, Released)
 		return true, true
 	}
@@ -346,7 +372,7 @@ func (t *Table) release(s *slot, to State) {
 	for _, p := range s.pages {
 		t.owner[p] = 0
 	}
-	s.state = to
+	s.state, s.open = to, false
 	s.pages, s.runs, s.claimed, s.landed = nil, nil, nil, nil
 }
 

@@ -22,6 +22,7 @@ type modelLease struct {
 	claimed  map[[2]uint32]bool
 	landed   map[[2]uint32]bool
 	reads    []modelRead
+	open     bool // its writer may write by itself
 }
 
 type modelRead struct {
@@ -62,7 +63,7 @@ func TestAgainstModel(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"granted", "full", "busy", "bad pages", "admitted", "duplicate", "stale", "invalid", "other writer", "read", "fenced",
-		"landed", "complete", "released at once", "released by read", "still read", "expired", "overdue", "renewed", "not renewed", "freed"} {
+		"landed", "complete", "released at once", "released by read", "permitted", "released by fence", "still read", "expired", "overdue", "renewed", "not renewed", "freed"} {
 		if hits[path] < 20 {
 			t.Errorf("path %q ran %d times, want at least 20", path, hits[path])
 		}
@@ -100,7 +101,7 @@ func (m *model) pick() (Key, *modelLease) {
 func (m *model) step() error {
 	m.now += time.Duration(m.rng.IntN(4))
 	k, l := m.pick()
-	switch m.rng.IntN(9) {
+	switch m.rng.IntN(10) {
 	case 0:
 		return m.grant()
 	case 1:
@@ -122,9 +123,37 @@ func (m *model) step() error {
 			m.hits["freed"]++
 		}
 		return nil
+	case 8:
+		return m.permit(k, l)
 	default:
 		return m.expire()
 	}
+}
+
+// permit lets a writer write by itself, or says that this is over.
+func (m *model) permit(k Key, l *modelLease) error {
+	if m.rng.IntN(2) == 0 {
+		if got := m.t.Permit(k); got != l.isLive() {
+			return fmt.Errorf("permitting %v: %t, %+v", k, got, l)
+		}
+		if l.isLive() {
+			l.open = true
+			m.hits["permitted"]++
+		}
+		return nil
+	}
+	want := l != nil && l.open && l.state == Quarantined && len(l.reads) == 0
+	if got := m.t.Fence(k); got != want {
+		return fmt.Errorf("fencing %v: %t, want %t, %+v", k, got, want, l)
+	}
+	if l != nil {
+		l.open = false
+	}
+	if want {
+		l.state = Released
+		m.hits["released by fence"]++
+	}
+	return nil
 }
 
 func (m *model) grant() error {
@@ -325,10 +354,10 @@ func (m *model) endRead(k Key, l *modelLease) error {
 			m.hits["landed"]++
 		}
 		if len(l.landed) == m.o.Regions*len(l.pages) {
-			l.state = Complete
+			l.state, l.open = Complete, false
 			m.hits["complete"]++
 		}
-	} else if len(l.reads) == 0 {
+	} else if len(l.reads) == 0 && !l.open {
 		l.state = Released
 		m.hits["released by read"]++
 	} else {
@@ -342,7 +371,7 @@ func (m *model) endRead(k Key, l *modelLease) error {
 
 func (m *model) end(k Key, l *modelLease) error {
 	wantEnded := l.isLive()
-	wantReleased := wantEnded && len(l.reads) == 0
+	wantReleased := wantEnded && len(l.reads) == 0 && !l.open
 	ended, released := m.t.End(m.now, k)
 	if ended != wantEnded || released != wantReleased {
 		return fmt.Errorf("ending %v: %t, %t, want %t, %t", k, ended, released, wantEnded, wantReleased)
@@ -354,7 +383,7 @@ func (m *model) end(k Key, l *modelLease) error {
 }
 
 func (m *model) ended(l *modelLease) {
-	if len(l.reads) == 0 {
+	if len(l.reads) == 0 && !l.open {
 		l.state = Released
 		m.hits["released at once"]++
 		return
@@ -389,7 +418,7 @@ func (m *model) expire() error {
 	}
 	for _, e := range expired {
 		l := m.current[e.Key]
-		if !l.isLive() || l.deadline > m.now || e.Released != (len(l.reads) == 0) {
+		if !l.isLive() || l.deadline > m.now || e.Released != (len(l.reads) == 0 && !l.open) {
 			return fmt.Errorf("at %v %v expired, it is %+v", m.now, e, l)
 		}
 		m.ended(l)
@@ -458,6 +487,7 @@ func TestCheckFindsDamage(t *testing.T) {
 		"landed not claimed":   func(t *Table) { t.slots[0].landed.set(1) },
 		"landed miscounted":    func(t *Table) { t.slots[0].nLanded++ },
 		"read of a granted":    func(t *Table) { t.slots[0].state = Granted },
+		"writes after the end": func(t *Table) { t.release(&t.slots[0], Released); t.slots[0].open = true },
 		"quarantine, no read":  func(t *Table) { t.slots[0].state, t.slots[0].nReads = Quarantined, 0 },
 		"released holds pages": func(t *Table) { t.slots[0].state, t.slots[0].nReads = Released, 0 },
 		"free list":            func(t *Table) { t.free = append(t.free, 0) },
