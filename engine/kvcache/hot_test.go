@@ -88,9 +88,9 @@ func TestScansLeaveHotPrefixes(t *testing.T) {
 // On a trace of real prompts the hot part of the pool finds more than plain LRU.
 func TestHotPrefixesOnTheMooncakeTrace(t *testing.T) {
 	trace := mooncake(t)
-	for _, blocks := range []int{1000, 4000, 10_000, 30_000} {
+	for _, blocks := range []int{1000, 4000, 10_000} {
 		rates := map[float64]float64{}
-		for _, hot := range []float64{1e-9, 0.25, DefaultHotFraction, 0.75, 0.9} {
+		for _, hot := range []float64{1e-9, DefaultHotFraction} {
 			p := newPool(t, Config{Blocks: blocks, BlockTokens: 1, HotFraction: hot, MaxEvents: 1})
 			found, all := 0, 0
 			for _, prompt := range trace {

@@ -35,6 +35,8 @@ type request struct {
 	computeOnly bool
 	noCacheRead bool
 	rank        rank
+	level       int // its priority
+	preempted   int // times that it gave its blocks back
 	queuedAt    time.Duration
 	state       requestState
 

@@ -6,8 +6,9 @@
 // step's token budget: first every request that lacks one token (decoding),
 // then longer gaps in chunks, then waiting requests are admitted, all in rank
 // order. Prefix hits, chunks, preemption and KV from another node
-// only move `computed`. When memory runs out the lowest rank gives its blocks
-// back and later recomputes what the cache has not kept. Guessed tokens
+// only move `computed`. When memory runs out a request of a lower rank gives its
+// blocks back, of the lowest priority the one that loses the least, and later
+// recomputes what the cache has not kept. Guessed tokens
 // (Config.Draft) fill what the step has left; the device samples behind each, and
 // those that it would have sampled itself stay. Rank is arrival time,
 // moved by a fixed head start per priority level: a total order in which every
@@ -156,16 +157,18 @@ type Scheduler struct {
 	arrivals     uint64 // requests added so far
 
 	// The step between Schedule and Update; the slices are reused.
-	stepping bool
-	budget   int        // tokens left while a batch is made
-	spare    int        // rows of logits left beside one for each request
-	placed   []*request // in batch order, victims of preemption included
-	inStep   []*request // those of the batch, then those of Completed
-	batch    Batch
-	asks     []Ask
-	asking   []*request // whose asks they are
-	done     []RequestID
-	views    [][]kvcache.BlockID // block tables of Batch, [placed × groups]
+	stepping   bool
+	budget     int        // tokens left while a batch is made
+	spare      int        // rows of logits left beside one for each request
+	placed     []*request // in batch order, victims of preemption included
+	inStep     []*request // those of the batch, then those of Completed
+	batch      Batch
+	candidates []candidate // who may give way, and who that is
+	victims    []*request
+	asks       []Ask
+	asking     []*request // whose asks they are
+	done       []RequestID
+	views      [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 
 	then    ahead             // the step after it, where Ahead has given it out
 	doubles []kvcache.BlockID // blocks that tables have no more, and that step may read
@@ -200,6 +203,7 @@ const (
 	faultDraftsKept                            // KV of a refused guess counts as that of the token in its place
 	faultWindowShort                           // a block goes while one token of it is still in the window
 	faultWindowKept                            // blocks that fell out of the window are kept
+	faultPreemptByRank                         // the last by rank gives way, whatever it loses
 	faultAheadFrees                            // who has finished gives blocks back that the step ahead writes
 	faultDoublesFree                           // a block that the step ahead reads is given back where the cache has its like
 )
@@ -297,8 +301,9 @@ func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
 	s.arrivals++
 	r := s.newRequest(q)
 	r.queuedAt = now
+	r.level = min(max(q.Priority, -maxPriority), maxPriority)
 	r.rank = rank{
-		due:     now + time.Duration(min(max(q.Priority, -maxPriority), maxPriority))*s.cfg.PriorityHeadStart,
+		due:     now + time.Duration(r.level)*s.cfg.PriorityHeadStart,
 		arrival: s.arrivals,
 	}
 	s.byID[q.ID] = r

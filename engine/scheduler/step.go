@@ -241,7 +241,7 @@ func (s *Scheduler) ending(r *request, end int) (n int) {
 func (s *Scheduler) lengthen(r *request, end int) bool {
 	need := s.ending(r, end)
 	for s.pool.Available() < need {
-		if !s.reclaim(r) {
+		if !s.reclaim(r, need-s.pool.Available()) {
 			return false
 		}
 	}
@@ -254,32 +254,6 @@ func (s *Scheduler) lengthen(r *request, end int) bool {
 			t.blocks = append(t.blocks, id)
 		}
 	}
-	return true
-}
-
-// reclaim takes the blocks of the lowest rank that has some: of a running
-// request only if it ranks below r, of waiting and held ones in any case, since
-// they may wait for room that r has. So the first of the running requests can
-// take everything but pinned blocks, and always gets on.
-func (s *Scheduler) reclaim(r *request) bool {
-	var victim *request
-	if n := len(s.running); n > 0 && r.rank.before(s.running[n-1].rank) {
-		victim = s.running[n-1]
-	}
-	for _, queue := range [...][]*request{s.waiting, s.held} {
-		for i := len(queue) - 1; i >= 0; i-- {
-			if q := queue[i]; q != r && q.holds() > 0 {
-				if victim == nil || victim.rank.before(q.rank) {
-					victim = q
-				}
-				break
-			}
-		}
-	}
-	if victim == nil {
-		return false
-	}
-	s.preempt(victim)
 	return true
 }
 
@@ -296,6 +270,7 @@ func (s *Scheduler) preempt(r *request) {
 		s.counters.reclaimed++
 		return
 	}
+	r.preempted++
 	s.counters.preemptions++
 	s.batch.Preempted = append(s.batch.Preempted, r.id)
 	// A job that was wholly cached may have completed in this very step: it has
