@@ -3,12 +3,16 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/metrics"
 )
 
 // A server that hangs keeps nothing that it was asked, neither before its probes
@@ -130,4 +134,70 @@ func TestRelayHopByHop(t *testing.T) {
 			t.Errorf("%q: the server got %v", connections, got)
 		}
 	}
+}
+
+// Clients of relayed answers that read a byte a second hold what buffers hold, on
+// both sides of the gateway, and are given up; those that send so reach no server.
+func TestRelaySlowClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		t.Cleanup(func() { time.Sleep(2 * time.Minute) })
+		const nClients, answer = 8, 16 << 20
+		b := newRelayed(t, Options{}, "s1")
+		var written atomic.Int64
+		b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			piece := chunkEvent(strings.Repeat("x", 1000))
+			for n := 0; n < answer; n += len(piece) {
+				if _, err := io.WriteString(w, piece); err != nil {
+					return
+				}
+				w.(http.Flusher).Flush()
+				written.Add(int64(len(piece)))
+			}
+		})
+		var clients sync.WaitGroup
+		for range nClients {
+			c := b.dial().timeless()
+			c.send("POST", "/v1/chat/completions", ask(true, "x"))
+			clients.Go(func() {
+				defer c.Close()
+				one := make([]byte, 1)
+				for range 60 {
+					if _, err := c.Conn.Read(one); err != nil {
+						return
+					}
+					time.Sleep(time.Second)
+				}
+				time.Sleep(time.Minute) // for longer than --slow-client-timeout
+			})
+		}
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		// Two connections' worth, an event being put together, and what the readers
+		// and writers of both sides have in hand.
+		const bound = 2*(256<<10) + 2*maxEvent + 64<<10
+		if each := written.Load() / nClients; each == 0 || each > bound {
+			t.Errorf("servers got rid of %d bytes for each client, the bound is %d", each, bound)
+		}
+		clients.Wait()
+		b.until(func() bool { return b.g.inFlight.Load() == 0 && b.far["s1"].running.Load() == 0 })
+		if n := b.g.meters.set.Counter(metrics.GatewayStreamsAborted, "slow_client").Get(); n != nClients {
+			t.Errorf("%g were given up", n)
+		}
+		c := b.dial().timeless()
+		var sends sync.WaitGroup
+		sends.Go(func() {
+			c.drip("POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 50000\r\n\r\n"+ask(true, "x"), 1, time.Second)
+		})
+		if r := c.receive(); r.StatusCode != 408 {
+			t.Errorf("%d %s", r.StatusCode, r.body)
+		}
+		c.Close()
+		sends.Wait()
+		if n := len(b.far["s1"].requests()); n != nClients {
+			t.Errorf("%d requests reached the server", n)
+		}
+		b.stop()
+		synctest.Wait()
+	})
 }
