@@ -184,7 +184,7 @@ func (j *job) logRequest() {
 	if status == 0 {
 		status = fasthttp.StatusOK
 	}
-	attrs := []any{"request", j.req.RequestID, "path", paths[j.req.Endpoint], "status", status, "model", j.model.name, "node", j.choices[0].last, "finish", finish, "prompt_tokens", u.Prompt, "cached_tokens", u.Cached,
+	attrs := []any{"request", j.req.RequestID, "path", j.path, "status", status, "model", j.model.name, "node", j.choices[0].last, "finish", finish, "prompt_tokens", u.Prompt, "cached_tokens", u.Cached,
 		"output_tokens", u.Completion, "choices", len(j.choices), "max_tokens", j.prompts[0].maxTokens, "stream", j.req.Stream}
 	if j.key != nil && j.key.name != "" {
 		attrs = append(attrs, "key", j.key.name)
@@ -199,9 +199,6 @@ func (j *job) logRequest() {
 	}
 	j.g.log.Info("request ended", attrs...)
 }
-
-// paths are where the endpoints that make jobs are.
-var paths = map[openai.Endpoint]string{openai.Chat: "/v1/chat/completions", openai.Completions: "/v1/completions"}
 
 // logRefusal is logRequest of a request that became no job.
 func (g *Gateway) logRefusal(ctx *fasthttp.RequestCtx, start time.Time) {

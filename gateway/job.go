@@ -27,6 +27,7 @@ type job struct {
 	by       by
 	key      *key   // of the client; nil: there are none
 	id       string // of the answer
+	path     string // where it was asked
 	answer   *openai.Answer
 	start    time.Time
 	deadline time.Time

@@ -102,7 +102,7 @@ func (g *Gateway) relayed(method, path string) bool {
 		return false
 	}
 	switch path {
-	case "/tokenize", "/detokenize", "/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/inference/v1/generate":
+	case "/tokenize", "/detokenize", tokensPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
 		return true
 	case loadAdapterPath, unloadAdapterPath: // would reach one server of several
 		return false

@@ -3,6 +3,7 @@ package gateway
 import (
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -40,6 +41,9 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 	}()
 	j, fault := g.prepare(ctx, on, start)
 	if fault != nil {
+		if fault.Param == "prompt" && string(ctx.Path()) == tokensPath {
+			fault.Param, fault.Message = "token_ids", strings.Replace(fault.Message, "prompt: ", "token_ids: ", 1)
+		}
 		g.fail(ctx, fault)
 		return
 	}
@@ -72,6 +76,18 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("X-Accel-Buffering", "no")
 	ctx.Response.SetBodyStream(&stream{j: j, path: string(ctx.Path())}, -1)
+}
+
+// generateTokens serves requests of tokens: a completion's, in other words.
+func (g *Gateway) generateTokens(ctx *fasthttp.RequestCtx) {
+	body, fault := openai.CompletionOfTokens(ctx.PostBody())
+	if fault != nil {
+		g.fail(ctx, fault)
+		g.logRefusal(ctx, ctx.Time())
+		return
+	}
+	ctx.Request.SetBodyRaw(body)
+	g.generate(ctx, openai.Completions)
 }
 
 // enter counts a request as being answered, if there is room for it.
@@ -130,7 +146,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if fault := g.letIn(k, nTokens); fault != nil {
 		return nil, fault
 	}
-	j := &job{g: g, key: k, req: req, model: m, by: how, start: start, deadline: start.Add(timeout), seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
+	j := &job{g: g, path: string(ctx.Path()), key: k, req: req, model: m, by: how, start: start, deadline: start.Add(timeout), seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
 	if req.Seed != nil {
 		j.seed = uint64(*req.Seed)
 	}
@@ -140,6 +156,9 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	}
 	j.id = prefix + req.RequestID
 	j.answer = openai.NewAnswer(on, j.id, now(), m.name, m.systemPrint)
+	if string(ctx.Path()) == tokensPath {
+		j.answer = openai.NewTokensAnswer(req.RequestID)
+	}
 	j.choices = make([]choice, len(prompts)*req.N)
 	for i := range j.choices {
 		c := &j.choices[i]

@@ -27,7 +27,10 @@ const (
 	operators                 // on the admin port, or, without one, on the clients' by rules of its own
 )
 
-const modelsPath = "/v1/models/"
+const (
+	modelsPath = "/v1/models/"
+	tokensPath = "/inference/v1/generate"
+)
 
 // routes is the table of everything that is served; /openapi.json is made from
 // it. HEAD is served wherever GET is, OPTIONS everywhere.
@@ -36,6 +39,8 @@ var routes = []endpoint{
 		Answer: "ChatCompletion", Events: "ChatChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Chat) }, clients},
 	{openai.Operation{Method: "POST", Path: "/v1/completions", Summary: "Continue a prompt", Body: openai.Completions,
 		Answer: "Completion", Events: "CompletionChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Completions) }, clients},
+	{openai.Operation{Method: "POST", Path: tokensPath, Summary: "Continue tokens by tokens, as vLLM has it", Takes: "TokensRequest",
+		Answer: "Tokens", Events: "TokensChunk", Key: true, Errors: append([]int{404}, generateErrors...)}, (*Gateway).generateTokens, clients},
 	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
 	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
 	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,

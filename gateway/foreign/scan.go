@@ -204,7 +204,10 @@ type Body struct {
 
 // Look reads a body's outermost members. Of members that occur twice the last
 // counts, as it does for the servers' own parsers.
-func Look(b []byte) (Body, error) {
+func Look(b []byte) (Body, error) { return look(b, true) }
+
+// look is Look; outermost says whether b is the whole body.
+func look(b []byte, outermost bool) (Body, error) {
 	out := Body{N: 1, Batch: 1}
 	var logprobs, echo, beams bool
 	s := scan(b)
@@ -217,7 +220,7 @@ func Look(b []byte) (Body, error) {
 			out.Stream = string(v) == "true"
 		case f.is("prompt"):
 			out.Prompt, out.Batch = v, batch(v)
-		case f.is("messages"), f.is("input"), f.is("query"):
+		case f.is("messages"), f.is("input"), f.is("query"), f.is("token_ids"):
 			out.Prompt = v
 		case f.is("prompt_logprobs"):
 			logprobs = string(v) != "null"
@@ -234,6 +237,14 @@ func Look(b []byte) (Body, error) {
 			beams = string(v) == "true"
 		case f.is("n"):
 			out.N = choices(v)
+		case outermost && f.is("sampling_params"): // of requests of tokens
+			if in, err := look(v, false); err == nil {
+				out.N = max(out.N, in.N)
+				if in.Logprobs > out.Logprobs {
+					out.Logprobs, out.Asked = in.Logprobs, in.Asked
+				}
+				logprobs = logprobs || in.Whole
+			}
 		}
 	}
 	out.Whole = logprobs || echo || beams

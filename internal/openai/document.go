@@ -193,11 +193,25 @@ func generated(object, usage, probs, choice string) string {
 	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", ` + choice + `, "logprobs": ` + probs + `, ` + finishSchema + `}}}}}`
 }
 
+// tokensSchema is the answer to a request of tokens, or an event of one.
+func tokensSchema(required string) string {
+	return `{"type": "object", "required": ["request_id", "choices"` + required + `], "properties": {"request_id": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"},
+	"prompt_logprobs": {"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/PromptLogprobs"}]},
+	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", "token_ids"], "properties": {"index": {"type": "integer", "minimum": 0},
+		"logprobs": ` + chatProbs + `, "token_ids": {"$ref": "#/components/schemas/TokenIDs"}, ` + finishSchema + `}}}}}`
+}
+
 // answers are the schemas of what is answered, and of bodies that the table of
 // fields does not have.
 var answers = map[string]string{
 	"LoadAdapter": `{"type": "object", "required": ["lora_name", "lora_path"], "properties": {"lora_name": {"type": "string", "minLength": 1},
 		"lora_path": {"type": "string", "minLength": 1}, "load_inplace": {"type": ["boolean", "null"]}}}`,
+	"TokensRequest": `{"type": "object", "required": ["token_ids"], "properties": {"request_id": {"type": ["string", "null"], "maxLength": 256}, "model": {"type": ["string", "null"]},
+		"token_ids": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}, "stream": {"type": ["boolean", "null"]},
+		"sampling_params": {"type": ["object", "null"], "description": "the fields of a completion that say how to sample, such as max_tokens, temperature, n, logprobs and stop"},
+		"stream_options": {"type": ["object", "null"]}, "cache_salt": {"type": ["string", "null"]}, "priority": {"type": ["integer", "null"]}}}`,
+	"Tokens":        tokensSchema(`, "prompt_logprobs", "usage"`),
+	"TokensChunk":   tokensSchema(``),
 	"UnloadAdapter": `{"type": "object", "required": ["lora_name"], "properties": {"lora_name": {"type": "string", "minLength": 1}}}`,
 	"Usage":         usageSchema,
 	"TokenLogprob":  tokenProb,

@@ -227,7 +227,11 @@ func FuzzParse(f *testing.F) {
 	f.Add(`{"messages":[{"role":"user","reasoning_content":"so"}],"prompt":null}`, uint8(2))
 	f.Add(`{"tokens":[1,2.0,3e1]}`, uint8(3))
 	f.Add(`{"prompt":"a","logit_bias":{"1":2,"3":-4.5},"bad_words":["a"],"logprobs":2,"min_tokens":1,"allowed_token_ids":[1]}`, uint8(1))
+	f.Add(`{"token_ids":[1,2],"sampling_params":{"n":2,"logprobs":1},"stream":true}`, uint8(1))
 	f.Fuzz(func(t *testing.T, body string, which uint8) {
+		if b, err := CompletionOfTokens([]byte(body)); err == nil && !json.Valid(b) || err != nil && err.Status != 400 {
+			t.Fatalf("%q: %q %+v", body, b, err)
+		}
 		on := endpoints[int(which)%len(endpoints)]
 		r, err := Parse(on, []byte(body))
 		if err != nil {

@@ -51,9 +51,10 @@ func (f Finish) append(dst []byte) []byte {
 // Answer builds one request's response or stream events. It is made once per
 // request; its methods append and do not allocate beyond the buffer given.
 type Answer struct {
-	chat  bool
-	head  string // of a response object, to just before the choices' elements
-	event string // of a stream event, likewise
+	chat   bool
+	tokens bool   // without text
+	head   string // of a response object, to just before the choices' elements
+	event  string // of a stream event, likewise
 }
 
 // NewAnswer fixes what all parts of a response share. created is in seconds
@@ -96,6 +97,9 @@ type Delta struct {
 
 // AppendDelta appends an event. u is nil unless every event carries usage.
 func (a *Answer) AppendDelta(dst []byte, d *Delta, u *Usage) []byte {
+	if a.tokens {
+		return endEvent(append(appendTokenChoice(append(dst, a.event...), d.Index, d.Probs, d.Finish, d.Tokens), ']'), u)
+	}
 	dst = appendInt(append(dst, a.event...), `{"index":`, d.Index)
 	if a.chat {
 		dst = append(dst, `,"delta":{`...)
@@ -180,6 +184,9 @@ type Choice struct {
 
 // AppendResponse appends the whole response object.
 func (a *Answer) AppendResponse(dst []byte, choices []Choice, u Usage) []byte {
+	if a.tokens {
+		return a.appendTokens(dst, choices, u)
+	}
 	dst = append(dst, a.head...)
 	for i, c := range choices {
 		if i > 0 {
