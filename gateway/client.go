@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // maxReadAhead bounds what a client may send while its request is being
@@ -72,7 +73,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // admit files a connection, or ends one of an address that has too many; nil.
 func (l *listener) admit(nc net.Conn) *clientConn {
-	c := &clientConn{Conn: nc, l: l, arrival: arrival{begun: true, start: time.Now()}}
+	c := &clientConn{Conn: nc, raw: sock.Of(nc), l: l, arrival: arrival{begun: true, start: time.Now()}}
 	c.from, _ = address(nc)
 	most := int(l.perAddress.Load())
 	l.mu.Lock()
@@ -117,6 +118,7 @@ func (l *listener) closeAll() {
 // same time.
 type clientConn struct {
 	net.Conn
+	raw     *sock.Conn // the same; nil: there is none
 	l       *listener
 	from    netip.Addr   // invalid: none
 	arrival              // of the present request; only the server's goroutine reads it
@@ -149,7 +151,12 @@ func (c *clientConn) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n, err := c.Conn.Read(p)
+	n, err := 0, error(nil)
+	if c.raw != nil && len(p) > 0 {
+		n, err = c.raw.Read(p)
+	} else {
+		n, err = c.Conn.Read(p)
+	}
 	c.came(n)
 	return n, err
 }
@@ -160,10 +167,21 @@ var goOn = []byte("HTTP/1.1 100 Continue\r\n\r\n")
 // Write implements net.Conn.
 func (c *clientConn) Write(p []byte) (int, error) {
 	c.answered = c.answered || !bytes.Equal(p, goOn)
-	if err := c.Conn.SetWriteDeadline(time.Now().Add(time.Duration(c.l.writeTimeout.Load()))); err != nil {
-		return 0, err
+	n, err := 0, error(nil)
+	if c.raw != nil {
+		if n, err = c.raw.WriteNow(p); err != nil || n == len(p) {
+			return n, err
+		}
 	}
-	return c.Conn.Write(p)
+	// Now it may block.
+	if err := c.Conn.SetWriteDeadline(time.Now().Add(time.Duration(c.l.writeTimeout.Load()))); err != nil {
+		return n, err
+	}
+	rest, err := c.Conn.Write(p[n:])
+	if err == nil {
+		err = c.Conn.SetWriteDeadline(time.Time{}) // of the next write that does not block, too
+	}
+	return n + rest, err
 }
 
 // A client that is still sending when it is refused would lose the answer to the

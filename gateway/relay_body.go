@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/foreign"
@@ -33,6 +34,10 @@ type relayBody struct {
 	begun  bool // something was asked for
 	inside bool // what left ended inside an event
 	end    error
+
+	// Of pump: why it stopped, and what it wrote and the client has not taken.
+	stopped, failed error
+	frame, rest     []byte
 }
 
 // Read implements io.Reader. Any error but io.EOF makes the server abort the
@@ -45,7 +50,11 @@ func (b *relayBody) Read(p []byte) (n int, err error) {
 		}
 	}()
 	for b.sent == b.whole && b.end == nil {
-		b.fill()
+		if c := b.straight(); c == nil {
+			b.fill()
+		} else if err := b.pump(c); err != nil {
+			return 0, err
+		}
 	}
 	if b.sent == b.whole {
 		return 0, b.end
@@ -57,21 +66,110 @@ func (b *relayBody) Read(p []byte) (n int, err error) {
 
 // fill waits until there is more to send, or the end.
 func (b *relayBody) fill() {
-	b.buf = append(b.buf[:0], b.buf[b.whole:]...)
-	b.sent, b.whole = 0, 0
+	b.shift()
 	var piece []byte
 	var err error
 	if b.begun || len(b.buf) == 0 { // what was held before the head was sent comes first
 		piece, err = b.r.next()
 	}
 	b.begun = true
-	for err == nil && piece != nil {
-		b.buf = append(b.buf, piece...)
-		if len(b.buf) >= maxEvent {
-			break
-		}
-		piece, err = b.r.call.Next(false)
+	b.buf = append(b.buf, piece...)
+	if err == nil && piece != nil {
+		err = b.collect()
 	}
+	b.settle(err)
+}
+
+// shift forgets what has left.
+func (b *relayBody) shift() {
+	if b.whole > 0 {
+		b.buf = append(b.buf[:0], b.buf[b.whole:]...)
+	}
+	b.sent, b.whole = 0, 0
+}
+
+// collect takes what has come, without waiting.
+func (b *relayBody) collect() error {
+	for len(b.buf) < maxEvent {
+		piece, err := b.r.call.Next(false)
+		if piece == nil || err != nil {
+			return err
+		}
+		b.buf = append(b.buf, piece...)
+	}
+	return nil
+}
+
+// straight is the client's connection where events may be written to it past the
+// server's writer, which is empty: it writes each piece at once.
+func (b *relayBody) straight() *clientConn {
+	if !b.begun || !b.r.events || b.last || b.r.renames() {
+		return nil
+	}
+	if c, ok := b.r.ctx.Conn().(*clientConn); ok && c.raw != nil {
+		return c
+	}
+	return nil
+}
+
+// pump passes events on as they come, until something has to wait or the answer
+// ends. That is most of what the gateway does with a stream, so a token costs it
+// one read, one write and one wait: no deadlines are set, nothing is announced to
+// the scheduler.
+func (b *relayBody) pump(c *clientConn) error {
+	b.stopped, b.failed, b.rest = nil, nil, nil
+	if b.pass(c) {
+		if err := b.r.call.Each(func() bool { return b.pass(c) }); err != nil {
+			if !b.r.call.Late || !b.r.wait() {
+				b.settle(err)
+			}
+			return nil
+		}
+	}
+	if b.stopped != nil { // not within Each: settling may close the connection
+		b.settle(b.stopped)
+	}
+	if len(b.rest) > 0 {
+		_, b.failed = c.Write(b.rest)
+	}
+	return b.failed
+}
+
+// pass sends on what has come; false: pump has to look.
+func (b *relayBody) pass(c *clientConn) bool {
+	for {
+		b.shift()
+		if b.stopped = b.collect(); b.stopped != nil {
+			return false
+		}
+		more := len(b.buf) >= maxEvent
+		if b.settle(nil); b.last {
+			return false
+		}
+		if b.whole == 0 {
+			return true
+		}
+		b.sent = b.whole
+		b.frame = appendChunk(b.frame[:0], b.buf[:b.whole])
+		n, err := c.raw.WriteNow(b.frame)
+		if b.failed, b.rest = err, b.frame[n:]; err != nil || len(b.rest) > 0 {
+			return false
+		}
+		if !more {
+			return true
+		}
+	}
+}
+
+// appendChunk appends data as a chunk of HTTP.
+func appendChunk(dst, data []byte) []byte {
+	dst = strconv.AppendUint(dst, uint64(len(data)), 16)
+	dst = append(append(dst, "\r\n"...), data...)
+	return append(dst, "\r\n"...)
+}
+
+// settle decides what of the bytes may leave; err is behind them.
+func (b *relayBody) settle(err error) {
 	switch {
 	case b.r.events && len(b.buf) >= maxEvent && err == nil:
 		b.whole, b.inside = wholeEvents(b.buf), false

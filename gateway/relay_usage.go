@@ -87,9 +87,12 @@ func (r *relay) recordReasons() {
 	if !o.over() { // embeddings and the like
 		o.stops = 1
 	}
-	for reason, n := range map[string]int{metrics.ReasonStop: o.stops, metrics.ReasonLength: o.lengths, metrics.ReasonAbort: o.aborts, metrics.ReasonError: o.errors} {
-		if n > 0 {
-			r.g.meters.set.Counter(metrics.RequestSuccess, reason).Add(float64(n))
+	for _, told := range [...]struct {
+		reason string
+		n      int
+	}{{metrics.ReasonStop, o.stops}, {metrics.ReasonLength, o.lengths}, {metrics.ReasonAbort, o.aborts}, {metrics.ReasonError, o.errors}} {
+		if told.n > 0 {
+			r.g.meters.set.Counter(metrics.RequestSuccess, told.reason).Add(float64(told.n))
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // Bounds of one exchange, in bytes.
@@ -48,6 +50,7 @@ const (
 // only abort may be called from elsewhere.
 type conn struct {
 	nc     net.Conn
+	raw    *sock.Conn  // the same; nil: there is none
 	quiet  func() bool // nothing is to be read: neither data nor an end
 	server *Server
 	kept   time.Time    // when it became idle; zero: never yet
@@ -90,46 +93,114 @@ func (c *conn) drop() {
 
 // send writes a request. Small ones leave in one piece; head has room for them.
 func (c *conn) send(head, body []byte, deadline time.Time) error {
+	if len(body) <= oneWrite {
+		head, body = append(head, body...), nil
+		if c.raw != nil {
+			n, err := c.raw.WriteNow(head)
+			if err != nil || n == len(head) {
+				return err
+			}
+			head = head[n:]
+		}
+	}
 	// A server that does not read blocks even a small body, where it has left one
-	// before unread. What is written next has a deadline of its own.
+	// before unread. The deadline does not outlive the write.
 	if err := c.nc.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
-	if len(body) <= oneWrite {
-		_, err := c.nc.Write(append(head, body...))
+	err := c.write(head, body)
+	if err == nil {
+		err = c.nc.SetWriteDeadline(time.Time{})
+	}
+	return err
+}
+
+func (c *conn) write(head, body []byte) error {
+	if _, ok := c.nc.(*tls.Conn); !ok && len(body) > 0 {
+		parts := net.Buffers{head, body}
+		_, err := parts.WriteTo(c.nc)
 		return err
 	}
-	if _, ok := c.nc.(*tls.Conn); ok {
-		if _, err := c.nc.Write(head); err != nil {
-			return err
-		}
-		_, err := c.nc.Write(body)
-		return err
+	_, err := c.nc.Write(head)
+	if err == nil && len(body) > 0 {
+		_, err = c.nc.Write(body)
 	}
-	parts := net.Buffers{head, body}
-	_, err := parts.WriteTo(c.nc)
 	return err
 }
 
 // fill reads more behind what is there.
-func (c *conn) fill() error {
+func (c *conn) fill() (err error) {
+	if c.space(); c.w == len(c.buf) {
+		return io.ErrShortBuffer
+	}
+	n := 0
+	if c.raw != nil {
+		n, err = c.raw.Read(c.buf[c.w:])
+	} else {
+		n, err = c.nc.Read(c.buf[c.w:])
+	}
+	if n > 0 {
+		c.came(n)
+		return nil
+	}
+	return err
+}
+
+// space makes what room there is behind what is there.
+func (c *conn) space() {
 	if c.r == c.w {
 		c.r, c.w = 0, 0
 	}
 	if c.w == len(c.buf) {
-		if c.r == 0 {
-			return io.ErrShortBuffer
-		}
 		c.w = copy(c.buf, c.buf[c.r:c.w])
 		c.r = 0
 	}
-	n, err := c.nc.Read(c.buf[c.w:])
+}
+
+func (c *conn) came(n int) {
 	c.w += n
-	if n > 0 {
-		c.heard.Store(c.server.era.Load())
-		return nil
+	c.heard.Store(c.server.era.Load())
+}
+
+// each calls took whenever more of the body has come, until it returns false; it
+// takes all of it. An error is next's.
+func (c *conn) each(took func() bool) error {
+	if c.raw == nil {
+		for {
+			if err := c.fill(); err != nil {
+				return c.broken(err)
+			}
+			if !took() {
+				return nil
+			}
+		}
 	}
-	return err
+	err := c.raw.Each(func() []byte {
+		c.space()
+		return c.buf[c.w:]
+	}, func(n int) bool {
+		c.came(n)
+		return took()
+	})
+	if err != nil {
+		return c.broken(err)
+	}
+	return nil
+}
+
+// broken is what a failed read means within a body; io.EOF: it is the body's end.
+func (c *conn) broken(err error) error {
+	if c.body == toEnd && errors.Is(err, io.EOF) {
+		c.ended, c.closing = true, true
+		return io.EOF
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF // io.EOF is a whole body's end
+	}
+	return fmt.Errorf("%w: %w", ErrBroken, err)
 }
 
 // head reads an answer's head; answers that only say to go on are skipped.
@@ -272,17 +343,7 @@ func (c *conn) next(wait bool) ([]byte, error) {
 			return nil, nil
 		}
 		if err := c.fill(); err != nil {
-			if c.body == toEnd && errors.Is(err, io.EOF) {
-				c.ended, c.closing = true, true
-				break
-			}
-			if errors.Is(err, os.ErrDeadlineExceeded) {
-				return nil, err
-			}
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF // io.EOF is a whole body's end
-			}
-			return nil, fmt.Errorf("%w: %w", ErrBroken, err)
+			return nil, c.broken(err)
 		}
 	}
 	return nil, io.EOF

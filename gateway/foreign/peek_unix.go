@@ -3,9 +3,10 @@
 package foreign
 
 import (
-	"errors"
 	"net"
 	"syscall"
+
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // peeker makes a function that says whether a connection is open with nothing to
@@ -19,10 +20,9 @@ func peeker(nc net.Conn) func() bool {
 	if err != nil {
 		return func() bool { return true }
 	}
-	open, b := false, make([]byte, 1)
+	open := false
 	look := func(fd uintptr) bool {
-		_, _, err := syscall.Recvfrom(int(fd), b, syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		open = errors.Is(err, syscall.EAGAIN)
+		open = sock.Quiet(fd)
 		return true
 	}
 	return func() bool {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/sony/gobreaker/v2"
+
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // Bounds of a server's connections and of its breaker.
@@ -220,7 +222,7 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 		s.Kick()
 		return nil, err
 	}
-	c := &conn{nc: nc, server: s, quiet: peeker(below(nc))}
+	c := &conn{nc: nc, raw: sock.Of(nc), server: s, quiet: peeker(below(nc))}
 	s.mu.Lock()
 	s.activate(c)
 	s.mu.Unlock()
@@ -444,6 +446,16 @@ func (k *Call) Next(wait bool) ([]byte, error) {
 	b, err := k.c.next(wait)
 	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
 	return b, err
+}
+
+// Each calls took whenever more of the body has come, until it returns false; what
+// has come is to be taken by Next without wait. It ends in the errors of Next, but
+// for io.EOF behind the last piece, which Next tells. took must not wait for
+// anything: Abort waits for it.
+func (k *Call) Each(took func() bool) error {
+	err := k.c.each(took)
+	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
+	return err
 }
 
 // Close ends the request: err is what it says of the server, nil: all is well.

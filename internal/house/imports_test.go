@@ -26,10 +26,10 @@ var mayImport = map[string][]string{
 
 	"gateway": {
 		"gateway/admit", "gateway/foreign", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
-		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb", "internal/trace",
+		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/trace",
 	},
 	"gateway/admit":                         {},
-	"gateway/foreign":                       {"gateway/route"},
+	"gateway/foreign":                       {"gateway/route", "internal/sock"},
 	"gateway/foreign/discover":              {"gateway/foreign"},
 	"gateway/foreign/discover/discovertest": {}, // an API for tests
 	"gateway/render":                        {"engine/tokenizer"},
@@ -94,6 +94,7 @@ var mayImport = map[string][]string{
 	"internal/offspring":     {},
 	"internal/openai":        {},
 	"internal/process":       {"internal/logs", "internal/tlsconf"},
+	"internal/sock":          {},
 	"internal/rpc":           {"internal/rpc/nodepb"},
 	"internal/rpc/nodepb":    {},
 	"internal/tlsconf":       {},

@@ -1,0 +1,15 @@
+// Package sock reads and writes sockets by system calls that the scheduler of Go
+// is not told of.
+//
+// The net package announces every read and write as a call that may block, though
+// on its sockets none does. The announcement costs little by itself, but whenever
+// the process was idle before, it wakes the runtime's monitor, which then looks
+// every 20 µs for a millisecond whether the call takes long: with streams whose
+// tokens come one by one that is a fifth of a gateway's CPU time. Waiting is
+// still the runtime's (syscall.RawConn), with its deadlines and its Close.
+//
+// Invariant: no call here blocks in the kernel; the sockets are non-blocking.
+//
+// The package opens and closes nothing, and knows plain TCP only: Of is nil for
+// anything else, and on systems other than Linux.
+package sock

@@ -1,0 +1,141 @@
+package sock
+
+import (
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"unsafe"
+)
+
+// Conn reads and writes a socket that the net package has opened and will close.
+// One goroutine may read it and one may write it.
+type Conn struct {
+	in, out way
+}
+
+// way is one direction. Its function is made once, so that no call allocates.
+type way struct {
+	rc    syscall.RawConn
+	f     func(fd uintptr) bool
+	p     []byte
+	n     int
+	errno syscall.Errno
+}
+
+// Of is the socket below a connection; nil: there is none that could be used, as
+// below TLS.
+func Of(nc net.Conn) *Conn {
+	tcp, ok := nc.(*net.TCPConn)
+	if !ok {
+		return nil
+	}
+	rc, err := tcp.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	c := new(Conn)
+	c.in.rc, c.out.rc = rc, rc
+	c.in.f = func(fd uintptr) bool {
+		c.in.call(syscall.SYS_READ, fd)
+		return c.in.errno != syscall.EAGAIN
+	}
+	c.out.f = func(fd uintptr) bool {
+		c.out.call(syscall.SYS_WRITE, fd)
+		return true
+	}
+	return c
+}
+
+// call is read(2) or write(2).
+func (w *way) call(trap, fd uintptr) {
+	for {
+		n, _, errno := syscall.RawSyscall(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(w.p))), uintptr(len(w.p)))
+		if errno == syscall.EINTR {
+			continue
+		}
+		if w.n, w.errno = int(n), errno; errno != 0 {
+			w.n = 0
+		}
+		return
+	}
+}
+
+func (w *way) fail(op string) error {
+	return &net.OpError{Op: op, Net: "tcp", Err: os.NewSyscallError(op, w.errno)}
+}
+
+// Read is net.Conn's. p is not empty.
+func (c *Conn) Read(p []byte) (int, error) {
+	w := &c.in
+	w.p = p
+	err := w.rc.Read(w.f)
+	w.p = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case w.errno != 0:
+		return 0, w.fail("read")
+	case w.n == 0:
+		return 0, io.EOF
+	}
+	return w.n, nil
+}
+
+// Each reads into what room gives, and calls took each time that something was
+// read, until took returns false or reading fails. took may read and write
+// whatever does not wait; closing the connection waits until it has returned.
+func (c *Conn) Each(room func() []byte, took func(n int) bool) error {
+	w, stopped := &c.in, false
+	err := w.rc.Read(func(fd uintptr) bool {
+		for {
+			w.p = room()
+			w.call(syscall.SYS_READ, fd)
+			w.p = nil
+			switch {
+			case w.errno == syscall.EAGAIN:
+				return false
+			case w.errno != 0 || w.n == 0:
+				return true
+			case !took(w.n):
+				stopped = true
+				return true
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return err
+	case stopped:
+		return nil
+	case w.errno != 0:
+		return w.fail("read")
+	}
+	return io.EOF
+}
+
+// WriteNow writes what the socket takes without waiting; fewer bytes than p are
+// no error.
+func (c *Conn) WriteNow(p []byte) (int, error) {
+	w := &c.out
+	w.p = p
+	err := w.rc.Write(w.f)
+	w.p = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case w.errno == syscall.EAGAIN:
+		return 0, nil
+	case w.errno != 0:
+		return 0, w.fail("write")
+	}
+	return w.n, nil
+}
+
+// Quiet says whether a connection, or the one below TLS, is open with nothing to be
+// read.
+func Quiet(fd uintptr) bool {
+	var b [1]byte
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+	return errno == syscall.EAGAIN
+}

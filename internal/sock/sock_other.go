@@ -1,0 +1,20 @@
+//go:build !linux
+
+package sock
+
+import "net"
+
+// Conn is not there on this system.
+type Conn struct{}
+
+// Of is nil: the net package's own reads and writes are used.
+func Of(net.Conn) *Conn { return nil }
+
+// Read is not called.
+func (*Conn) Read([]byte) (int, error) { panic("sock: no sockets here") }
+
+// Each is not called.
+func (*Conn) Each(func() []byte, func(int) bool) error { panic("sock: no sockets here") }
+
+// WriteNow is not called.
+func (*Conn) WriteNow([]byte) (int, error) { panic("sock: no sockets here") }

@@ -1,0 +1,151 @@
+//go:build linux
+
+package sock
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// pair is two ends of a connection.
+func pair(t *testing.T) (near, far *net.TCPConn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a.(*net.TCPConn), b.(*net.TCPConn)
+}
+
+func TestReadEndsAsNetDoes(t *testing.T) {
+	near, far := pair(t)
+	c := Of(near)
+	if _, err := far.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	p := make([]byte, 100)
+	if n, err := c.Read(p); err != nil || string(p[:n]) != "hello" {
+		t.Fatalf("%q, %v", p[:n], err)
+	}
+	if err := near.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(p); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if err := near.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	far.Close()
+	if _, err := c.Read(p); err != io.EOF {
+		t.Fatal(err)
+	}
+	near.Close()
+	if _, err := c.Read(p); !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+	if _, err := c.WriteNow(p); !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+}
+
+// What is sent comes in order and once, however it falls into pieces; the end
+// behind the last piece shows, though it may come with it.
+func TestEachTakesAllThatComes(t *testing.T) {
+	near, far := pair(t)
+	want := bytes.Repeat([]byte("0123456789abcdef"), 20000)
+	go func() {
+		for rest := want; len(rest) > 0; {
+			n := min(len(rest), 1+len(rest)%7777)
+			if _, err := far.Write(rest[:n]); err != nil {
+				return
+			}
+			rest = rest[n:]
+		}
+		far.Close()
+	}()
+	var got []byte
+	buf, stops := make([]byte, 4096), 0
+	for {
+		err := Of(near).Each(func() []byte { return buf }, func(n int) bool {
+			got = append(got, buf[:n]...)
+			return len(got)%3 != 0
+		})
+		if err == io.EOF {
+			break
+		}
+		if stops++; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(got, want) || stops == 0 {
+		t.Fatalf("%d bytes of %d, %d stops", len(got), len(want), stops)
+	}
+}
+
+func TestEachEndsWithTheConnection(t *testing.T) {
+	near, _ := pair(t)
+	ended := make(chan error)
+	go func() {
+		ended <- Of(near).Each(func() []byte { return make([]byte, 10) }, func(int) bool { return true })
+	}()
+	near.Close()
+	if err := <-ended; !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+}
+
+// Of a peer that does not read WriteNow writes what fits, and then nothing.
+func TestWriteNowDoesNotWait(t *testing.T) {
+	near, _ := pair(t)
+	c, p := Of(near), make([]byte, 1<<20)
+	for range 1 << 10 {
+		n, err := c.WriteNow(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			return
+		}
+	}
+	t.Fatal("a gigabyte was taken by nobody")
+}
+
+func TestOfWhatIsNoSocket(t *testing.T) {
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	if Of(a) != nil {
+		t.Fatal("a pipe is a socket")
+	}
+}
+
+func TestNothingAllocates(t *testing.T) {
+	near, far := pair(t)
+	a, b, p := Of(near), Of(far), make([]byte, 200)
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := a.WriteNow(p); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Read(p); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Fatalf("%g allocations", n)
+	}
+}

@@ -1,0 +1,15 @@
+//go:build unix && !linux
+
+package sock
+
+import (
+	"errors"
+	"syscall"
+)
+
+// Quiet says whether a connection, or the one below TLS, is open with nothing to be
+// read.
+func Quiet(fd uintptr) bool {
+	_, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	return errors.Is(err, syscall.EAGAIN)
+}
