@@ -118,20 +118,20 @@ func (b *Blocks) look(hashes []kvcache.Hash) *[]int32 {
 	return held
 }
 
-// hold writes how many leading tokens of a prompt each node holds to its state.
-func (b *Blocks) hold(nodes []*Node, states []route.State, held []int32, q *Query) {
-	for i, n := range nodes {
-		at := n.slot.Load()
-		if at == noSlot {
-			if s, ok := b.slots[n.Member().ID]; ok {
-				at = int32(s) + 1
-				n.slot.Store(at)
-			}
-		}
-		if at != noSlot && int(at) <= len(held) {
-			states[i].Held = min(int(held[at-1])*q.BlockTokens, q.Tokens)
+// held is how many leading blocks of a prompt the node holds, of what look found;
+// the caller holds mu.
+func (b *Blocks) held(n *Node, found []int32) int {
+	at := n.slot.Load()
+	if at == noSlot {
+		if s, ok := b.slots[n.Member().ID]; ok {
+			at = int32(s) + 1
+			n.slot.Store(at)
 		}
 	}
+	if at == noSlot || int(at) > len(found) {
+		return 0
+	}
+	return int(found[at-1])
 }
 
 // noSlot of Node.slot says that the node has told nothing yet; others are one

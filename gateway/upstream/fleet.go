@@ -107,7 +107,7 @@ type Node struct {
 	stalled atomic.Bool        // it has work and makes no steps
 	quiet   atomic.Bool        // it misses heartbeats
 	pulse   pulse              // owned by the keeper
-	slot    atomic.Int32       // in Blocks, see hold
+	slot    atomic.Int32       // in Blocks, see held
 	stop    context.CancelFunc // ends the keeper
 }
 
@@ -319,6 +319,7 @@ func (f *Fleet) linkOf(c *rpc.Conn) *link {
 	default:
 	}
 	l = newLink(c, f.o.Stale)
+	l.said = c.Peer().GetFingerprint()
 	f.links[c] = l
 	return l
 }
@@ -388,15 +389,7 @@ func (n *Node) Status() Status {
 // connected says whether the node's connection is open.
 func (n *Node) connected() bool {
 	l := n.link.Load()
-	if l == nil {
-		return false
-	}
-	select {
-	case <-l.conn.Done():
-		return false
-	default:
-		return true
-	}
+	return l != nil && l.conn.Open()
 }
 
 // Generate starts an attempt. Its events carry choice and go to in. The error is

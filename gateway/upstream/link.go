@@ -46,6 +46,7 @@ type heartbeat struct {
 // link is what the fleet keeps for one open connection to a node.
 type link struct {
 	conn  *rpc.Conn
+	said  uint64 // the fingerprint that the node itself told; 0: none
 	stale *metrics.Value
 	token func(rpc.Token)           // l.take, made once: a method value allocates
 	heart atomic.Pointer[heartbeat] // the last; nil: none yet

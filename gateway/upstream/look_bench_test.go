@@ -34,7 +34,7 @@ func largeFleet(nodes, blocks int) (*Snapshot, []kvcache.Hash) {
 		id := fmt.Sprintf("10.0.%d.%d:7102", i/256, i%256)
 		n := &Node{Name: id, breaker: gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{})}
 		n.member.Store(&Member{ID: id, RPC: id, Fingerprint: 7, Class: "c", Ready: true})
-		l := &link{conn: new(rpc.Conn)}
+		l := newLink(new(rpc.Conn), nil)
 		l.heart.Store(&heartbeat{running: r.IntN(60), queued: r.IntN(8000), rate: 9000 + 1000*r.Float64()})
 		n.link.Store(l)
 		s.blocks.slots[id] = i
@@ -60,7 +60,7 @@ func largeFleet(nodes, blocks int) (*Snapshot, []kvcache.Hash) {
 
 // lookAndPick is a decision with the look at what is known of every node.
 func lookAndPick(s *Snapshot, v *route.View, prompt []kvcache.Hash, ranks []int) route.Decision {
-	s.Look(v, Query{Hashes: prompt, BlockTokens: 16, Tokens: 2047})
+	s.Look(v, Query{Fingerprint: 7, Hashes: prompt, BlockTokens: 16, Tokens: 2047})
 	return s.Table.Pick(route.Request{Key: route.Key(0, prompt, nil), Uncached: 2047, MinRemote: 64}, *v, ranks)
 }
 

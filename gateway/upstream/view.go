@@ -35,15 +35,15 @@ func (s *Snapshot) View(fingerprint uint64, avoid []*Node) (v route.View) {
 func (s *Snapshot) Look(v *route.View, q Query) {
 	v.Decode = sized(v.Decode, len(s.Decode))
 	v.Prefill = sized(v.Prefill, len(s.Prefill))
-	fill(s.Decode, v.Decode, &q)
-	fill(s.Prefill, v.Prefill, &q)
 	if s.blocks == nil || len(q.Hashes) == 0 {
+		fill(s.Decode, v.Decode, nil, nil, &q)
+		fill(s.Prefill, v.Prefill, nil, nil, &q)
 		return
 	}
 	s.blocks.mu.RLock()
 	held := s.blocks.look(q.Hashes)
-	s.blocks.hold(s.Decode, v.Decode, *held, &q)
-	s.blocks.hold(s.Prefill, v.Prefill, *held, &q)
+	fill(s.Decode, v.Decode, s.blocks, *held, &q)
+	fill(s.Prefill, v.Prefill, s.blocks, *held, &q)
 	s.blocks.match.Put(held)
 	s.blocks.mu.RUnlock()
 }
@@ -70,57 +70,82 @@ var levels = [...]func(n *Node, avoid []*Node) bool{
 }
 
 // fill writes the nodes' states; those of the first level that any reaches are
-// usable.
-func fill(nodes []*Node, states []route.State, q *Query) {
-	for level := range levels {
-		any := false
-		for i, n := range nodes {
-			s := &states[i]
-			n.state(s)
-			s.Usable = s.Usable && n.serves(q.Fingerprint) && n.adapts(q.Adapter) && levels[level](n, q.Avoid)
-			any = any || s.Usable
+// usable. held is how many leading blocks of the prompt each slot of b's index has.
+func fill(nodes []*Node, states []route.State, b *Blocks, held []int32, q *Query) {
+	any := false
+	for i, n := range nodes {
+		s := &states[i]
+		n.state(s, q)
+		if b != nil {
+			s.Held = min(b.held(n, held)*q.BlockTokens, q.Tokens)
 		}
-		if any {
-			return
+		any = any || s.Usable
+	}
+	for level := 1; !any && level < len(levels); level++ {
+		for i, n := range nodes {
+			states[i].Usable = n.fits(q) && levels[level](n, q.Avoid)
+			any = any || states[i].Usable
 		}
 	}
 }
 
-// state writes what is known of the node; it is usable unless it leaves.
-func (n *Node) state(s *route.State) {
-	var h heartbeat
-	if l := n.link.Load(); l != nil {
+// noHeart is what is known of a node that has not told anything.
+var noHeart heartbeat
+
+// state writes what is known of the node; it is usable where it fits and is of the
+// first level. A request looks at a thousand nodes: each is read once, and what is
+// cheapest to know is asked first.
+func (n *Node) state(s *route.State, q *Query) {
+	h, l := &noHeart, n.link.Load()
+	if l != nil {
 		if p := l.heart.Load(); p != nil {
-			h = *p
+			h = p
 		}
 	}
-	*s = route.State{
-		Usable: !h.draining, Local: n.Local.Load(), Rate: h.rate,
-		Load:   max(h.running+h.waiting+h.held, int(n.InFlight.Load())),
-		Queued: max(h.queued, int(n.Queued.Load())),
+	s.Usable = l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && n.takesFor(l, h, q) && !slices.Contains(q.Avoid, n)
+	s.Local, s.Rate, s.Held = n.Local.Load(), h.rate, 0
+	s.Load = max(h.running+h.waiting+h.held, int(n.InFlight.Load()))
+	s.Queued = max(h.queued, int(n.Queued.Load()))
+}
+
+// fits says whether the node may get the request, connected or not.
+func (n *Node) fits(q *Query) bool {
+	h, l := &noHeart, n.link.Load()
+	if l != nil {
+		if p := l.heart.Load(); p != nil {
+			h = p
+		}
 	}
+	return n.takesFor(l, h, q)
+}
+
+func (n *Node) takesFor(l *link, h *heartbeat, q *Query) bool {
+	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter)
 }
 
 // serves says whether the node takes requests of the model. What the node itself
 // said when it was connected wins over hearsay; a fingerprint of 0, as static
 // lists have it, matches every model.
-func (n *Node) serves(fingerprint uint64) bool {
+func (n *Node) serves(fingerprint uint64) bool { return n.servesBy(n.link.Load(), fingerprint) }
+
+// servesBy is serves over a link that the caller has loaded; nil: there is none.
+func (n *Node) servesBy(l *link, fingerprint uint64) bool {
 	m := n.member.Load()
 	if !m.Ready || m.Draining {
 		return false
 	}
-	own := n.Fingerprint()
+	own := fingerprintOf(l, m)
 	return fingerprint == 0 || own == 0 || own == fingerprint
 }
 
 // Fingerprint is the node's model, as far as is known; 0: any.
-func (n *Node) Fingerprint() uint64 {
-	if l := n.link.Load(); l != nil {
-		if said := l.conn.Peer().GetFingerprint(); said != 0 {
-			return said
-		}
+func (n *Node) Fingerprint() uint64 { return fingerprintOf(n.link.Load(), n.member.Load()) }
+
+func fingerprintOf(l *link, m *Member) uint64 {
+	if l != nil && l.said != 0 {
+		return l.said
 	}
-	return n.member.Load().Fingerprint
+	return m.Fingerprint
 }
 
 // adapts says whether the node has an adapter; every node has none.

@@ -38,6 +38,7 @@ type Conn struct {
 	mu    sync.Mutex
 	err   error         // why the connection ended; set with done
 	done  chan struct{} // closed when the connection begins to end
+	over  atomic.Bool   // done is closed
 	wrote chan struct{} // closed when the writer has ended
 
 	timer      *time.Timer   // the next beat
@@ -117,6 +118,10 @@ func (c *Conn) NewStream() uint64 { return c.streams.Add(1) }
 // frames that arrive are dropped.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
+// Open says that Done is not closed, for callers that ask of many connections at
+// once.
+func (c *Conn) Open() bool { return !c.over.Load() }
+
 // Err says why the connection ended; nil while it has not.
 func (c *Conn) Err() error {
 	c.mu.Lock()
@@ -141,6 +146,7 @@ func (c *Conn) end(err error, flush bool) bool {
 	first := c.err == nil
 	if first {
 		c.err = err
+		c.over.Store(true)
 		close(c.done)
 	}
 	c.mu.Unlock()
