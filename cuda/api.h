@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 2
+#define TD_VERSION 3
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -77,7 +77,7 @@ typedef struct {
 } td_piece;
 
 enum {
-  TD_EMBED = 1, // dst[row] = w[ids[row]]
+  TD_EMBED = 1, // dst[row] = w[ids[row] - k], of from rows; 0 where w has none
   TD_LINEAR,    // dst = a·wᵀ + bias, also of experts: slots, list
   TD_NORM,      // dst = norm(a)·w for each dim columns; b: first a += b
   TD_ANGLES,    // dst = cosines and sines [tokens, dim] from w [dim/2] frequencies
@@ -96,7 +96,11 @@ enum {
   TD_SAMPLE,
   TD_ROUTE_GROUPS, // by σ(a) + bias: of heads groups of experts the kv_heads best; weights times scale
   TD_SPLIT,        // dst[head][row] = the first dim of each head's k columns of a; lists the heads' spans
-  TD_JOIN          // dst[row] = each head's dim columns of b[head][row], then what TD_SPLIT left of a's k
+  TD_JOIN,         // dst[row] = each head's dim columns of b[head][row], then what TD_SPLIT left of a's k
+  TD_ALL_REDUCE,   // dst = the sum of all ranks' dst
+  TD_PACK,         // dst[row] = a's k columns, filled up to n
+  TD_ALL_GATHER,   // dst = all ranks' a [rows, n], one behind the other
+  TD_UNPACK        // dst[row] = the columns that each of heads ranks has in a [heads, rows, dim], side by side
 };
 
 enum { TD_F32 = 0, TD_BF16 = 1, TD_MXFP4 = 2 };
@@ -158,6 +162,13 @@ TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
 // ended; to the device, before anything that is started later. Copies end in
 // order; how many have been told of is written to copied at their end.
 TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
+// td_nccl_id makes the name of a group of ranks, of 128 bytes, which rank 0 gives to
+// the others; nccl is the path of NCCL.
+TD_API int td_nccl_id(const char *nccl, char *id, char *error, int n);
+// td_ranks has the device meet those of the other ranks; it waits for all of them.
+TD_API int td_ranks(td_device *d, const char *nccl, const char *id, int rank, int ranks);
+// td_leave ends the meeting of ranks for good, also one that is under way.
+TD_API void td_leave(td_device *d);
 // td_poll says whether all that was started has ended: 1 it has, 0 not yet, -1 failed.
 TD_API int td_poll(td_device *d);
 TD_API int td_wait(td_device *d);

@@ -210,3 +210,23 @@ func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 		}
 	}
 }
+
+// Several GPUs need NCCL, and do not send KV to other nodes.
+func TestTensorParallelOnGPUsRefused(t *testing.T) {
+	twin, err := kernels.Twin("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, shared := range map[string]bool{"--nccl-library testdata/none.so": false, "is of `tandem serve`": true} {
+		l, err := Load(LoadOptions{
+			Model: "model/testdata/gqa-tied", KVMemory: 4 << 20, Device: "cuda:0", CUDALibrary: twin, NCCLLibrary: "testdata/none.so", SharedKV: shared,
+			TensorParallel: TensorParallel{Ranks: 2, Command: []string{"/bin/false"}},
+		})
+		if err == nil {
+			l.Close()
+		}
+		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}

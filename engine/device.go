@@ -81,7 +81,7 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, config *model.Config) (
 // open makes the backend.
 func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Ranks, mapKV func(int) ([]byte, error)) (backend.Backend, error) {
 	if c.gpu {
-		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV})
+		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV, Ranks: group})
 		if err != nil {
 			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cuda"
 	"github.com/tandem-serving/tandem/engine/builtin"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
@@ -46,6 +47,7 @@ type LoadOptions struct {
 	Logger       *slog.Logger
 
 	CUDALibrary  string  // the shared object with the kernels for GPUs; empty: beside the program
+	NCCLLibrary  string  // by which several GPUs compute a model; empty: libnccl.so.2
 	GPUMemory    float64 // share of a GPU's memory that may be taken; 0: 0.9
 	EnforceEager bool    // no graphs on a GPU
 	Synchronous  bool    // no step is given to a GPU while another one runs
@@ -133,6 +135,7 @@ type Loaded struct {
 
 	ranks  *ranks.Leader // nil: this process computes the model alone
 	shared [][]byte      // [regions × ranks] KV pages, where ranks have some
+	meet   []byte        // the name by which ranks' GPUs find each other
 	own    *ranks.Memory // where they lie, unless they lie in LoadOptions.KVFile
 }
 
@@ -187,6 +190,9 @@ func (o *LoadOptions) setDefaults() {
 	set(&o.MaxSeqs, scheduler.DefaultMaxSeqs)
 	set(&o.MaxBatchedTokens, cpuBatchedTokens)
 	set(&o.MaxQueued, scheduler.DefaultMaxQueued)
+	if o.NCCLLibrary == "" {
+		o.NCCLLibrary = cuda.NCCLName
+	}
 	if o.GPUMemory == 0 {
 		o.GPUMemory = defaultGPUMemory
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/backend/cuda"
 	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/ranks"
 )
@@ -66,13 +67,18 @@ func (o *LoadOptions) checkRanks() error {
 
 // rankSetup is what a rank loads.
 type rankSetup struct {
-	Model, Device, Kernels, Quantization string
-	Shard                                model.Shard
-	Threads                              int
-	Limits                               backend.Limits
-	CUDALibrary                          string
-	EnforceEager, FaultBatchOrder        bool
-	SharedKV                             bool // KV lies in a file
+	Model, Kernels, Quantization string
+	Shard                        model.Shard
+	Threads                      int
+	Limits                       backend.Limits
+	FaultBatchOrder              bool
+	SharedKV                     bool // KV lies in a file
+
+	GPU                      bool
+	Device                   int // number of the GPU
+	CUDALibrary, NCCLLibrary string
+	EnforceEager             bool
+	Meet                     []byte // the name by which the GPUs find each other
 }
 
 // rankKV is where a rank's KV lies: in the file, at a place for each region, or
@@ -80,6 +86,7 @@ type rankSetup struct {
 type rankKV struct {
 	Spec   backend.KVSpec
 	Places []int64
+	Seqs   int // graphs of steps of up to so many are recorded
 }
 
 // Ranks is how many processes compute the model.
@@ -97,7 +104,14 @@ func (l *Loaded) startRanks(o *LoadOptions, device choice, limits backend.Limits
 		return nil, nil
 	}
 	if device.gpu {
-		return nil, fmt.Errorf("%w: --tensor-parallel-size %d is of the CPU alone", ErrOption, t.Ranks)
+		if o.SharedKV {
+			return nil, fmt.Errorf("%w: --tensor-parallel-size %d on GPUs is of `tandem serve`: KV blocks of several GPUs do not travel between prefill and decode nodes", ErrOption, t.Ranks)
+		}
+		id, err := cuda.RanksID(o.CUDALibrary, o.NCCLLibrary)
+		if err != nil {
+			return nil, fmt.Errorf("%w: --tensor-parallel-size %d, --nccl-library %s: %w", ErrOption, t.Ranks, o.NCCLLibrary, err)
+		}
+		l.meet, l.Synchronous = id, true // the others' devices do not draw
 	}
 	if o.KVFile == nil && o.SharedKV {
 		var err error
@@ -118,8 +132,9 @@ func (l *Loaded) startRanks(o *LoadOptions, device choice, limits backend.Limits
 	}
 	err = l.ranks.Tell(func(rank int) any {
 		return rankSetup{
-			Model: o.Model, Device: "cpu", Kernels: o.Kernels, Quantization: o.Quantization, Shard: t.shard(rank), Threads: t.threads(o.Threads),
+			Model: o.Model, Kernels: o.Kernels, Quantization: o.Quantization, Shard: t.shard(rank), Threads: t.threads(o.Threads),
 			Limits: limits, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
+			GPU: device.gpu, Device: device.number + rank, CUDALibrary: o.CUDALibrary, NCCLLibrary: o.NCCLLibrary, EnforceEager: o.EnforceEager, Meet: l.meet,
 		}
 	})
 	return l.ranks, err
@@ -156,13 +171,16 @@ func (l *Loaded) readyRanks(o *LoadOptions) error {
 		return err
 	}
 	err := l.ranks.Tell(func(rank int) any {
-		kv := rankKV{Spec: l.KV}
+		kv := rankKV{Spec: l.KV, Seqs: o.MaxSeqs}
 		for i := rank; i < len(l.shared); i += l.ranks.Ranks() {
 			at, _ := o.KVFile.Place(l.shared[i]) // it has just been mapped
 			kv.Places = append(kv.Places, at)
 		}
 		return kv
 	})
+	if gpu, ok := l.Backend.(*cuda.CUDA); ok && err == nil { // all have loaded by now, and come
+		err = gpu.Meet(o.NCCLLibrary, l.meet)
+	}
 	if err == nil {
 		err = l.ranks.Answers()
 	}
@@ -202,6 +220,7 @@ type rank struct {
 	device backend.Backend
 	model  *model.Model
 	kv     rankKV
+	meet   func(*cuda.CUDA) error
 }
 
 // load puts this rank's part on its device.
@@ -209,6 +228,15 @@ func (r *rank) load(src *model.Source, s *rankSetup) (*model.Model, error) {
 	q, err := quantization(s.Quantization)
 	if err != nil {
 		return nil, err
+	}
+	if s.GPU {
+		r.meet = func(c *cuda.CUDA) error { return c.Meet(s.NCCLLibrary, s.Meet) }
+		dev, err := cuda.New(cuda.Options{Library: s.CUDALibrary, Device: s.Device, Limits: s.Limits, Eager: s.EnforceEager, Ranks: r.Group})
+		if err != nil {
+			return nil, fmt.Errorf("cuda:%d: %w", s.Device, err)
+		}
+		r.device = dev
+		return model.Load(src, r.device, s.Limits, model.Options{Quantization: q, Shard: s.Shard})
 	}
 	o := cpu.Options{Threads: s.Threads, Limits: s.Limits, Kernels: s.Kernels, Mapped: true, Ranks: r.Group, FaultBatchOrder: s.FaultBatchOrder}
 	if s.SharedKV {
@@ -240,10 +268,19 @@ func (r *rank) run() error {
 	if err := r.Hear(&r.kv); err != nil {
 		return err
 	}
-	if err := r.Answer(r.device.AllocKV(r.kv.Spec)); err != nil {
+	err := r.device.AllocKV(r.kv.Spec)
+	if gpu, ok := r.device.(*cuda.CUDA); ok && err == nil {
+		err = r.meet(gpu)
+	}
+	if err := r.Answer(err); err != nil {
 		return err
 	}
 	r.Watch()
+	// As rank 0 does at the same time: what they meet by may be connected only then.
+	if _, err := r.model.Capture(r.kv.Seqs); err != nil {
+		r.Lose(r.Rank(), err.Error())
+		return err
+	}
 	var step backend.Step
 	for {
 		if err := r.Next(&step); errors.Is(err, ranks.ErrClosed) {

@@ -18,8 +18,10 @@ void run_rows(const Run &r, const td_op &o) {
     case TD_ROPE: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, rope, o, r.step); break;
     case TD_STORE_KV: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, store_kv, o, r.step); break;
     default: {
+      td_op op = o;
+      if (o.kind == TD_UNPACK) op.k = rows;  // a is as of all rows, whichever live
       int64_t n = int64_t(rows) * o.n;
-      TD_LAUNCH(r.stream, int((n + kRowThreads - 1) / kRowThreads), 1, 1, kRowThreads, 0, flat, o, r.step);
+      TD_LAUNCH(r.stream, int((n + kRowThreads - 1) / kRowThreads), 1, 1, kRowThreads, 0, flat, op, r.step);
     }
   }
 }

@@ -7,10 +7,11 @@ constexpr int kRowThreads = 256;
 TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
   int row = block_x();
   if (row >= live(s, o)) return;
-  int id = token_id(s, row);
+  int id = token_id(s, row) - o.k;
+  bool here = id >= 0 && id < o.from;
   float *dst = at<float>(o.dst) + int64_t(row) * o.n;
   for (int i = thread_id(); i < o.n; i += kRowThreads)
-    dst[i] = element(at<const char>(o.w), o.type, o.from, o.n, id, i);
+    dst[i] = here ? element(at<const char>(o.w), o.type, o.from, o.n, id, i) : 0;
 }
 
 // norm is of whole rows: first a += b where there is b, then dst = norm(a)·w.
@@ -122,6 +123,12 @@ TD_KERNEL(kRowThreads) flat(td_op o, Step s) {
     case TD_ADD: dst[i] = (a[i] + (b ? b[i] : 0)) * o.scale * (o.w ? at<const float>(o.w)[0] : 1); break;
     case TD_SOFTCAP: dst[i] = o.scale * tanhf(a[i] / o.scale); break;
     case TD_COLUMNS: dst[i] = a[i / o.n * o.k + o.from + i % o.n]; break;
+    case TD_PACK: dst[i] = i % o.n < o.k ? a[i / o.n * o.k + i % o.n] : 0; break;
+    case TD_UNPACK: {
+      int row = int(i / o.n), col = int(i % o.n), rank = int((int64_t(col + 1) * o.heads - 1) / o.n);
+      dst[i] = a[(int64_t(rank) * o.k + row) * o.dim + col - int(int64_t(rank) * o.n / o.heads)];
+      break;
+    }
     case TD_ROWS: dst[i] = a[int64_t(s.out_rows[i / o.n]) * o.n + i % o.n]; break;
   }
 }

@@ -22,6 +22,8 @@ void run_op(const Run &r, const td_op &o) {
     case TD_JOIN:
     case TD_COMBINE: return run_moe(r, o);
     case TD_SAMPLE: return run_sample(r, o);
+    case TD_ALL_REDUCE:
+    case TD_ALL_GATHER: return run_ranks(r, o);
     default: return run_rows(r, o);
   }
 }

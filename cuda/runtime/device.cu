@@ -50,6 +50,7 @@ struct td_device {
   bool landing = false;        // copies to the device that the next step waits for
   uint32_t copied = 0, *copied_host = nullptr;
   std::vector<void *> registered;
+  Nccl nccl;
 
   char *staging[2] = {};
   device::Event staged[2];
@@ -57,6 +58,7 @@ struct td_device {
 
   ~td_device() {
     if (!device::use(stream, ordinal)) return;
+    nccl.close();
     device::wait(copies);
     device::wait(stream);
     stepped.close();
@@ -131,11 +133,24 @@ struct td_device {
   }
 
   void run(td_plan *p, int from, int to) {
-    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace};
+    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl};
     for (int i = from; i < to; i++) run_op(r, p->ops[size_t(i)]);
     if (to == int(p->ops.size())) run_finish(r);
   }
 };
+
+void run_ranks(const Run &r, const td_op &o) {
+  const Nccl *n = &r.nccl;
+  size_t count = size_t(r.rows(o)) * size_t(o.n);
+  void *dst = at<void>(o.dst), *a = at<void>(o.a);
+  bool sum = o.kind == TD_ALL_REDUCE;
+  if (count == 0) return;
+  device::outside(r.stream, [=](void *stream) {
+    if (!n->comm) return std::string("a rank that has left meets nobody");
+    if (sum) return n->failed("ncclAllReduce", n->reduce(dst, dst, count, Nccl::kFloat, Nccl::kSum, n->comm, stream));
+    return n->failed("ncclAllGather", n->gather(a, dst, count, Nccl::kFloat, n->comm, stream));
+  });
+}
 
 extern "C" {
 
@@ -273,6 +288,28 @@ int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
   run_tell(d->copies, d->copied_host, ++d->copied);
   return d->stream.error.empty() && d->copies.error.empty();
 }
+
+int td_nccl_id(const char *nccl, char *id, char *error, int n) {
+  Nccl lib;
+  Nccl::Id name;
+  std::string bad = lib.open(nccl);
+  if (bad.empty()) bad = lib.failed("ncclGetUniqueId", lib.unique(&name));
+  snprintf(error, size_t(n), "%s", bad.c_str());
+  if (bad.empty()) memcpy(id, name.bytes, sizeof name.bytes);
+  return bad.empty();
+}
+
+int td_ranks(td_device *d, const char *nccl, const char *id, int rank, int ranks) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  Nccl::Id name;
+  memcpy(name.bytes, id, sizeof name.bytes);
+  std::string bad = d->nccl.open(nccl);
+  if (bad.empty()) bad = d->nccl.failed("ncclCommInitRank", d->nccl.init(&d->nccl.comm, ranks, name, rank));
+  if (!bad.empty()) d->stream.error = bad;
+  return bad.empty();
+}
+
+void td_leave(td_device *d) { d->nccl.close(); }
 
 int td_poll(td_device *d) {
   if (!device::use(d->stream, d->ordinal)) return -1;

@@ -47,6 +47,12 @@ inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
 inline void download(Stream &s, void *dst, const void *src, int64_t n) {
   s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyDeviceToHost, s.stream), "copy from the device");
 }
+// outside has f start something on the stream; it returns what went wrong.
+template <class F>
+void outside(Stream &s, F f) {
+  std::string bad = f(static_cast<void *>(s.stream));
+  if (!bad.empty() && s.error.empty()) s.error = bad;
+}
 inline void wait(Stream &s) { s.ok(cudaStreamSynchronize(s.stream), "waiting for the device"); }
 inline int poll(Stream &s) {
   cudaError_t e = cudaStreamQuery(s.stream);

@@ -33,6 +33,15 @@ inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
   s.run([=] { memcpy(dst, src, size_t(n)); });
 }
 inline void download(Stream &s, void *dst, const void *src, int64_t n) { upload(s, dst, src, n); }
+// outside has f called in the stream's order; it returns what went wrong.
+template <class F>
+void outside(Stream &s, F f) {
+  Stream *to = &s;
+  s.run([=] {
+    std::string bad = f(nullptr);
+    if (!bad.empty() && to->error.empty()) to->error = bad;
+  });
+}
 inline void wait(Stream &s) { s.drain(); }
 inline int poll(Stream &s) {
   late = late * 6364136223846793005 + (late != 0);

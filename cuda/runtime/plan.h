@@ -2,6 +2,7 @@
 #pragma once
 #include "../kernels/common.cuh"
 #include "device.h"
+#include "nccl.h"
 
 struct td_plan {
   std::vector<td_op> ops;
@@ -16,12 +17,14 @@ struct Run {
   int tokens, outputs, processors;
   float *workspace;
   int64_t workspace_bytes;
+  const Nccl &nccl;
 
   int rows(const td_op &o) const { return (o.outputs ? outputs : tokens) * (o.slots > 0 ? o.slots : 1); }
 };
 
 void run_op(const Run &r, const td_op &o);
 void run_finish(const Run &r);
+void run_ranks(const Run &r, const td_op &o);
 void run_tell(Stream &s, uint32_t *to, uint32_t number);
 
 // By file of kernels.

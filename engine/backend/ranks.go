@@ -1,6 +1,9 @@
 package backend
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // ErrLost says that a rank of a model that several processes compute has ended,
 // hangs, or has failed. None of the others can go on.
@@ -20,6 +23,11 @@ type Ranks interface {
 
 	// Begin gives a step that is about to run to the other ranks; of rank 0 alone.
 	Begin(step *Step) error
+	// Err is why no rank can go on; nil as long as they can.
+	Err() error
+	// Waiting is why a wait for the others that began then is in vain, for devices
+	// that meet by themselves; nil as long as it is not.
+	Waiting(began time.Time) error
 	// AllReduce makes x the sum of all ranks' x.
 	AllReduce(x []float32) error
 	// AllGather makes dst, of so many rows, all ranks' rows side by side: a rank

@@ -174,6 +174,15 @@ func (g *Group) Err() error {
 	return fmt.Errorf("%w: rank %d of %d: %s", backend.ErrLost, lost-1, g.ranks, why)
 }
 
+// Waiting is Err, and loses this rank once it has waited for its device, and so for
+// another one's, for longer than the bound.
+func (g *Group) Waiting(began time.Time) error {
+	if g.Err() == nil && time.Since(began) > g.timeout {
+		g.Lose(g.rank, fmt.Sprintf("its device did not end a step within %v", g.timeout))
+	}
+	return g.Err()
+}
+
 func (g *Group) wakeAll() {
 	wake(&g.head.step.value)
 	for _, w := range g.own {

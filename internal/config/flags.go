@@ -15,7 +15,7 @@ type Model struct {
 	Threads, BlockTokens, MaxModelLen          int
 	MaxSeqs, MaxBatchedTokens, MaxQueued       int
 	KVMemory                                   Bytes
-	CUDALibrary                                string
+	CUDALibrary, NCCLLibrary                   string
 	GPUMemory                                  float64
 	EnforceEager, Ahead                        bool
 	TensorParallel                             int
@@ -33,6 +33,7 @@ func (m *Model) Register(s *Set) {
 	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
 	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
 	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so beside the program")
+	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, by which --tensor-parallel-size has several GPUs compute a model")
 	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to take; KV blocks get what weights and steps leave of it")
 	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as graphs: slower, for comparison")
 	s.BoolVar(&m.Ahead, "async-scheduling", true, "give a GPU the next step of decoding while one runs; false is for comparison. CPUs run one step after the other")

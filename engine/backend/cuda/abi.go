@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 2
+const version = 3
 
 // TD_IN_CHUNK and its like.
 const (
@@ -39,6 +39,10 @@ const (
 	opRouteGroups
 	opSplit
 	opJoin
+	opAllReduce
+	opPack
+	opAllGather
+	opUnpack
 )
 
 // Element types of matrices and KV.

@@ -57,6 +57,7 @@ type Options struct {
 	Device  int            // number of the GPU
 	Limits  backend.Limits // largest step
 	Eager   bool           // no graphs: every operation is started by itself
+	Ranks   backend.Ranks  // that compute the model together, a device each; nil: this one does it alone
 
 	// Mirror keeps a copy of the KV blocks that others read and write in memory of
 	// the host, pinned: KVRegion. MapKV maps that memory, where it is not nil.
@@ -73,12 +74,13 @@ type CUDA struct {
 	step   stepState
 	flying []flight // steps that were started, at most two, the oldest first
 
-	buffers []*buffer
-	weights []*weight
-	angles  map[*backend.Rope]angles
-	routes  []*routing
-	tables  map[backend.Weight]address // of experts, by the first
-	kv      kvStore
+	buffers  []*buffer
+	weights  []*weight
+	angles   map[*backend.Rope]angles
+	routes   []*routing
+	tables   map[backend.Weight]address // of experts, by the first
+	kv       kvStore
+	gathered map[backend.Buf]address // scratch of AllGather, by what is gathered
 
 	plans     map[backend.Key]*plan
 	recording *plan
@@ -106,6 +108,8 @@ type weight struct {
 	name    string
 	dtype   int32
 	out, in int
+	first   int // row of the whole matrix that is the first here
+	of      int // rows of the whole matrix
 	data    address
 }
 
@@ -265,7 +269,7 @@ func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 	if t.As != 0 {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s as %s: weights stay as they are stored here", backend.ErrShape, t.Name, t.As)
 	}
-	w := &weight{name: t.Name}
+	w := &weight{name: t.Name, first: t.First, of: t.Of}
 	data := t.Data
 	switch len(t.Shape) {
 	case 1:
@@ -292,6 +296,9 @@ func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 	if w.in == 0 && w.dtype == typeBF16 {
 		data = widen(data)
 		w.dtype = typeF32
+	}
+	if w.of == 0 {
+		w.of = w.out
 	}
 	var err error
 	if w.data, err = c.put(data, "tensor "+t.Name); err != nil {

@@ -37,7 +37,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_piece{})-unsafe.Sizeof(piece{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
-	_ = [1]byte{}[C.TD_JOIN-int(opJoin)]
+	_ = [1]byte{}[C.TD_UNPACK-int(opUnpack)]
 )
 
 // library is an opened shared object. It stays open: what a GPU's driver started
@@ -68,6 +68,27 @@ func (l *library) count() (int, error) {
 	}
 	return int(n), nil
 }
+
+// ncclID makes the name of a group of ranks.
+func (l *library) ncclID(nccl string) ([]byte, error) {
+	var why [256]C.char
+	id := make([]byte, ncclIDBytes)
+	path := C.CString(nccl)
+	defer C.free(unsafe.Pointer(path))
+	if C.td_l_nccl_id(l.c, path, (*C.char)(unsafe.Pointer(&id[0])), &why[0], C.int(len(why))) == 0 {
+		return nil, errors.New(C.GoString(&why[0]))
+	}
+	return id, nil
+}
+
+// ranks has the device meet the other ranks'.
+func (d *driver) ranks(nccl string, id []byte, rank, ranks int) bool {
+	path := C.CString(nccl)
+	defer C.free(unsafe.Pointer(path))
+	return C.td_l_ranks(d.l, d.d, path, (*C.char)(unsafe.Pointer(&id[0])), C.int(rank), C.int(ranks)) != 0
+}
+
+func (d *driver) leave() { C.td_l_leave(d.l, d.d) }
 
 // driver is an open device.
 type driver struct {

@@ -6,7 +6,7 @@
 #include "api.h"
 
 #define TD_FUNCTIONS(f) \
-	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy)
+	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy) f(nccl_id) f(ranks) f(leave)
 
 typedef struct {
 	void *handle;
@@ -51,3 +51,6 @@ static inline int td_l_wait(td_library *l, td_device *d) { return l->wait(d); }
 static inline void td_l_twin(td_library *l, uint64_t seed, int deferred, const char *skip) { if (l->twin) l->twin(seed, deferred, skip); }
 static inline int td_l_twin_sites(td_library *l, char *to, int n) { return l->twin_sites ? l->twin_sites(to, n) : 0; }
 static inline int td_l_twin_fault(td_library *l, int kind, int deferred, char *why, int n) { return l->twin_fault ? l->twin_fault(kind, deferred, why, n) : 0; }
+static inline int td_l_nccl_id(td_library *l, const char *nccl, char *id, char *e, int n) { return l->nccl_id(nccl, id, e, n); }
+static inline int td_l_ranks(td_library *l, td_device *d, const char *nccl, const char *id, int rank, int ranks) { return l->ranks(d, nccl, id, rank, ranks); }
+static inline void td_l_leave(td_library *l, td_device *d) { l->leave(d); }

@@ -120,6 +120,7 @@ func (c *CUDA) awaitCopies(n uint32) error {
 func (c *CUDA) await(what string, there func() bool) error {
 	const ask = 200 * time.Microsecond
 	var since time.Time
+	began := time.Now()
 	for i := 0; !there(); i++ {
 		runtime.Gosched()
 		if i%64 != 63 {
@@ -127,6 +128,11 @@ func (c *CUDA) await(what string, there func() bool) error {
 		}
 		if now := time.Now(); now.Sub(since) > ask {
 			since = now
+			if r := c.opts.Ranks; r != nil {
+				if err := r.Waiting(began); err != nil {
+					return err
+				}
+			}
 			idle, err := c.dev.poll()
 			if err != nil {
 				return fmt.Errorf("cuda: %s: %w", what, err)

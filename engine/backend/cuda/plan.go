@@ -77,9 +77,9 @@ func (c *CUDA) alike(what string, first backend.Buf, rest ...backend.Buf) (*buff
 func (c *CUDA) Embed(dst backend.Buf, table backend.Weight) {
 	d, w := c.buf(dst), c.weight(table)
 	need(d.rows == backend.TokenRows && w.in == d.cols, "Embed: %s is [%d, %d] for %d columns", w.name, w.out, w.in, d.cols)
-	c.record(d, op{kind: opEmbed, n: int32(d.cols), from: int32(w.out), dtype: w.dtype, dst: d.data, w: w.data})
-	if p := c.recording; p.vocab == 0 || w.out < p.vocab {
-		p.vocab = w.out
+	c.record(d, op{kind: opEmbed, n: int32(d.cols), k: int32(w.first), from: int32(w.out), dtype: w.dtype, dst: d.data, w: w.data})
+	if p := c.recording; p.vocab == 0 || w.of < p.vocab {
+		p.vocab = w.of
 	}
 }
 
@@ -237,6 +237,9 @@ func (c *CUDA) Rows(dst, src backend.Buf) {
 func (c *CUDA) Sample(logits backend.Buf) {
 	b := c.buf(logits)
 	need(b.rows == backend.OutputRows && c.plan().logits == nil, "Sample: logits must have output rows, and be sampled once")
+	if c.opts.Ranks != nil && c.opts.Ranks.Rank() > 0 {
+		return
+	}
 	c.recording.logits = b
 	c.record(b, op{kind: opSample, n: int32(b.cols), a: b.data})
 }
@@ -245,12 +248,4 @@ func (c *CUDA) Sample(logits backend.Buf) {
 func (c *CUDA) Mark(layer int) {
 	p := c.plan()
 	p.marks = append(p.marks, stop{len(p.ops), layer})
-}
-
-// AllReduce does nothing at one rank.
-func (c *CUDA) AllReduce(x backend.Buf) { c.buf(x) }
-
-// AllGather does nothing at one rank.
-func (c *CUDA) AllGather(dst, src backend.Buf) {
-	need(dst == src, "AllGather: %d of %d columns at one rank", c.buf(src).cols, c.buf(dst).cols)
 }

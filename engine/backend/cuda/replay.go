@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -55,14 +56,32 @@ func (c *CUDA) Capture(keys []backend.Key, record func()) (graphs int, err error
 }
 
 // Replay runs a step; see backend.Backend. The step is checked against the plan
-// and copied before anything runs; a refusal means that nothing ran.
+// and copied before anything runs; a refusal means that nothing ran. Whatever fails
+// where ranks compute together ends all of them.
 func (c *CUDA) Replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
+	err := c.replay(key, step, record, onMark)
+	if r := c.opts.Ranks; err != nil && r != nil && !errors.Is(err, backend.ErrShape) {
+		c.dev.leave()
+		if lost := r.Err(); lost != nil {
+			return lost
+		}
+		return fmt.Errorf("%w: rank %d of %d: %w", backend.ErrLost, r.Rank(), r.Ranks(), err)
+	}
+	return err
+}
+
+func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
 	if len(c.flying) > 0 {
 		return fmt.Errorf("%w: a step while %d that were started have not been finished", backend.ErrShape, len(c.flying))
 	}
 	p, err := c.prepare(key, step, record, 0)
 	if err != nil {
 		return err
+	}
+	if r := c.opts.Ranks; r != nil && r.Rank() == 0 {
+		if err := r.Begin(step); err != nil {
+			return err
+		}
 	}
 	which := int(c.step.number) & 1
 	if onMark == nil {

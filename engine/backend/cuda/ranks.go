@@ -1,0 +1,77 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// Devices of one model meet by NCCL, which the shared object opens when it is told
+// of them. Steps come over backend.Ranks, which knows when a rank is lost: then the
+// meeting is ended, since a device would wait for ever.
+
+// NCCLName is the file that is looked for where no other is named.
+const NCCLName = "libnccl.so.2"
+
+const ncclIDBytes = 128
+
+// RanksID makes the name by which the ranks of a model find each other.
+func RanksID(libraryPath, nccl string) ([]byte, error) {
+	l, err := open(libraryPath)
+	if err != nil {
+		return nil, err
+	}
+	id, err := l.ncclID(nccl)
+	if err != nil {
+		return nil, fmt.Errorf("%w: NCCL, by which GPUs compute a model together: %w", backend.ErrNoDevice, err)
+	}
+	return id, nil
+}
+
+// Meet waits until all ranks have called it with the name that one of them made.
+func (c *CUDA) Meet(nccl string, id []byte) error {
+	r := c.opts.Ranks
+	if r == nil || len(id) != ncclIDBytes {
+		return fmt.Errorf("%w: a name of %d bytes for ranks", backend.ErrShape, len(id))
+	}
+	if !c.dev.ranks(nccl, id, r.Rank(), r.Ranks()) {
+		return c.failed("meeting the other ranks")
+	}
+	return nil
+}
+
+// AllReduce records x = the sum of all ranks' x.
+func (c *CUDA) AllReduce(x backend.Buf) {
+	b := c.buf(x)
+	if c.opts.Ranks != nil {
+		c.record(b, op{kind: opAllReduce, n: int32(b.cols), dst: b.data})
+	}
+}
+
+// AllGather records dst = all ranks' src, side by side. NCCL wants as much of each,
+// so that narrower parts are filled up.
+func (c *CUDA) AllGather(dst, src backend.Buf) {
+	d, a := c.buf(dst), c.buf(src)
+	if c.opts.Ranks == nil {
+		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
+		return
+	}
+	n := c.opts.Ranks.Ranks()
+	from, end := backend.Cut(d.cols, 1, c.opts.Ranks.Rank(), n)
+	need(d != a && d.rows == a.rows && a.cols == end-from, "AllGather: %d columns of %d, want %d", a.cols, d.cols, end-from)
+	wide := (d.cols + n - 1) / n
+	if c.gathered == nil {
+		c.gathered = make(map[backend.Buf]address)
+	}
+	scratch, ok := c.gathered[src]
+	if !ok {
+		var err error
+		scratch, err = c.reserve((n+1)*c.limit(d.rows)*wide*4, "gathering")
+		need(err == nil, "AllGather: %v", err)
+		c.gathered[src] = scratch
+	}
+	all := scratch + address(c.limit(d.rows)*wide*4)
+	c.record(d, op{kind: opPack, n: int32(wide), k: int32(a.cols), dst: scratch, a: a.data})
+	c.record(d, op{kind: opAllGather, n: int32(wide), dst: all, a: scratch})
+	c.record(d, op{kind: opUnpack, n: int32(d.cols), heads: int32(n), dim: int32(wide), dst: d.data, a: all})
+}
