@@ -386,16 +386,13 @@ func runGateway(v *command.Invocation) error {
 		if err != nil {
 			return err
 		}
-		if now, then := fmt.Sprint(servers.Sources), fmt.Sprint(o.Foreign.Sources); now != then {
-			return fmt.Errorf("%w: sources of upstreams were %s and are %s: that takes a restart", config.ErrValue, then, now)
-		}
 		limits := gatewayOptions(&again.g, &again.p, d)
 		limits.UpstreamRequests = again.u.MaxRequests
 		if err := limits.CheckLimits(); err != nil {
 			return err
 		}
 		if o.Foreign.Any() {
-			if err := g.SetUpstreams(servers.Targets); err != nil {
+			if err := g.SetUpstreams(servers.Targets, servers.Sources); err != nil {
 				return err
 			}
 		}

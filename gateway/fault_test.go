@@ -548,7 +548,7 @@ func TestRetryBudget(t *testing.T) {
 	full := upstreamtest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return nodepb.Code_CODE_OVERLOADED, "full" }}
 	b := newBed(t, Options{RetriesPerSecond: 0.01}, map[string]upstreamtest.Options{"d1": full, "d2": full})
 	for range 10 {
-		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 503 {
+		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 503 || r.Header.Get("Retry-After") != "1" {
 			t.Fatalf("%d %q", r.StatusCode, r.body)
 		}
 	}

@@ -46,12 +46,16 @@ func (g *Gateway) SetLimits(o Options) error {
 	return nil
 }
 
-// SetUpstreams replaces the servers of other kinds; there must have been some.
-func (g *Gateway) SetUpstreams(targets []foreign.Target) error {
+// SetUpstreams replaces the servers of other kinds and the sources of more; there
+// must have been some.
+func (g *Gateway) SetUpstreams(targets []foreign.Target, sources []foreign.Source) error {
 	if g.foreign == nil {
 		return errors.New("gateway: it was started without upstreams")
 	}
-	return g.foreign.SetTargets(targets)
+	if err := g.foreign.SetTargets(targets); err != nil {
+		return err
+	}
+	return g.foreign.SetSources(sources)
 }
 
 // checkLimits refuses a request that asks for more than this gateway allows.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -94,4 +95,54 @@ func TestRelayKubernetesUnderLoad(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	t.Logf("%d requests, %d wrong", done.Load(), wrong.Load())
+}
+
+// fixed is a source that tells of the same server until it ends.
+type fixed struct {
+	url   string
+	ended chan struct{}
+}
+
+func (f *fixed) String() string { return "fixed:" + f.url }
+
+func (f *fixed) Watch(ctx context.Context, tell func([]foreign.Target)) {
+	tell([]foreign.Target{{URL: f.url}})
+	<-ctx.Done()
+	close(f.ended)
+}
+
+// Sources come and go while the gateway runs; one that stays is not asked anew.
+func TestRelaySourcesChange(t *testing.T) {
+	b := newRelayed(t, Options{}, "s1", "s2", "s3")
+	source := func(name string) *fixed { return &fixed{b.far[name].url(), make(chan struct{})} }
+	set := func(want string, static []foreign.Target, sources ...foreign.Source) {
+		t.Helper()
+		if err := b.g.SetUpstreams(static, sources); err != nil {
+			t.Fatal(err)
+		}
+		b.until(func() bool {
+			var names []string
+			for _, s := range b.g.foreign.Now().Servers {
+				names = append(names, s.Name)
+			}
+			return strings.Join(names, " ") == want && b.g.foreign.Now().Up() == len(names)
+		})
+	}
+	s1 := []foreign.Target{{URL: b.far["s1"].url()}}
+	second, third := source("s2"), source("s3")
+	set("http://s1", s1)
+	set("http://s1 http://s2", s1, second)
+	set("http://s2 http://s3", nil, source("s2"), third) // the first of s2 stays
+	select {
+	case <-second.ended:
+		t.Error("a source that stays was ended")
+	default:
+	}
+	set("http://s1 http://s3", s1, third)
+	<-second.ended
+	if r := b.post("/v1/chat/completions", ask(true, "x")); r.StatusCode != 200 {
+		t.Error(r.StatusCode, r.body)
+	}
+	set("http://s1", s1)
+	<-third.ended
 }

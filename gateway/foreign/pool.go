@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -67,8 +68,9 @@ type Pool struct {
 	now  atomic.Pointer[Snapshot]
 	mu   sync.Mutex // of the servers
 	all  map[string]*Server
-	left []*Server  // that are gone and may have requests in hand
-	told [][]Target // by each source
+	left []*Server                     // that are gone and may have requests in hand
+	told map[string][]Target           // by each source, by its name
+	ends map[string]context.CancelFunc // of those that are watched
 }
 
 // Snapshot is servers and models at one moment. It is not changed afterwards.
@@ -106,33 +108,63 @@ func New(o Options) (*Pool, error) {
 	if strings.ContainsFunc(o.APIKey, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, errors.New("foreign: the key for upstreams has characters that a header cannot carry")
 	}
-	p := &Pool{o: o, all: map[string]*Server{}}
+	p := &Pool{o: o, all: map[string]*Server{}, told: map[string][]Target{}, ends: map[string]context.CancelFunc{}}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.now.Store(&Snapshot{})
 	if err := p.SetTargets(o.Targets); err != nil {
 		p.Close()
 		return nil, err
 	}
-	p.watch()
+	if err := p.SetSources(o.Sources); err != nil {
+		p.Close()
+		return nil, err
+	}
 	return p, nil
 }
 
-// watch follows the sources.
-func (p *Pool) watch() {
-	p.told = make([][]Target, len(p.o.Sources))
-	for i, source := range p.o.Sources {
-		p.wg.Go(func() {
-			source.Watch(p.ctx, func(targets []Target) {
-				p.mu.Lock()
-				defer p.mu.Unlock()
-				p.told[i] = targets
-				p.o.Log.Info("upstreams found", "source", source.String(), "servers", len(targets))
-				if err := p.update(p.o.Targets); err != nil {
-					p.o.Log.Warn("upstreams found cannot be used", "source", source.String(), "error", err)
-				}
-			})
-		})
+// SetSources replaces the sources. Those that stay, by their names, are watched on;
+// the servers of those that leave go, as with SetTargets.
+func (p *Pool) SetSources(sources []Source) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return nil
 	}
+	next := map[string]bool{}
+	for _, s := range sources {
+		next[s.String()] = true
+	}
+	for name, end := range p.ends {
+		if !next[name] {
+			end()
+			delete(p.ends, name)
+			delete(p.told, name)
+		}
+	}
+	for _, s := range sources {
+		if p.ends[s.String()] == nil {
+			ctx, end := context.WithCancel(p.ctx)
+			p.ends[s.String()] = end
+			p.wg.Go(func() { p.watch(ctx, s) })
+		}
+	}
+	return p.update(p.o.Targets)
+}
+
+// watch follows a source.
+func (p *Pool) watch(ctx context.Context, source Source) {
+	source.Watch(ctx, func(targets []Target) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if ctx.Err() != nil {
+			return
+		}
+		p.told[source.String()] = targets
+		p.o.Log.Info("upstreams found", "source", source.String(), "servers", len(targets))
+		if err := p.update(p.o.Targets); err != nil {
+			p.o.Log.Warn("upstreams found cannot be used", "source", source.String(), "error", err)
+		}
+	})
 }
 
 // SetTargets replaces the servers that no source tells of. Those that stay keep
@@ -146,7 +178,10 @@ func (p *Pool) SetTargets(targets []Target) error {
 
 // update is SetTargets with mu held.
 func (p *Pool) update(static []Target) error {
-	targets := slices.Concat(append([][]Target{static}, p.told...)...)
+	targets := slices.Clone(static)
+	for _, name := range slices.Sorted(maps.Keys(p.told)) {
+		targets = append(targets, p.told[name]...)
+	}
 	if p.ctx.Err() != nil {
 		return nil
 	}

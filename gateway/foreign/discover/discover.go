@@ -110,7 +110,12 @@ type base struct {
 }
 
 // String implements foreign.Source.
-func (b *base) String() string { return b.spec }
+func (b *base) String() string {
+	if b.target.Role != foreign.Whole { // the same names may be asked for two roles
+		return b.spec + " (" + b.target.Role.String() + ")"
+	}
+	return b.spec
+}
 
 // at is the target of an address; name is what its certificate says, if not that.
 func (b *base) at(host, port, name string) foreign.Target {

@@ -61,7 +61,7 @@ func TestParse(t *testing.T) {
 		"http://a:1": false, "https://a": false, "dns:a:8000": true, "dns+https:a:8000": true, "dns://a:8000": true, "srv:_http._tcp.a": true, "k8s:ns/svc:http": true, "k8s:ns/svc": true,
 	} {
 		s, target, err := Parse(spec, foreign.Decode, 7, Options{API: "http://127.0.0.1:1"})
-		if err != nil || (s != nil) != source || target.Role != foreign.Decode || target.Bootstrap != 7 || s != nil && s.String() != spec {
+		if err != nil || (s != nil) != source || target.Role != foreign.Decode || target.Bootstrap != 7 || s != nil && s.String() != spec+" (decode)" {
 			t.Errorf("%s: %v %v %v", spec, s, target, err)
 		}
 	}
