@@ -13,7 +13,7 @@ import (
 // BenchmarkPush moves scattered 32 KiB pages, both ends in this process; MB/s is payload, cpu-s/GB both ends together.
 // The sizes are a short prompt's 1 MiB and a long one's 256 MiB.
 func BenchmarkPush(b *testing.B) {
-	for _, tr := range transports(b) {
+	for _, tr := range allTransports(b) {
 		for _, connections := range []int{1, 2} {
 			for _, nPages := range []int{2, 512} {
 				b.Run(fmt.Sprintf("%s/connections=%d/KiB=%d", tr.name, connections, nPages*16*32), func(b *testing.B) {

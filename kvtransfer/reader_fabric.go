@@ -1,6 +1,7 @@
 package kvtransfer
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +18,7 @@ import (
 type endpoint interface {
 	Write(w []fabric.Write, token uint64, data uint32) (int, error)
 	Poll(into []fabric.Event) (int, error)
-	Wait(d time.Duration)
+	Wait(d time.Duration, looks int)
 	Close() error
 }
 
@@ -26,6 +27,13 @@ const fabricDepth = maxUncopied * maxBatch
 
 // fabricWait is how long an end that expects something sleeps at most between two looks, should its provider forget to wake it.
 const fabricWait = 5 * time.Millisecond
+
+// readerLooks and writerLooks are how often an end looks in vain before it sleeps. A reader's pages come microseconds apart; a writer's sender looks
+// by itself when it has no room, so that its poller has time.
+const (
+	readerLooks = 256
+	writerLooks = 4
+)
 
 // readerFabric is a reader's memory as writers may write to it.
 type readerFabric struct {
@@ -121,7 +129,8 @@ type fabricReader struct {
 	mu     sync.Mutex // of all below and of dataReader
 	base   uint64     // every frame before it has landed
 	frames map[uint64]*incoming
-	copied []byte // an acknowledgement
+	nWhole int    // frames that have landed but for base
+	copied []byte // acknowledgements to be written
 }
 
 // incoming is a frame of which something has come.
@@ -177,9 +186,9 @@ func (d *dataReader) runFabric() (err error) {
 			}
 		}
 	}()
-	header := make([]byte, sharedSize)
+	header, in := make([]byte, sharedSize), bufio.NewReaderSize(d.conn, 2*ackFrames*sharedSize)
 	for {
-		if _, err := io.ReadFull(d.conn, header); err != nil {
+		if _, err := io.ReadFull(in, header); err != nil {
 			return err
 		}
 		if err := f.frame(header); err != nil {
@@ -245,7 +254,7 @@ func (f *fabricReader) poll(stop <-chan struct{}) error {
 		live := f.live
 		f.r.mu.Unlock()
 		if live > 0 {
-			f.end.Wait(fabricWait)
+			f.end.Wait(fabricWait, readerLooks)
 			continue
 		}
 		select {
@@ -340,13 +349,19 @@ func (f *fabricReader) check(number uint64, in *incoming) error {
 	}
 	f.verify()
 	in.done, in.header = true, nil
+	f.nWhole++
 	for f.frames[f.base] != nil && f.frames[f.base].done {
 		delete(f.frames, f.base)
 		f.base++
+		f.nWhole--
 	}
-	f.copied = le.AppendUint64(le.AppendUint32(f.copied[:0], magicCopied), number)
+	f.copied = le.AppendUint64(le.AppendUint32(f.copied, magicCopied), number)
+	if len(f.frames) > f.nWhole && len(f.copied) < ackFrames*copiedSize {
+		return nil // others are on their way, and bring this one's acknowledgement along
+	}
 	f.conn.SetWriteDeadline(time.Now().Add(f.r.o.PeerTimeout))
 	_, err := f.conn.Write(f.copied)
+	f.copied = f.copied[:0]
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -46,6 +47,7 @@ type writerFabric struct {
 	fixed   bool            // their keys are the session's
 	wake    chan struct{}   // something is on its way
 	events  []fabric.Event  // the sender's
+	active  atomic.Bool     // the sender has just taken completions
 
 	mu     sync.Mutex
 	room   *sync.Cond
@@ -237,16 +239,20 @@ const (
 	fullSleep = 50 * time.Microsecond
 )
 
+// senderPolls is how long the poller leaves completions to a sender that takes them by itself.
+const senderPolls = 100 * time.Microsecond
+
 // start starts writes, as soon as there is room for them.
 func (s *writerSession) start(f *writerFabric, number uint64, rest []fabric.Write) error {
 	var deadline time.Time
 	for idle := 0; ; {
 		n, err := f.end.Write(rest, number, uint32(number))
-		if rest = rest[n:]; err != nil || len(rest) == 0 {
+		if err != nil {
 			return err
 		}
 		took, err := s.poll(f, f.events)
-		if err != nil {
+		f.active.Store(true)
+		if rest = rest[n:]; err != nil || len(rest) == 0 {
 			return err
 		}
 		if idle++; took > 0 || n > 0 {
@@ -290,6 +296,10 @@ func (s *writerSession) pollFabric(f *writerFabric) error {
 			return nil
 		default:
 		}
+		if f.active.Swap(false) { // two that poll only stand in each other's way
+			time.Sleep(senderPolls)
+			continue
+		}
 		n, err := s.poll(f, events)
 		if err != nil {
 			return err
@@ -301,7 +311,7 @@ func (s *writerSession) pollFabric(f *writerFabric) error {
 		busy := len(f.frames) > 0
 		f.mu.Unlock()
 		if busy {
-			f.end.Wait(fabricWait)
+			f.end.Wait(fabricWait, writerLooks)
 			continue
 		}
 		select {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -33,7 +34,7 @@ type Endpoint struct {
 	out  []C.td_write
 	wait *os.File // readable when there may be completions; nil: the provider has no such thing
 	raw  syscall.RawConn
-	idle int // polls in a row that found nothing
+	idle atomic.Int32 // calls of Wait since a Poll that found something
 
 	peer *Endpoint // see inside; guarded by its mutex
 }
@@ -155,27 +156,28 @@ func (e *Endpoint) Poll(into []Event) (int, error) {
 	var why *C.char
 	n := C.td_poll(e.c, (*C.td_event)(unsafe.Pointer(&into[0])), C.int(len(into)), &why)
 	if n > 0 {
-		e.idle = 0
+		e.idle.Store(0)
 	}
 	return max(int(n), 0), said(ErrFabric, why)
 }
 
-// How Wait waits where the provider has nothing to wait on: a few looks at once, then sleeps that grow.
+// How Wait sleeps where the provider has nothing to wait on.
 const (
-	spins       = 256
 	sleepsEach  = 32
 	firstSleep  = 20 * time.Microsecond
 	maxDoubling = 5
 )
 
-// Wait returns when Poll may find something, or after d; it may return for nothing.
-func (e *Endpoint) Wait(d time.Duration) {
-	if e.idle++; e.idle < spins {
+// Wait returns when Poll may find something, or after d; it may return for nothing, and does at once for so many looks after a Poll that found
+// something.
+func (e *Endpoint) Wait(d time.Duration, looks int) {
+	idle := int(e.idle.Add(1))
+	if idle < looks {
 		runtime.Gosched()
 		return
 	}
 	if e.wait == nil {
-		time.Sleep(min(d, firstSleep<<min((e.idle-spins)/sleepsEach, maxDoubling)))
+		time.Sleep(min(d, firstSleep<<min((idle-looks)/sleepsEach, maxDoubling)))
 		return
 	}
 	e.mu.Lock()

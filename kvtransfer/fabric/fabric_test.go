@@ -83,7 +83,7 @@ func (e *ends) page(from, to, n int) Write {
 // post starts one write, which takes as long as the two need to meet.
 func (e *ends) post(t *testing.T, w Write) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; e.to.Wait(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); ; e.to.Wait(time.Millisecond, 64) {
 		n, err := e.from.Write([]Write{w}, 0, 7)
 		if n == 1 {
 			return
@@ -141,7 +141,7 @@ func TestWrites(t *testing.T) {
 						}
 					}
 					if n == 0 {
-						end.Wait(time.Millisecond)
+						end.Wait(time.Millisecond, 64)
 					}
 				}
 			}
@@ -293,7 +293,7 @@ func lateRoundLands(t *testing.T, d *Device, writer *os.Process, said *bufio.Sca
 		t.Fatal(err)
 	}
 	events, landed := make([]Event, 1), 0
-	for deadline := time.Now().Add(10 * time.Second); landed < n && landed < latePages; e.Wait(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); landed < n && landed < latePages; e.Wait(time.Millisecond, 64) {
 		got, err := e.Poll(events)
 		if err != nil || time.Now().After(deadline) {
 			t.Fatal(landed, err)
@@ -443,7 +443,7 @@ func TestNothingLeaks(t *testing.T) {
 						t.Fatal(provider, err)
 					}
 					landed = landed || n > 0 && events[0].Kind == Landed
-					end.Wait(time.Millisecond)
+					end.Wait(time.Millisecond, 64)
 				}
 			}
 			if err := errors.Join(e.from.Close(), e.to.Close(), e.source.Close(), e.key.Close()); err != nil {

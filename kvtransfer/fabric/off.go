@@ -42,5 +42,5 @@ func (*Endpoint) Name() []byte                               { return nil }
 func (*Endpoint) Peer([]byte) error                          { return errBuild }
 func (*Endpoint) Write([]Write, uint64, uint32) (int, error) { return 0, errBuild }
 func (*Endpoint) Poll([]Event) (int, error)                  { return 0, errBuild }
-func (*Endpoint) Wait(time.Duration)                         {}
+func (*Endpoint) Wait(time.Duration, int)                    {}
 func (*Endpoint) Close() error                               { return errBuild }
