@@ -49,7 +49,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links demo-report lint fmt generate clean debian libfabric
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -112,6 +112,11 @@ bench-kvtransfer: build $(KVPEERS)/installed libfabric ## KV transfer beside ipe
 	@command -v iperf3 >/dev/null || $(call apt,iperf3)
 	$(PRIORITY) $(GO) run ./bench/kvtransfer --python $(KVPEERS)/bin/python --out bench/results/kvtransfer.md $(ARGS)
 	@cat bench/results/kvtransfer.md
+
+bench-links: ## KV transfer between two network namespaces with loss, delay and a slow link, iperf3 beside, as bench/results/links.md; needs root, three minutes
+	@command -v iperf3 >/dev/null || $(call apt,iperf3)
+	$(PRIORITY) $(GO) run ./bench/links --out bench/results/links.md $(ARGS)
+	@cat bench/results/links.md
 
 bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway beside nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; six minutes; ARGS="-only requests" picks a part
 	@command -v nginx >/dev/null || $(call apt,nginx-light)

@@ -13,8 +13,14 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
-// kvTransport reads --kv-transport.
+// kvTransport reads --kv-transport, and looks at the other flags of how KV blocks travel.
 func kvTransport(n *config.Node) (kvtransfer.Transport, error) {
+	if n.KVConnections < 1 || n.KVConnections > kvtransfer.MaxConnections {
+		return "", fmt.Errorf("%w: --kv-connections %d, want 1 to %d", config.ErrValue, n.KVConnections, kvtransfer.MaxConnections)
+	}
+	if err := kvtransfer.CheckCongestionControl(n.KVCongestion); err != nil {
+		return "", fmt.Errorf("%w: --kv-congestion-control: %w", config.ErrValue, err)
+	}
 	t, err := kvtransfer.ParseTransport(n.KVTransport)
 	if err != nil {
 		return "", fmt.Errorf("%w: --kv-transport: %w", config.ErrValue, err)

@@ -762,7 +762,8 @@ func runPrefill(v *command.Invocation) error {
 	if err := news.begin(n, bus); err != nil {
 		return err
 	}
-	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport, Fabric: device}
+	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport, Fabric: device,
+		Connections: f.n.KVConnections, CongestionControl: f.n.KVCongestion}
 	if f.n.KVTLS {
 		wo.TLS = d.Certs.Client()
 	}
@@ -816,9 +817,13 @@ func runDecode(v *command.Invocation) error {
 	if err := news.begin(n, bus); err != nil {
 		return err
 	}
+	observe := meter.Arrived(n.meters.Set)
 	ro := kvtransfer.ReaderOptions{
 		Node: d.Name, Transport: transport, Fabric: device, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
-		OnEvent: func(ev kvtransfer.Event) { role.TransferEvent(ev) },
+		OnEvent: func(ev kvtransfer.Event) {
+			observe(ev)
+			role.TransferEvent(ev)
+		},
 	}
 	if f.n.KVTLS {
 		ro.TLS = d.Certs.Server()

@@ -61,8 +61,8 @@ func setDefault[T int | time.Duration](v *T, d T) {
 	}
 }
 
-// maxDataConns bounds the data connections of one session, whatever the writer wants.
-const maxDataConns = 16
+// MaxConnections bounds the data connections of one session, whatever the writer wants.
+const MaxConnections = 16
 
 // LeaseID names a lease of one Reader, never twice.
 type LeaseID uint64
@@ -101,7 +101,9 @@ func (k EventKind) String() string { return [...]string{"", "arrived", "failed",
 type Event struct {
 	Kind  EventKind
 	Lease LeaseID
-	Err   error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
+	// FirstByte and LastByte are, of Arrived, how long after the grant the first frame came, and the last piece landed and matched.
+	FirstByte, LastByte time.Duration
+	Err                 error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
 }
 
 // Reader receives pages into registered memory.
@@ -138,6 +140,8 @@ type leaseInfo struct {
 	fenced    bool           // and that is over
 	permitted bool           // the session's writer has been told that it may write by itself
 	key       *fabric.Key    // with which it may; nil: the session's, or none
+	granted   time.Duration  // when, by the lease clock
+	first     time.Duration  // when its first frame came; 0: none has
 }
 
 // NewReader listens and registers memory.
@@ -223,9 +227,10 @@ func (r *Reader) Grant(req GrantRequest) (Grant, error) {
 		r.mu.Unlock()
 		return Grant{}, fmt.Errorf("%w: reader %q", ErrClosed, r.o.Node)
 	}
-	key, err := r.table.Grant(r.now(), pages, req.Duration, runs...)
+	now := r.now()
+	key, err := r.table.Grant(now, pages, req.Duration, runs...)
 	if err == nil {
-		r.leases[key] = &leaseInfo{}
+		r.leases[key] = &leaseInfo{granted: now}
 	}
 	r.mu.Unlock()
 	switch {
@@ -378,6 +383,14 @@ func (r *Reader) tellLocked(e Event) {
 	r.told.Broadcast()
 }
 
+// arrivedLocked tells the owner and the writer of a lease that every piece has landed and matched.
+func (r *Reader) arrivedLocked(s *readerSession, k lease.Key) {
+	l := r.leases[k]
+	r.dropKeyLocked(l)
+	r.tellLocked(Event{Kind: Arrived, Lease: idOf(k), FirstByte: l.first - l.granted, LastByte: r.now() - l.granted})
+	r.postLocked(s, control{kind: msgDone, key: k})
+}
+
 // tellLoop gives events to the owner; a lease's slot can be granted again when its last event has been told.
 func (r *Reader) tellLoop() {
 	r.mu.Lock()
@@ -475,9 +488,9 @@ func tune(c net.Conn, bufferBytes int, write bool) {
 		return
 	}
 	if write {
-		_ = t.SetWriteBuffer(bufferBytes)
+		_ = setBuffer(t, sendBuffer, bufferBytes)
 	} else {
-		_ = t.SetReadBuffer(bufferBytes)
+		_ = setBuffer(t, receiveBuffer, bufferBytes)
 	}
 }
 

@@ -120,7 +120,10 @@ func (d *dataReader) admit() error {
 	case lease.Stale:
 		d.drainLocked(0)
 	case lease.Admitted:
-		r.leases[d.f.key].session = d.s
+		l := r.leases[d.f.key]
+		if l.session = d.s; l.first == 0 {
+			l.first = r.now()
+		}
 	}
 	return nil
 }
@@ -240,9 +243,7 @@ func (d *dataReader) end() {
 	d.landed = d.landed[:0]
 	switch st {
 	case lease.Complete:
-		r.dropKeyLocked(r.leases[k])
-		r.tellLocked(Event{Kind: Arrived, Lease: idOf(k)})
-		r.postLocked(d.s, control{kind: msgDone, key: k})
+		r.arrivedLocked(d.s, k)
 	case lease.Released:
 		r.releasedLocked(k)
 	}

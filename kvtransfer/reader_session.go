@@ -116,7 +116,7 @@ func (r *Reader) joinLocked(raw net.Conn, h hello) (*readerSession, status) {
 		return nil, refusedSession
 	case s != nil && (h.kind == fabricConn && (r.rdma == nil || len(s.conns) > 1) || s.rdma):
 		return nil, refusedSession
-	case s != nil && len(s.conns) > maxDataConns:
+	case s != nil && len(s.conns) > MaxConnections:
 		return nil, refusedBusy
 	}
 	if s == nil {

@@ -23,6 +23,9 @@ type WriterOptions struct {
 	Unchecked bool           // leave out checksums where a reader takes that
 	TLS       *tls.Config    // for readers that want TLS; its ServerName may be empty, then it is the dialed host
 
+	// CongestionControl is TCP's, by the kernel's name; empty: the kernel's default. Over links that lose packets far away, bbr moves a hundred times as much as cubic.
+	CongestionControl string
+
 	Connections  int           // 2 data connections per reader: one does not fill a fast link, four measured slower
 	MaxPushes    int           // 1024 open at a time; Open says ErrBusy beyond
 	DialAttempts int           // 2 for each Open: a reader that refuses twice is down
@@ -79,9 +82,12 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 	if err := checkPeerTimeout(o.PeerTimeout); err != nil {
 		return nil, err
 	}
-	if len(o.Node) > maxName || o.Connections < 1 || o.Connections > maxDataConns {
+	if len(o.Node) > maxName || o.Connections < 1 || o.Connections > MaxConnections {
 		return nil, fmt.Errorf("%w: node name of %d bytes, %d connections: want at most %d, 1..%d",
-			ErrArguments, len(o.Node), o.Connections, maxName, maxDataConns)
+			ErrArguments, len(o.Node), o.Connections, maxName, MaxConnections)
+	}
+	if err := CheckCongestionControl(o.CongestionControl); err != nil {
+		return nil, err
 	}
 	if o.Shared != nil {
 		for i, b := range mem.mem {

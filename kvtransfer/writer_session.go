@@ -144,6 +144,9 @@ func (s *writerSession) greet(ctx context.Context, raw net.Conn, addr string, ki
 	unhook := context.AfterFunc(ctx, func() { raw.SetDeadline(time.Unix(1, 0)) })
 	defer unhook()
 	tune(raw, o.SocketBuffer, true)
+	if err := setCongestion(raw, o.CongestionControl); err != nil {
+		return nil, err
+	}
 	config := o.TLS
 	if config != nil && config.ServerName == "" && !config.InsecureSkipVerify {
 		config = config.Clone()

@@ -38,6 +38,7 @@ type options struct {
 	binary, peers, plain, fabric, python, prefix, out, keep string
 	repeat, rounds, smalls                                  int
 	most                                                    time.Duration
+	others                                                  float64
 }
 
 // result is what one run of a program tells.
@@ -46,6 +47,8 @@ type result struct {
 	PerGB float64 `json:"cpu_seconds_per_gb"`
 	P50   float64 `json:"small_p50_ms"`
 	P90   float64 `json:"small_p90_ms"`
+	// Others is the share of the machine that processes outside of the run took meanwhile, from 0 to 1.
+	Others float64 `json:"others"`
 }
 
 // contender is a program and its runs.
@@ -53,7 +56,10 @@ type contender struct {
 	id, name string
 	run      func(ctx context.Context, o *options) (result, error)
 	results  []result
-	err      error
+	err      error // of the last run that failed; nil: none has
+	nTries   int
+	nFailed  int
+	nNoisy   int // runs that do not count, since others took too much of the machine
 }
 
 func main() {
@@ -65,6 +71,7 @@ func main() {
 	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
 	flag.StringVar(&o.keep, "keep", "", "file that keeps the runs: those of an earlier call count too, for machines that are quiet only for a while")
 	flag.DurationVar(&o.most, "for", time.Hour, "no new turn begins after so long")
+	flag.Float64Var(&o.others, "others", 0.1, "a run counts only when processes outside of it took at most so much of the machine, from 0 to 1")
 	flag.IntVar(&o.repeat, "repeat", 5, "runs of each program")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds of 512 MiB in a run")
 	flag.IntVar(&o.smalls, "small-rounds", 200, "transfers of 1 MiB in a run")
@@ -102,23 +109,16 @@ func (o *options) bench(ctx context.Context) error {
 		c.results = kept[c.id]
 	}
 	began := time.Now()
-	for n := range o.repeat {
-		for _, c := range all {
-			if c.err != nil || ctx.Err() != nil || time.Since(began) > o.most {
-				continue
-			}
-			fmt.Fprintf(os.Stderr, "%d/%d %s", n+1, o.repeat, c.name)
-			r, err := c.run(ctx, o)
-			if c.err = err; err == nil {
-				c.results = append(c.results, r)
-				fmt.Fprintf(os.Stderr, ": %.2f GB/s\n", r.GBps)
-				kept[c.id] = c.results
-				if err := o.save(kept); err != nil {
-					return err
-				}
-			} else {
-				fmt.Fprintf(os.Stderr, ": %v\n", err)
-			}
+	for c := next(all, o.repeat); c != nil && ctx.Err() == nil; c = next(all, o.repeat) {
+		for machineUse().othersAfter(200*time.Millisecond) > o.others && time.Since(began) < o.most {
+		}
+		if time.Since(began) >= o.most {
+			break
+		}
+		fmt.Fprintf(os.Stderr, "%d/%d %s: %s\n", len(c.results)+1, o.repeat, c.name, c.turn(ctx, o))
+		kept[c.id] = c.results
+		if err := o.save(kept); err != nil {
+			return err
 		}
 	}
 	if ctx.Err() != nil {
@@ -130,6 +130,40 @@ func (o *options) bench(ctx context.Context) error {
 		return err
 	}
 	return os.WriteFile(o.out, []byte(text), 0o644)
+}
+
+// maxTries bounds the runs of a program for each that is to count.
+const maxTries = 10
+
+// next is the program whose turn it is: that with the fewest runs that count, of those the one that has tried the least; nil: all have enough.
+func next(all []*contender, repeat int) (c *contender) {
+	for _, x := range all {
+		if x.run == nil || len(x.results) >= repeat || x.nTries >= maxTries*repeat {
+			continue
+		}
+		if c == nil || len(x.results) < len(c.results) || len(x.results) == len(c.results) && x.nTries < c.nTries {
+			c = x
+		}
+	}
+	return c
+}
+
+// turn runs a program once and says what came of it.
+func (c *contender) turn(ctx context.Context, o *options) string {
+	c.nTries++
+	before := machineUse()
+	r, err := c.run(ctx, o)
+	if err != nil {
+		c.err = err
+		c.nFailed++
+		return err.Error()
+	}
+	if r.Others = before.others(); r.Others > o.others {
+		c.nNoisy++
+		return fmt.Sprintf("%.2f GB/s, which does not count: others took %.0f %% of the machine", r.GBps, 100*r.Others)
+	}
+	c.results = append(c.results, r)
+	return fmt.Sprintf("%.2f GB/s", r.GBps)
 }
 
 // save keeps the runs so far.
@@ -166,6 +200,7 @@ func contenders(python bool) []*contender {
 	nixl := &contender{id: "nixl", name: "NIXL, UCX over TCP", run: script("nixl_tcp.py")}
 	mooncake := &contender{id: "mooncake", name: "Mooncake, TCP", run: script("mooncake_tcp.py")}
 	if !python {
+		nixl.run, mooncake.run = nil, nil
 		nixl.err, mooncake.err = errors.New("no --python given"), errors.New("no --python given")
 	}
 	return append(all, nixl, mooncake)
@@ -288,6 +323,6 @@ func ours(args ...string) func(context.Context, *options) (result, error) {
 		if err := json.Unmarshal(out, &r); err != nil || len(r.Small) != 5 {
 			return result{}, fmt.Errorf("tandem bench transfer: %w: %s", err, out)
 		}
-		return result{r.GBps, r.Writer + r.Reader, r.Small[1], r.Small[2]}, nil
+		return result{GBps: r.GBps, PerGB: r.Writer + r.Reader, P50: r.Small[1], P90: r.Small[2]}, nil
 	}
 }

@@ -27,6 +27,14 @@ func (c *contender) median() (m result) {
 	return m
 }
 
+// why there is no run that counts.
+func (c *contender) why() string {
+	if c.err != nil {
+		return c.err.Error()
+	}
+	return fmt.Sprintf("%d runs on a busy machine", c.nNoisy)
+}
+
 // bar is something that has to hold: ours against theirs.
 type bar struct {
 	what   string
@@ -66,13 +74,18 @@ func table(o *options, all []*contender) string {
 	commit, _ := exec.Command("git", "rev-parse", "--short", "HEAD").Output() // outside of a checkout it stays unknown
 	fmt.Fprintf(&b, "# KV transfer beside others\n\nMachine: %s. Commit %s.\n\n    make bench-kvtransfer\n\n", report.Machine(), strings.TrimSpace(string(commit)))
 	fmt.Fprintf(&b, "Over loopback, everything in turn in one run, medians of the runs that the table counts, of %d rounds each (1 MiB: %d). %d MiB as %d pages of %d KiB scattered over both\n", o.rounds, o.smalls, nPages*pageBytes>>20, nPages, pageBytes>>10)
-	b.WriteString("sides' memory, timed at the writer until the reader has confirmed the last byte; all but iperf3 compare every byte. CPU is of both ends. 1 GB = 10⁹ bytes.\n\n")
+	b.WriteString("sides' memory, timed at the writer until the reader has confirmed the last byte; all but iperf3 compare every byte. CPU is of both ends. 1 GB = 10⁹ bytes.\n")
+	fmt.Fprintf(&b, "A run counts only when processes outside of it took at most %.0f %% of the machine meanwhile.\n\n", 100*o.others)
 	b.WriteString("| | runs | GB/s | least to most | CPU s/GB | 1 MiB median, ms | p90, ms |\n|---|---|---|---|---|---|---|\n")
 	byID := make(map[string]*contender)
+	var failures strings.Builder
 	for _, c := range all {
 		byID[c.id] = c
+		if c.nFailed > 0 {
+			fmt.Fprintf(&failures, "%s: %d runs more failed, the last one with: %v.\n", c.name, c.nFailed, c.err)
+		}
 		if len(c.results) == 0 {
-			fmt.Fprintf(&b, "| %s | did not run: %v | | | | | |\n", c.name, c.err)
+			fmt.Fprintf(&b, "| %s | no run counts: %v | | | | | |\n", c.name, c.why())
 			continue
 		}
 		m := c.median()
@@ -81,6 +94,9 @@ func table(o *options, all []*contender) string {
 			least, most = min(least, r.GBps), max(most, r.GBps)
 		}
 		fmt.Fprintf(&b, "| %s | %d | %.2f | %.2f–%.2f | %s | %s | %s |\n", c.name, len(c.results), m.GBps, least, most, figure(m.PerGB), figure(m.P50), figure(m.P90))
+	}
+	if failures.Len() > 0 {
+		b.WriteString("\n" + failures.String())
 	}
 	b.WriteString("\n## What has to hold\n\n| | want | is | |\n|---|---|---|---|\n")
 	for _, x := range bars {

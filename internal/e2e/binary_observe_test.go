@@ -203,6 +203,8 @@ func afterLoad(perBlockBytes int64) []want {
 		{p, "tandem:kv_transfer_bytes_total", `direction="out"`, n * blocks * perBlock},
 		{p, "tandem:kv_transfers_total", `direction="out"`, n},
 		{p, "tandem:kv_transfer_retries_total", "", 0},
+		{d, "tandem:kv_transfer_first_byte_seconds_count", "", n},
+		{d, "tandem:kv_transfer_last_byte_seconds_count", "", n},
 		{p, "tandem:kv_transfer_hidden_seconds_count", "", n},
 		{p, "tandem:kv_transfer_exposed_seconds_count", "", n},
 		{p, "tandem:queue_limit", `queue="prefill_jobs"`, 2 * 1024},

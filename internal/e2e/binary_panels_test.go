@@ -283,6 +283,9 @@ func (c *cluster) latencies() map[string][]shown {
 	for _, name := range []string{"tandem:kv_transfer_hidden_seconds", "tandem:kv_transfer_exposed_seconds"} {
 		all["KV transfer: hidden and exposed time"] = append(all["KV transfer: hidden and exposed time"], c.quantile(0.95, prefillNodes, name, ""))
 	}
+	for _, name := range []string{"tandem:kv_transfer_first_byte_seconds", "tandem:kv_transfer_last_byte_seconds"} {
+		all["KV transfer: hidden and exposed time"] = append(all["KV transfer: hidden and exposed time"], c.quantile(0.95, decodeNodes, name, ""))
+	}
 	const foretold, off = "First token: predicted and actual", "First token: how far off the prediction was"
 	for _, q := range []float64{0.5, 0.95} {
 		for _, name := range []string{"tandem:gateway_predicted_first_token_seconds", "tandem:gateway_actual_first_token_seconds"} {

@@ -32,12 +32,12 @@ func TestBinaryPartition(t *testing.T) {
 			time.Sleep(500 * time.Millisecond) // for streams to be under way
 			var told []string
 			for _, c := range cuts {
-				w.sever(c[0], c[1], true)
+				w.sever(c[0], c[1])
 				told = append(told, c[0].name+" to "+c[1].name)
 			}
 			t.Logf("cut: %s", strings.Join(told, ", "))
 			time.Sleep(8 * time.Second) // nodes give up on each other after 6
-			w.mend()
+			w.lab.Mend()
 			b.whole(b.gateways...)
 			if t.Failed() {
 				return

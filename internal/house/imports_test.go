@@ -48,6 +48,7 @@ var mayImport = map[string][]string{
 	"bench/engine":     {"engine/backend", "engine/backend/cpu", "engine/model"},
 	"bench/kvtransfer": {"bench/report"},
 	"bench/gateway":    {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},
+	"bench/links":      {"bench/report", "internal/netlab", "kvtransfer"},
 	"bench/load":       {},
 	"bench/report":     {"bench/load"},
 	"bench/native":     {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
@@ -91,6 +92,7 @@ var mayImport = map[string][]string{
 	"internal/logs":          {},
 	"internal/meter":         {"decode", "prefill", "engine", "engine/scheduler", "kvtransfer", "internal/logs", "internal/metrics", "internal/rpc", "internal/trace"}, // main's, for every role
 	"internal/metrics":       {"internal/logs"},
+	"internal/netlab":        {}, // networks for tests and benchmarks
 	"internal/offspring":     {},
 	"internal/openai":        {},
 	"internal/process":       {"internal/logs", "internal/tlsconf"},
@@ -183,7 +185,7 @@ func badTable(table map[string][]string) []string {
 			case p == "internal/meter" && (slices.Contains(roles, roleOf(to)) || roleOf(to) == "kvtransfer"): // main's own part
 			case slices.Contains(roles, roleOf(to)) && p != "." && roleOf(p) != roleOf(to) && !(p == "bench/sim" && slices.Contains(pure, to)): // which runs the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
-			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{".", "prefill", "decode", "kvtransfer"}, roleOf(p)) && p != "bench/transfer" && p != "internal/command": // which measure it
+			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{".", "prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/command"}, p): // which measure it
 				say("%s may import %s: only nodes move KV", p, to)
 			case roleOf(p) == "engine" && roleOf(to) != "engine":
 				say("%s may import %s: the engine knows nothing of the fleet", p, to)

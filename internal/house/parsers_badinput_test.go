@@ -50,6 +50,7 @@ var parsed = map[string]string{
 	"internal/launch":          "lines of its own children, which it passes on as they are",
 	"internal/house/testall":   "the output of go test, by encoding/json into plain fields",
 	"bench/kvtransfer":         "what the programs it runs print, by encoding/json into plain fields",
+	"bench/links":              "what iperf3 prints, by encoding/json into plain fields",
 }
 
 // decoding finds code that takes bytes apart.

@@ -200,6 +200,7 @@ func (n *Node) Reader(stats func() kvtransfer.ReaderStats) {
 	counter(metrics.KVTransferRDMABytes, func(s kvtransfer.ReaderStats) uint64 { return s.FabricBytes }, "in")
 	counter(metrics.KVTransfers, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesArrived }, "in")
 	counter(metrics.KVTransferFailures, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesFailed }, "in")
+	counter(metrics.KVTransferPieces, func(s kvtransfer.ReaderStats) uint64 { return s.Pieces }, "in")
 	counter(metrics.KVLeasesExpired, func(s kvtransfer.ReaderStats) uint64 { return s.LeasesExpired })
 	counter(metrics.FencedWrites, func(s kvtransfer.ReaderStats) uint64 { return s.StalePieces }, "stale")
 	counter(metrics.FencedWrites, func(s kvtransfer.ReaderStats) uint64 { return s.DuplicatePieces }, "duplicate")
@@ -212,6 +213,17 @@ func (n *Node) Reader(stats func() kvtransfer.ReaderStats) {
 		c.Transfers, c.TransferFailures, c.TransferBytes = s.LeasesArrived, s.LeasesFailed, s.PayloadBytes
 	}
 	n.transfers.Store(&told)
+}
+
+// Arrived feeds what a decode node is told of transfers.
+func Arrived(set *metrics.Set) func(kvtransfer.Event) {
+	first, last := set.Histogram(metrics.KVTransferFirstByte), set.Histogram(metrics.KVTransferLastByte)
+	return func(e kvtransfer.Event) {
+		if e.Kind == kvtransfer.Arrived {
+			first.Observe(e.FirstByte.Seconds())
+			last.Observe(e.LastByte.Seconds())
+		}
+	}
 }
 
 // Transferred feeds what a prefill node tells of its pushes.
@@ -241,6 +253,7 @@ func (n *Node) Prefill(counters func() prefill.Counters, jobsHeld func() (waitin
 	counter(metrics.KVTransferRDMABytes, func(s kvtransfer.WriterStats) uint64 { return s.FabricBytes }, "out")
 	counter(metrics.KVTransfers, func(s kvtransfer.WriterStats) uint64 { return s.PushesDone }, "out")
 	counter(metrics.KVTransferFailures, func(s kvtransfer.WriterStats) uint64 { return s.PushesFailed }, "out")
+	counter(metrics.KVTransferPieces, func(s kvtransfer.WriterStats) uint64 { return s.Pieces }, "out")
 	counter(metrics.KVTransferRetries, func(s kvtransfer.WriterStats) uint64 { return s.Retries })
 
 	hidden, exposed := n.Set.Histogram(metrics.KVTransferHidden), n.Set.Histogram(metrics.KVTransferExposed)

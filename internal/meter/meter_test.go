@@ -162,6 +162,7 @@ func TestMeters(t *testing.T) {
 		`tandem:kv_transfer_bytes_total{direction="in"}`:                 in.PayloadBytes,
 		`tandem:kv_transfer_shared_bytes_total{direction="in"}`:          in.SharedBytes,
 		`tandem:kv_transfer_rdma_bytes_total{direction="in"}`:            in.FabricBytes,
+		`tandem:kv_transfer_pieces_total{direction="in"}`:                in.Pieces,
 		`tandem:kv_transfers_total{direction="in"}`:                      in.LeasesArrived,
 		`tandem:kv_transfer_failures_total{direction="in"}`:              in.LeasesFailed,
 		`tandem:kv_leases{state="granted"}`:                              in.Granted,
@@ -195,6 +196,7 @@ func TestMeters(t *testing.T) {
 		`tandem:kv_transfer_bytes_total{direction="out"}`:               out.PayloadBytes,
 		`tandem:kv_transfer_shared_bytes_total{direction="out"}`:        out.SharedBytes,
 		`tandem:kv_transfer_rdma_bytes_total{direction="out"}`:          out.FabricBytes,
+		`tandem:kv_transfer_pieces_total{direction="out"}`:              out.Pieces,
 		`tandem:kv_transfers_total{direction="out"}`:                    out.PushesDone,
 		`tandem:kv_transfer_failures_total{direction="out"}`:            out.PushesFailed,
 		`tandem:kv_transfer_retries_total`:                              out.Retries,
@@ -213,7 +215,7 @@ func TestMeters(t *testing.T) {
 	// What other parts feed, and what a role never counts.
 	elsewhere := map[string]bool{
 		"tandem:trace_spans_total": true, "tandem:block_events_dropped_total": true, "vllm:request_success_total": true,
-		"tandem:kv_transfer_bytes_total": true, "tandem:kv_transfer_shared_bytes_total": true, "tandem:kv_transfer_rdma_bytes_total": true, "tandem:kv_transfers_total": true, "tandem:kv_transfer_failures_total": true,
+		"tandem:kv_transfer_bytes_total": true, "tandem:kv_transfer_shared_bytes_total": true, "tandem:kv_transfer_rdma_bytes_total": true, "tandem:kv_transfer_pieces_total": true, "tandem:kv_transfers_total": true, "tandem:kv_transfer_failures_total": true,
 	}
 	for _, c := range []struct {
 		role string
@@ -294,7 +296,14 @@ func TestMetersOfALife(t *testing.T) {
 			t.Errorf("%s: nothing tells of %v", name, want)
 		}
 	}
-	set := metrics.New(metrics.Prefill, "m")
+	set := metrics.New(metrics.Decode, "m")
+	for _, kind := range []kvtransfer.EventKind{kvtransfer.Arrived, kvtransfer.Failed, kvtransfer.Released} {
+		Arrived(set)(kvtransfer.Event{Kind: kind, FirstByte: time.Second, LastByte: 4 * time.Second})
+	}
+	if got := series(t, set); got["tandem:kv_transfer_first_byte_seconds_sum"] != 1 || got["tandem:kv_transfer_last_byte_seconds_sum"] != 4 {
+		t.Errorf("a transfer whose bytes came from 1 s to 4 s is told as %v", got)
+	}
+	set = metrics.New(metrics.Prefill, "m")
 	Transferred(set)(prefill.Transfer{Hidden: 3 * time.Second, Exposed: 2 * time.Second})
 	if got := series(t, set); got["tandem:kv_transfer_hidden_seconds_sum"] != 3 || got["tandem:kv_transfer_exposed_seconds_sum"] != 2 {
 		t.Errorf("a transfer of 3 s hidden and 2 s exposed is told as %v", got)

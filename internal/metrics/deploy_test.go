@@ -158,6 +158,7 @@ var unshown = map[string]string{
 	"tandem:prefill_tokens_computed_total":               "tokens per step",
 	"tandem:engine_steps_total":                          "the p95 of a step; an alert watches that there are any",
 	"tandem:kv_transfers_total":                          "KV transfer: bytes",
+	"tandem:kv_transfer_pieces_total":                    "KV transfer: bytes",
 	"tandem:gateway_attempts_total":                      "Routing decisions: one of each kind for an attempt",
 	"tandem:tokenizer_cache_bytes":                       "bounded; its hits are shown",
 	"tandem:rpc_frames_total":                            "Traffic between nodes",

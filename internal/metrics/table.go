@@ -80,9 +80,12 @@ const (
 	KVTransferRDMABytes
 	KVTransfers
 	KVTransferFailures
+	KVTransferPieces
 	KVTransferRetries
 	KVTransferHidden
 	KVTransferExposed
+	KVTransferFirstByte
+	KVTransferLastByte
 	KVLeases
 	KVLeasesExpired
 	FencedWrites

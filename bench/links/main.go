@@ -1,0 +1,98 @@
+//go:build linux
+
+// Command links measures KV transfer over networks that this machine does not have: two network namespaces with real TCP stacks, between which
+// packets are lost, delayed and limited in rate by internal/netlab. It is `make bench-links`.
+//
+// Two questions: how many bytes a second arrive over a link with loss and delay, with the kernel's congestion controls and several connections, iperf3
+// beside; and how much of a transfer a request still waits for when the last layer has been computed, over a link hardly faster than the layers come.
+// Invariant: figures are of bytes that have landed and matched their checksums.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/report"
+	"github.com/tandem-serving/tandem/internal/netlab"
+)
+
+// options are the command's.
+type options struct {
+	out     string
+	seconds time.Duration
+	repeat  int
+	seed    uint64
+}
+
+// mtu is that of Ethernet.
+const mtu = 1500
+
+func main() {
+	var o options
+	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
+	flag.DurationVar(&o.seconds, "for", 6*time.Second, "how long each throughput is measured, behind two seconds to get under way")
+	flag.IntVar(&o.repeat, "repeat", 5, "runs of each exposed time")
+	flag.Uint64Var(&o.seed, "seed", 1, "of the packets that are lost")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := o.bench(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "links:", err)
+		os.Exit(1)
+	}
+}
+
+func (o *options) bench(ctx context.Context) error {
+	var b strings.Builder
+	commit, _ := exec.Command("git", "rev-parse", "--short", "HEAD").Output() // outside of a checkout it stays unknown
+	fmt.Fprintf(&b, "# KV transfer over slow, lossy and long links\n\nMachine: %s. Commit %s.\n\n    make bench-links\n\n", report.Machine(), strings.TrimSpace(string(commit)))
+	fmt.Fprintf(&b, "Two network namespaces, the kernel's TCP (Linux %s; its congestion controls: %s), packets of %d bytes carried between them by `internal/netlab`.\n\n",
+		kernel(), strings.TrimSpace(readFile("/proc/sys/net/ipv4/tcp_available_congestion_control")), mtu)
+	if err := errors.Join(o.exposed(ctx, &b), o.throughput(ctx, &b)); err != nil {
+		fmt.Fprint(os.Stderr, b.String()) // what there is of it
+		return err
+	}
+	if o.out == "" {
+		_, err := os.Stdout.WriteString(b.String())
+		return err
+	}
+	return os.WriteFile(o.out, []byte(b.String()), 0o644)
+}
+
+func readFile(name string) string {
+	b, _ := os.ReadFile(name) // what is not there is empty
+	return string(b)
+}
+
+func kernel() string {
+	return strings.TrimSpace(readFile("/proc/sys/kernel/osrelease")) + "/" + runtime.GOARCH
+}
+
+// ends are the two places of a lab.
+type ends struct {
+	lab            *netlab.Lab
+	writer, reader *netlab.Place
+	from, to       netip.Addr
+}
+
+func newEnds(seed uint64) (*ends, error) {
+	e := &ends{lab: netlab.New(mtu, seed), from: netip.MustParseAddr("10.78.0.1"), to: netip.MustParseAddr("10.78.0.2")}
+	var err error
+	if e.writer, err = e.lab.Place(e.from); err == nil {
+		e.reader, err = e.lab.Place(e.to)
+	}
+	if err != nil {
+		e.lab.Close()
+		return nil, err
+	}
+	return e, nil
+}
