@@ -113,7 +113,7 @@ bench-kvtransfer: build $(KVPEERS)/installed libfabric ## KV transfer beside ipe
 	$(PRIORITY) $(GO) run ./bench/kvtransfer --python $(KVPEERS)/bin/python --out bench/results/kvtransfer.md $(ARGS)
 	@cat bench/results/kvtransfer.md
 
-bench-links: ## KV transfer between two network namespaces with loss, delay and a slow link, iperf3 beside, as bench/results/links.md; needs root, three minutes
+bench-links: ## KV transfer between two network namespaces with loss, delay and a slow link, iperf3 beside, as bench/results/links.md; needs root, two minutes
 	@command -v iperf3 >/dev/null || $(call apt,iperf3)
 	$(PRIORITY) $(GO) run ./bench/links --out bench/results/links.md $(ARGS)
 	@cat bench/results/links.md

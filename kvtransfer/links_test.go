@@ -5,11 +5,13 @@ package kvtransfer
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	mrand "math/rand/v2"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,7 +45,9 @@ const (
 	farSlack = time.Minute
 )
 
-func newFar(t *testing.T, s netlab.Shape) *far {
+func newFar(t *testing.T, s netlab.Shape) *far { return newFarTLS(t, s, nil, nil) }
+
+func newFarTLS(t *testing.T, s netlab.Shape, server, client *tls.Config) *far {
 	t.Helper()
 	f := &far{lab: netlab.New(1500, 1), from: netip.MustParseAddr("10.79.0.1"), to: netip.MustParseAddr("10.79.0.2")}
 	t.Cleanup(f.lab.Close)
@@ -57,7 +61,7 @@ func newFar(t *testing.T, s netlab.Shape) *far {
 		}
 	}
 	f.lab.Both(f.from, f.to, s)
-	tr := transport{name: "tcp", network: placed{places[1]}, listen: f.to.String() + ":7000"}
+	tr := transport{name: "tcp", network: placed{places[1]}, listen: f.to.String() + ":7000", server: server, client: client}
 	f.pair = newPair(t, tr, medium, 64, func(r *ReaderOptions, w *WriterOptions) {
 		w.Network, r.PeerTimeout, w.PeerTimeout = placed{places[0]}, farPeer, farPeer
 	})
@@ -97,6 +101,40 @@ func TestLossyLink(t *testing.T) {
 	f.wantPushed(t, 8)
 	if c := f.lab.Count(f.from, f.to); c.Lost == 0 {
 		t.Errorf("nothing was lost: %+v", c)
+	}
+}
+
+// TestNothingInTheClearOnTheLine captures every packet between two namespaces: with TLS no piece of a page is in any of them, without it there are,
+// so that the search is known to find them.
+func TestNothingInTheClearOnTheLine(t *testing.T) {
+	t.Parallel()
+	server, client := testTLS(t)
+	client.ServerName = "127.0.0.1" // which the certificate names
+	for name, encrypted := range map[string]bool{"plain": false, "TLS": true} {
+		t.Run(name, func(t *testing.T) {
+			s, c := server, client
+			if !encrypted {
+				s, c = nil, nil
+			}
+			f := newFarTLS(t, netlab.Shape{}, s, c)
+			word := []byte("a word of KV")
+			for region := range medium.Regions {
+				for page := range int32(8) {
+					copy(f.src.page(medium, region, page), bytes.Repeat(word, medium.PageBytes/len(word)))
+				}
+			}
+			var packets, found atomic.Int64
+			f.lab.Tap(func(packet []byte) {
+				packets.Add(1)
+				if bytes.Contains(packet, word) {
+					found.Add(1)
+				}
+			})
+			f.wantPushed(t, 8)
+			if (found.Load() == 0) != encrypted || packets.Load() == 0 {
+				t.Errorf("%d of %d packets have pieces of pages in the clear", found.Load(), packets.Load())
+			}
+		})
 	}
 }
 

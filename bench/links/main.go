@@ -39,8 +39,8 @@ const mtu = 1500
 func main() {
 	var o options
 	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
-	flag.DurationVar(&o.seconds, "for", 6*time.Second, "how long each throughput is measured, behind two seconds to get under way")
-	flag.IntVar(&o.repeat, "repeat", 5, "runs of each exposed time")
+	flag.DurationVar(&o.seconds, "for", 2*time.Second, "how long each throughput is measured, behind two seconds to get under way")
+	flag.IntVar(&o.repeat, "repeat", 3, "runs of each exposed time")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the packets that are lost")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -43,7 +43,7 @@ func (w way) String() string {
 	return fmt.Sprintf("Tandem, %d connections, %s", w.connections, w.control) + map[bool]string{true: ", buffers as the kernel sizes them"}[w.buffer < 0]
 }
 
-var ways = []way{{"cubic", 2, 0}, {"cubic", 8, 0}, {"bbr", 1, 0}, {"bbr", 2, 0}, {"bbr", 8, 0}, {"bbr", 2, -1}}
+var ways = []way{{"cubic", 2, 0}, {"bbr", 2, 0}, {"bbr", 8, 0}, {"bbr", 2, -1}}
 
 func (o *options) throughput(ctx context.Context, b *strings.Builder) error {
 	fmt.Fprintf(b, "## What arrives, in MB/s\n\nOver %v, behind %v to get under way. The links' way back loses and delays as well.\n\n|", o.seconds, underWay)

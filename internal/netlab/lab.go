@@ -39,6 +39,7 @@ type Lab struct {
 	runs sync.WaitGroup
 
 	mu     sync.RWMutex
+	tap    func(packet []byte)
 	places map[netip.Addr]*Place
 	ways   map[[2]netip.Addr]*way // from, to
 }
@@ -76,6 +77,13 @@ func (l *Lab) Mend() {
 		w.shape = Shape{}
 		w.mu.Unlock()
 	}
+}
+
+// Tap has f see every packet that leaves a place from now on, as a capture on the line would; f may be called from several goroutines, and keeps nothing of it.
+func (l *Lab) Tap(f func(packet []byte)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tap = f
 }
 
 // Count returns what one way has done.
@@ -225,6 +233,12 @@ func (l *Lab) carry(p *Place) {
 		if n < 20 || b[0]>>4 != 4 {
 			l.pool.Put(buf)
 			continue // not IPv4
+		}
+		l.mu.RLock()
+		tap := l.tap
+		l.mu.RUnlock()
+		if tap != nil {
+			tap(b[:n])
 		}
 		src, dst := netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
 		l.way(src, dst).take(buf, n)
