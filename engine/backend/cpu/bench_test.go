@@ -3,6 +3,9 @@ package cpu
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,32 +53,62 @@ func BenchmarkLinear(b *testing.B) {
 // BenchmarkDecodeStep is a decode step of a small model, by sequences in the
 // batch, 256 positions each.
 func BenchmarkDecodeStep(b *testing.B) {
-	s := shape{vocab: 4096, hidden: 512, inner: 1536, layers: 8, heads: 8, kvHeads: 2, dim: 64, blocks: 200, blockTokens: 16,
-		dtype: backend.BF16, kvType: backend.BF16, maxTokens: 256, maxSeqs: 8, maxBlocks: 17}
 	for _, kernels := range Variants() {
 		for _, batch := range []int{1, 8} {
 			b.Run(fmt.Sprintf("%s/seqs=%d", kernels, batch), func(b *testing.B) {
-				n := newNet(b, s, Options{Kernels: kernels}, 1)
-				seqs := sequences(s, rand.New(rand.NewPCG(2, 2)), make([]int, batch)...)
-				perm := rand.New(rand.NewPCG(2, 2)).Perm(s.blocks)
-				var chunks []chunk
-				for _, q := range seqs {
-					q.tokens = make([]int32, 257)
-					for range s.maxBlocks {
-						q.blocks, perm = append(q.blocks, int32(perm[0])), perm[1:]
-					}
-					n.forward(b, []chunk{{q, 256}}, nil)
-					chunks = append(chunks, chunk{q, 1})
-				}
-				st := n.stepOf(chunks)
-				key := backend.Key{Tokens: batch, Outputs: batch}
-				for b.Loop() {
-					if err := n.Replay(key, st, n.record, nil); err != nil {
-						b.Fatal(err)
-					}
-				}
-				b.ReportMetric(float64(b.N*batch)/b.Elapsed().Seconds(), "tokens/s")
+				decodeSteps(b, Options{Kernels: kernels}, batch)
 			})
 		}
 	}
+}
+
+// BenchmarkThreadsUnderLoad is that step with as many threads as there are cores,
+// and with half of them, while nothing else runs and while somebody keeps one core
+// busy: more threads have to win in both.
+func BenchmarkThreadsUnderLoad(b *testing.B) {
+	cores := runtime.NumCPU()
+	for _, busy := range []int{0, 1} {
+		for _, threads := range []int{max(1, cores/2), cores} {
+			b.Run(fmt.Sprintf("busy=%d/threads=%d", busy, threads), func(b *testing.B) {
+				var end atomic.Bool
+				var others sync.WaitGroup
+				for range busy {
+					others.Go(func() {
+						runtime.LockOSThread()
+						for !end.Load() {
+						}
+					})
+				}
+				decodeSteps(b, Options{Kernels: Variants()[0], Threads: threads}, 8)
+				end.Store(true)
+				others.Wait()
+			})
+		}
+	}
+}
+
+// decodeSteps repeats a decode step.
+func decodeSteps(b *testing.B, o Options, batch int) {
+	s := shape{vocab: 4096, hidden: 512, inner: 1536, layers: 8, heads: 8, kvHeads: 2, dim: 64, blocks: 200, blockTokens: 16,
+		dtype: backend.BF16, kvType: backend.BF16, maxTokens: 256, maxSeqs: 8, maxBlocks: 17}
+	n := newNet(b, s, o, 1)
+	seqs := sequences(s, rand.New(rand.NewPCG(2, 2)), make([]int, batch)...)
+	perm := rand.New(rand.NewPCG(2, 2)).Perm(s.blocks)
+	var chunks []chunk
+	for _, q := range seqs {
+		q.tokens = make([]int32, 257)
+		for range s.maxBlocks {
+			q.blocks, perm = append(q.blocks, int32(perm[0])), perm[1:]
+		}
+		n.forward(b, []chunk{{q, 256}}, nil)
+		chunks = append(chunks, chunk{q, 1})
+	}
+	st := n.stepOf(chunks)
+	key := backend.Key{Tokens: batch, Outputs: batch}
+	for b.Loop() {
+		if err := n.Replay(key, st, n.record, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.N*batch)/b.Elapsed().Seconds(), "tokens/s")
 }
