@@ -125,7 +125,10 @@ func (l *Leader) start(rank int, o *Options) error {
 		default: // it has been told of another one
 		}
 	})
-	return p.to.Encode(hello{rank, o.Ranks, o.Mailbox, len(o.Files), o.Timeout})
+	if err := p.to.Encode(hello{rank, o.Ranks, o.Mailbox, len(o.Files), o.Timeout}); err != nil {
+		return fmt.Errorf("rank %d: %w", rank, l.cause(err)) // it has ended at once
+	}
+	return nil
 }
 
 // pair is a connection with both its ends.
@@ -182,7 +185,7 @@ func (l *Leader) cause(err error) error {
 		default:
 		}
 		return lost
-	case <-time.After(time.Second): // the end is noticed a little later than that of the connection
+	case <-time.After(EndTimeout): // the end is noticed a little later than that of the connection
 		return err
 	}
 }
