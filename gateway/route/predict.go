@@ -39,6 +39,7 @@ type side struct {
 	*ring
 	states []State
 	class  string // only nodes of this one; empty: all
+	most   int    // of bound; negative: not counted yet
 }
 
 // fits says whether the node may get the request.
@@ -88,7 +89,7 @@ type remotes struct {
 }
 
 func (f *remotes) predict(g *ring, states []State, r *Request) {
-	s := side{ring: g, states: states}
+	s := side{ring: g, states: states, most: -1}
 	for i := range states {
 		if !states[i].Usable {
 			continue

@@ -81,7 +81,7 @@ func (r *ring) at(i int) point {
 // home is the first usable node of the class at or after the key that is below
 // the bound on load; -1: nobody is usable. It says why it is not the first.
 func (s *side) home(key kvcache.Hash) (int, Reason) {
-	bound := loadBound(s.states, s.nodes, s.class)
+	bound := s.bound()
 	if bound == 0 {
 		return -1, ReasonNoDecode
 	}
@@ -105,7 +105,7 @@ func (s *side) home(key kvcache.Hash) (int, Reason) {
 // follow appends to dst the nodes after the key that may stand in for those in
 // it, within the load bound first, until there are MaxPrefill since start.
 func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
-	bound := loadBound(s.states, s.nodes, s.class)
+	bound := s.bound()
 	if bound == 0 {
 		return dst
 	}
@@ -122,6 +122,14 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 		}
 	}
 	return dst
+}
+
+// bound is loadBound of the side, counted once a decision.
+func (s *side) bound() int {
+	if s.most < 0 {
+		s.most = loadBound(s.states, s.nodes, s.class)
+	}
+	return s.most
 }
 
 // loadBound is the load that no usable node may exceed once it has taken the

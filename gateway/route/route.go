@@ -158,7 +158,7 @@ func (t *Table) Prefill() []Node { return t.prefill.nodes }
 func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	d := Decision{Decode: -1, Reason: ReasonNoDecode, PrefillReason: ReasonNoPrefill, First: -1}
 	var far remotes
-	decode := side{ring: &t.decode, states: v.Decode}
+	decode := side{ring: &t.decode, states: v.Decode, most: -1}
 	if r.Policy == Prefix {
 		far.predict(&t.prefill, v.Prefill, &r)
 		d.Decode, d.Reason = decode.nearest(&r, func(i int) float64 { return decode.first(&r, i, &far) })
@@ -177,7 +177,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 		d.PrefillReason = ReasonShort
 		return d
 	}
-	prefill := side{ring: &t.prefill, states: v.Prefill, class: t.decode.nodes[d.Decode].Class}
+	prefill := side{ring: &t.prefill, states: v.Prefill, class: t.decode.nodes[d.Decode].Class, most: -1}
 	best := -1
 	if r.Policy == Prefix {
 		best, _ = prefill.nearest(&r, func(i int) float64 { return prefill.price(&r, i) })
