@@ -130,15 +130,13 @@ bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway be
 DEMO     := tandem up --port 9800 --threads 1 --kv-cache-memory-bytes 48MiB --max-num-batched-tokens 256 --state-dir .cache/demo
 DEMO_OUT := bench/results/demo-report
 
-demo-report: build ## a local cluster with and without disaggregation under a mixed load, as bench/results/demo-report/report.html; takes two minutes
+demo-report: build ## a local cluster with and without disaggregation under a mixed load, as bench/results/demo-report/report.html; takes six minutes
 	$(PRIORITY) $(BINARY) bench sweep --port 9800 --tokenizer builtin --ignore-eos --temperature 0 --random-mix 0.7:64:128 --random-mix 0.3:1536:16 \
-		--request-rates 4,8,16,32 --run-seconds 10 --num-warmups 8 --goodput ttft:250 --goodput tpot:10 --disable-tqdm --report-dir $(DEMO_OUT) \
+		--request-rates 4,8,16,32 --run-seconds 10 --repeat 3 --num-warmups 8 --goodput ttft:250 --goodput tpot:10 --disable-tqdm --report-dir $(DEMO_OUT) \
 		--title "One prefill and one decode node, or two that do both" \
 		--serve-label disaggregated --serve-cmd "$(DEMO) --prefill 1 --decode 1" \
 		--serve-label aggregated --serve-cmd "$(DEMO) --prefill 0 --decode 2" \
 		--note "Load: 70 % requests of 64 tokens with 128 out, 30 % of 1536 tokens with 16 out. Prompts are chunked (256 tokens a step) in both." \
-		--note "What can make disaggregated win: aggregated, a step may carry a chunk of somebody's long prompt, and every stream of that node waits for it (TPOT and ITL); disaggregated, only the prefill node makes such steps." \
-		--note "What can make it lose: every prompt of 64 tokens or more waits for the one prefill node, short ones behind long ones, and its KV travels before the first token (TTFT), where otherwise two nodes share them; and one node holds all KV (peak fill) and decodes all streams, so that its core may be at its limit while the prefill node's has time left. The tables below tell which of these a run met: CPU, tokens and KV of each process." \
 		$(ARGS)
 	rm -f $(DEMO_OUT)/server-*.log $(DEMO_OUT)/sweep.json
 

@@ -30,6 +30,14 @@ const (
 	cpuMetric    = "process_cpu_seconds_total"
 )
 
+// totals are histograms that are read, by name without _sum and _count.
+var totals = map[string]func(*report.Sample) *report.Total{
+	"vllm:request_queue_time_seconds":    func(s *report.Sample) *report.Total { return &s.Queue },
+	"vllm:request_prefill_time_seconds":  func(s *report.Sample) *report.Total { return &s.Prompt },
+	"tandem:kv_transfer_exposed_seconds": func(s *report.Sample) *report.Total { return &s.Exposed },
+	"tandem:engine_step_seconds":         func(s *report.Sample) *report.Total { return &s.Steps },
+}
+
 // observer reads metrics beside a run.
 type observer struct {
 	urls    []string
@@ -119,6 +127,16 @@ func readSample(r io.Reader, s *report.Sample) error {
 			s.Generates = true
 		case cpuMetric:
 			s.CPU += v
+		case "tandem:prefill_tokens_computed_total":
+			s.Prompted += v
+		case "vllm:num_requests_running":
+			s.Running += v
+		default:
+			if of := totals[strings.TrimSuffix(name, "_sum")]; of != nil {
+				of(s).Sum += v
+			} else if of := totals[strings.TrimSuffix(name, "_count")]; of != nil {
+				of(s).Count += v
+			}
 		}
 	})
 	s.Fill /= float64(max(1, fills))

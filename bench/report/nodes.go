@@ -8,6 +8,12 @@ type Sample struct {
 	Fill      float64 // share of its KV blocks in use
 	Tokens    float64 // generated since it started
 	CPU       float64 // seconds since it started
+	Prompted  float64 // prompt tokens computed since it started
+	Running   float64 // requests in its steps
+	Queue     Total   // seconds of requests' waits for their first step
+	Prompt    Total   // seconds from there to the prompt's end
+	Exposed   Total   // seconds of KV transfers after the prompt's end
+	Steps     Total   // seconds of the engine's steps
 	HasFill   bool    // it tells its fill
 	Generates bool    // it tells its tokens
 }

@@ -329,20 +329,30 @@ func writeContest(b *strings.Builder, points []Point) {
 		b.WriteString("</tr>\n")
 		others := loads(of[server])
 		for _, r := range loads(of[servers[0]]) {
-			i := slices.IndexFunc(others, func(q repeated) bool { return q[0].Rate == r[0].Rate && q[0].Concurrency == r[0].Concurrency })
-			if i < 0 {
+			q := sameLoad(others, r)
+			if q == nil {
 				continue
 			}
 			fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(r[0].Load()))
 			for _, c := range sweepColumns {
 				if c.better != 0 {
-					b.WriteString(contestCell(r, others[i], func(p *Point) float64 { return c.of(p.Summary) }, c.better))
+					b.WriteString(contestCell(r, q, func(p *Point) float64 { return c.of(p.Summary) }, c.better))
 				}
 			}
 			b.WriteString("</tr>\n")
 		}
 		b.WriteString("</table>\n")
+		writeWhys(b, loads(of[servers[0]]), others)
 	}
+}
+
+// sameLoad are the runs under the load that r had; nil: there are none.
+func sameLoad(all []repeated, r repeated) repeated {
+	i := slices.IndexFunc(all, func(q repeated) bool { return q[0].Rate == r[0].Rate && q[0].Concurrency == r[0].Concurrency })
+	if i < 0 {
+		return nil
+	}
+	return all[i]
 }
 
 // contestCell is one figure of two servers as a share.
@@ -372,12 +382,23 @@ func writeNodes(b *strings.Builder, points []Point) {
 	if !slices.ContainsFunc(points, func(p Point) bool { return len(p.Nodes) > 0 }) {
 		return
 	}
-	b.WriteString("<h2>What the server's processes used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>peak KV fill</th></tr>\n")
+	b.WriteString("<h2>What the server's processes used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>prompt tokens computed</th><th>requests in its steps</th><th>a step, ms</th><th>queue, ms</th><th>prompt, ms</th><th>KV exposed, ms</th><th>peak KV fill</th></tr>\n")
 	for _, p := range middles(points) {
 		for k := range p.Nodes {
 			n := &p.Nodes[k]
-			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.1f %%</td></tr>\n",
-				html.EscapeString(p.Name()), html.EscapeString(n.Name), n.Cores(), n.Generated(), 100*n.PeakFill())
+			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.0f</td><td>%.1f</td>",
+				html.EscapeString(p.Name()), html.EscapeString(n.Name), n.Cores(), n.Generated(), n.prompted(), n.running())
+			for _, of := range []func(*Sample) Total{
+				func(s *Sample) Total { return s.Steps }, func(s *Sample) Total { return s.Queue },
+				func(s *Sample) Total { return s.Prompt }, func(s *Sample) Total { return s.Exposed },
+			} {
+				if t := n.during(of); t.Count > 0 {
+					fmt.Fprintf(b, "<td>%.3g</td>", 1e3*t.Sum/t.Count)
+				} else {
+					b.WriteString("<td></td>")
+				}
+			}
+			fmt.Fprintf(b, "<td>%.1f %%</td></tr>\n", 100*n.PeakFill())
 		}
 	}
 	b.WriteString("</table>\n")

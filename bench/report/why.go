@@ -1,0 +1,229 @@
+package report
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"strings"
+)
+
+// Total is a histogram's sum and count, since its node started.
+type Total struct{ Sum, Count float64 }
+
+// during is how much of a total was added between a node's first and last sample.
+func (n *Node) during(of func(*Sample) Total) Total {
+	if len(n.Samples) < 2 {
+		return Total{}
+	}
+	a, b := of(&n.Samples[0]), of(&n.Samples[len(n.Samples)-1])
+	return Total{b.Sum - a.Sum, b.Count - a.Count}
+}
+
+// prompted is the prompt tokens that the node computed meanwhile.
+func (n *Node) prompted() float64 {
+	return n.during(func(s *Sample) Total { return Total{Sum: s.Prompted} }).Sum
+}
+
+// running is how many requests were in the node's steps, on average.
+func (n *Node) running() (mean float64) {
+	for _, s := range n.Samples {
+		mean += s.Running / float64(len(n.Samples))
+	}
+	return mean
+}
+
+// part is a piece of the wait for a first token.
+type part struct {
+	name string
+	ms   float64 // mean over all requests
+}
+
+// costs are where the time of one load went at one server, over all of its runs:
+// sums that its nodes told, by their own clocks, for each request that was completed.
+type costs struct {
+	parts               []part  // of the wait for a first token
+	step                float64 // milliseconds of a step of the nodes that generate
+	running             float64 // requests in one of those
+	generated, prompted float64 // tokens in one of those: of answers, and of prompts
+	generators, others  int     // nodes that generate, and that compute prompts only
+	busiest, prefill    float64 // cores: of the busiest node that generates; of each that computes prompts only
+	cores               float64 // of all processes
+}
+
+// Names of parts.
+const (
+	partPrefillQueue = "the queue of the prefill nodes"
+	partCompute      = "computing prompts"
+	partExposed      = "KV that is still on its way when its prompt is computed"
+	partQueue        = "the queue of the nodes that generate"
+)
+
+// add counts one run.
+func (c *costs) add(p *Point, runs float64, sums map[string]float64, steps *Total) {
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		queue := n.during(func(s *Sample) Total { return s.Queue })
+		prompt := n.during(func(s *Sample) Total { return s.Prompt })
+		c.cores += n.Cores() / runs
+		switch {
+		case n.during(func(s *Sample) Total { return s.Steps }).Count == 0: // no engine
+		case n.Generated() > 0:
+			c.generators++
+			c.busiest = max(c.busiest, n.Cores())
+			c.running += n.running()
+			c.generated += n.Generated()
+			c.prompted += n.prompted()
+			sums[partQueue] += queue.Sum
+			sums[partCompute] += prompt.Sum
+			s := n.during(func(s *Sample) Total { return s.Steps })
+			steps.Sum, steps.Count = steps.Sum+s.Sum, steps.Count+s.Count
+		default:
+			c.others++
+			c.prefill += n.Cores()
+			sums[partPrefillQueue] += queue.Sum
+			sums[partCompute] += prompt.Sum
+			sums[partExposed] += n.during(func(s *Sample) Total { return s.Exposed }).Sum
+			// The wait for KV is part of the queue of the node that wants it.
+			sums[partQueue] -= queue.Sum + prompt.Sum + n.during(func(s *Sample) Total { return s.Exposed }).Sum
+		}
+	}
+}
+
+// spent is what the runs of a load cost; false where its nodes do not tell.
+func (r repeated) spent() (c costs, told bool) {
+	sums, steps, completed := map[string]float64{}, Total{}, 0
+	for _, p := range r {
+		completed += p.Summary.Completed
+		c.add(p, float64(len(r)), sums, &steps)
+	}
+	if completed == 0 || steps.Count == 0 {
+		return c, false
+	}
+	for _, name := range []string{partPrefillQueue, partCompute, partExposed, partQueue} {
+		c.parts = append(c.parts, part{name, max(0, 1e3*sums[name]/float64(completed))})
+	}
+	c.step = 1e3 * steps.Sum / steps.Count
+	c.generated, c.prompted = c.generated/steps.Count, c.prompted/steps.Count
+	c.running /= float64(c.generators)
+	if c.others > 0 {
+		c.prefill /= float64(c.others)
+	}
+	c.generators, c.others = c.generators/len(r), c.others/len(r)
+	return c, true
+}
+
+// apart says whether a figure of two servers is clearly apart, and by which factor.
+func apart(a, b repeated, of func(*Point) float64) (mine, theirs float64, clear bool) {
+	mine, low, high := a.figure(of)
+	theirs, otherLow, otherHigh := b.figure(of)
+	return mine, theirs, (low > otherHigh || high < otherLow) && math.Abs(mine/theirs-1) > clearly
+}
+
+// whys says for one load of two servers what their nodes' own figures give as the
+// reason where the one is clearly ahead or behind; nothing where neither is, or
+// nodes do not tell.
+func whys(a, b repeated) (lines []string) {
+	mine, told := a.spent()
+	theirs, alike := b.spent()
+	if !told || !alike {
+		return nil
+	}
+	nameA, nameB := a[0].Server, b[0].Server
+	for _, f := range []struct {
+		key, what string
+		why       func(a, b *costs, behind bool) string
+	}{{"ttft", "first token", firstWhy}, {"tpot", "time per output token", tokenWhy}} {
+		for _, percent := range []float64{50, 99} {
+			x, y, clear := apart(a, b, func(p *Point) float64 { return p.Summary.quantile(f.key, percent) })
+			if !clear {
+				continue
+			}
+			word := "ahead"
+			if x > y {
+				word = "behind"
+			}
+			name := map[float64]string{50: "median", 99: "P99"}[percent]
+			lines = append(lines, fmt.Sprintf("%s, %s: %s is %s of %s, %s %.3g ms against %.3g ms. %s", a[0].Load(), f.what, nameA, word, nameB, name, x, y,
+				f.why(&mine, &theirs, x > y)))
+			break // the other percentile has the same parts
+		}
+	}
+	return lines
+}
+
+// firstWhy names the part of the wait that differs most the way the whole does.
+func firstWhy(a, b *costs, behind bool) string {
+	var all []string
+	most, by := "", 0.0
+	for i := range a.parts {
+		x, y := a.parts[i].ms, b.parts[i].ms
+		all = append(all, fmt.Sprintf("%s %.3g against %.3g ms", a.parts[i].name, x, y))
+		d := x - y
+		if !behind {
+			d = -d
+		}
+		if d > by {
+			most, by = a.parts[i].name, d
+		}
+	}
+	text := "Of a request's mean wait: " + strings.Join(all, ", ") + ". "
+	if most == "" {
+		return text + "None of these differs that way: it is the few that wait long, or the way between the nodes and the client."
+	}
+	text += fmt.Sprintf("What makes it is %s, %.3g ms of it", most, by)
+	switch {
+	case most == partPrefillQueue && behind:
+		text += fmt.Sprintf(": %s the prompts that %s beside their answers, and short ones wait behind long ones though it is busy for %.0f %% of the time only", oneNode(a.others, "prefill node has", "prefill nodes have"),
+			oneNode(b.generators, "node computes", "nodes compute"), 100*a.prefill)
+	case most == partQueue && !behind:
+		text += fmt.Sprintf(": no prompt waits for a node's steps that are full of others' answers (%.3g requests in each)", b.running)
+	}
+	return text + "."
+}
+
+// oneNode is a number of things.
+func oneNode(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
+// tokenWhy says what the steps carry that make the tokens.
+func tokenWhy(a, b *costs, behind bool) string {
+	text := fmt.Sprintf("A step of the nodes that generate takes %.3g ms against %.3g ms and carries %.3g tokens of answers against %.3g and %.3g of prompts against %.3g; the busiest of them has its core busy for %.0f %% against %.0f %%. ",
+		a.step, b.step, a.generated, b.generated, a.prompted, b.prompted, 100*a.busiest, 100*b.busiest)
+	answers, prompts := a.generated-b.generated, a.prompted-b.prompted
+	if !behind {
+		answers, prompts = -answers, -prompts
+	}
+	more, less := "more", "on fewer nodes"
+	if !behind {
+		more, less = "fewer", "on more nodes"
+	}
+	switch {
+	case prompts > 0 && prompts >= answers:
+		return text + fmt.Sprintf("What makes it are chunks of others' prompts: %s in each step.", more)
+	case answers > 0:
+		return text + fmt.Sprintf("What makes it are the answers in each step: %s, since they are %s (%d against %d).", more, less, a.generators, b.generators)
+	}
+	return text + "Neither differs that way: it is the few steps that last long, or the processor that all processes share " + fmt.Sprintf("(%.2f cores of it against %.2f).", a.cores, b.cores)
+}
+
+// writeWhys says why the first server is ahead of the others or behind them.
+func writeWhys(b *strings.Builder, mine, others []repeated) {
+	var lines []string
+	for _, r := range mine {
+		if q := sameLoad(others, r); q != nil {
+			lines = append(lines, whys(r, q)...)
+		}
+	}
+	if len(lines) == 0 {
+		return
+	}
+	b.WriteString("<p>Why, by what the nodes themselves told of these runs:</p>\n<ul>")
+	for _, l := range lines {
+		fmt.Fprintf(b, "<li>%s</li>", html.EscapeString(l))
+	}
+	b.WriteString("</ul>\n")
+}
