@@ -15,9 +15,12 @@ import (
 func TestBinarySpeculation(t *testing.T) {
 	t.Parallel()
 	plain := startCluster(t)
-	guessing := startCluster(t, "--speculative-config", `{"method":"ngram","num_speculative_tokens":6,"prompt_lookup_max":4,"prompt_lookup_min":1}`)
+	guessing := newCluster(t)
+	guessing.port, guessing.nPrefill = freePorts(t, 5), 2
+	guessing.startUp("--prefill", "2", "--decode", "2", "--min-remote-prefill-tokens", "0", "--speculative-config", `{"method":"ngram","num_speculative_tokens":6,"prompt_lookup_max":4,"prompt_lookup_min":1}`)
 	small := startCluster(t, "--speculative-config", `{"method":"draft_model","model":"builtin","num_speculative_tokens":4}`)
 	tale := strings.Repeat("Once upon a time there was a dragon. ", 8)
+	guessing.guesses(tale)
 	for _, body := range []map[string]any{
 		{"prompt": tale, "max_tokens": 60, "temperature": 0, "ignore_eos": true, "logprobs": 3, "return_token_ids": true},
 		{"prompt": tale, "max_tokens": 40, "temperature": 0.8, "seed": 3, "n": 3, "logprobs": 0, "top_p": 0.9, "top_k": 40},
@@ -33,20 +36,50 @@ func TestBinarySpeculation(t *testing.T) {
 			}
 		}
 	}
-	count := func(name string) int64 { return guessing.metric(1, "vllm:spec_decode_num_"+name+"_total", "") }
+	count := func(name string) float64 {
+		return guessing.value(decodeNodes, "vllm:spec_decode_num_"+name+"_total", "")
+	}
 	drafts, drafted, accepted := count("drafts"), count("draft_tokens"), count("accepted_tokens")
 	if drafts == 0 || accepted == 0 || accepted > drafted || count("accepted_tokens_per_pos") != accepted {
-		t.Errorf("%d drafts with %d tokens, %d accepted, by place %d", drafts, drafted, accepted, count("accepted_tokens_per_pos"))
+		t.Errorf("%g drafts with %g tokens, %g accepted, by place %g", drafts, drafted, accepted, count("accepted_tokens_per_pos"))
 	}
 	if n := plain.metric(1, "vllm:spec_decode_num_drafts_total", ""); n != 0 {
 		t.Errorf("%d drafts where none was asked for", n)
 	}
-	t.Logf("note: %d drafts with %d tokens, %d accepted", drafts, drafted, accepted)
+	t.Logf("note: %g drafts with %g tokens, %g accepted", drafts, drafted, accepted)
 	// The draft model is the model itself, which is right but behind an answer's end.
-	drafted, accepted = small.metric(1, "vllm:spec_decode_num_draft_tokens_total", ""), small.metric(1, "vllm:spec_decode_num_accepted_tokens_total", "")
-	if drafted == 0 || accepted < drafted*9/10 || accepted > drafted {
+	told := func(name string) int64 { return small.metric(1, "vllm:spec_decode_num_"+name+"_total", "") }
+	if drafted, accepted := told("draft_tokens"), told("accepted_tokens"); drafted == 0 || accepted < drafted*9/10 || accepted > drafted {
 		t.Errorf("the model accepts %d of its own %d guesses", accepted, drafted)
 	}
+}
+
+// guesses holds what nodes say of guesses against their steps. Requests run one at a
+// time: so a step has one token and its guesses, or what is left of a prompt, and what
+// it gives is one token and those guesses that stayed.
+func (c *cluster) guesses(tale string) {
+	c.t.Helper()
+	c.seen = map[string]bool{}
+	for i := range 4 {
+		body := map[string]any{"prompt": strings.Repeat("x", i+1) + tale, "max_tokens": 60, "temperature": 0, "ignore_eos": true}
+		c.answers(body)
+	}
+	d := decodeNodes
+	const generated = 4 * 60
+	c.hold("all of them", []want{{d, "vllm:generation_tokens_total", "", generated}, {d, "tandem:decode_prefills_total", "", 4}, {d, "vllm:num_requests_running", "", 0}})
+	steps := c.value(d, "tandem:engine_steps_total", "")
+	tokens := c.value(d, "vllm:iteration_tokens_total_sum", "") - c.value(d, "tandem:prefill_tokens_computed_total", "")
+	plain := c.value(d, "vllm:iteration_tokens_total_bucket", `le="1"`) + c.value(d, "tandem:decode_prefills_total", `"local"`)
+	if steps >= generated || plain >= steps {
+		c.t.Errorf("%g steps, %g without guesses, gave %d tokens: nothing was guessed", steps, plain, generated)
+	}
+	c.hold("guesses", []want{
+		{d, "vllm:spec_decode_num_drafts_total", "", steps - plain},
+		{d, "vllm:spec_decode_num_draft_tokens_total", "", tokens - (steps - 4)},
+		{d, "vllm:spec_decode_num_accepted_tokens_total", "", generated - steps},
+		{d, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "", generated - steps},
+	})
+	c.holdSeen()
 }
 
 // answers is what a completion brings, but for what tells two answers apart.

@@ -202,6 +202,8 @@ func afterLoad(perBlockBytes int64) []want {
 		{p, "tandem:prefill_jobs_total", "", n},
 		{p, "tandem:kv_transfer_bytes_total", `direction="out"`, n * blocks * perBlock},
 		{p, "tandem:kv_transfers_total", `direction="out"`, n},
+		{d, "tandem:kv_transfer_shared_bytes_total", `direction="in"`, n * blocks * perBlock}, // all are of this host
+		{p, "tandem:kv_transfer_shared_bytes_total", `direction="out"`, n * blocks * perBlock},
 		{p, "tandem:kv_transfer_retries_total", "", 0},
 		{d, "tandem:kv_transfer_first_byte_seconds_count", "", n},
 		{d, "tandem:kv_transfer_last_byte_seconds_count", "", n},
@@ -419,10 +421,11 @@ func (c *cluster) warmPrompt(r *rand.Rand) {
 func (c *cluster) chatTwice() {
 	c.t.Helper()
 	g := []int{gatewayNode}
+	text := strings.Repeat("What is prefill, and what is decode? ", 4)
 	hits, misses := c.value(g, "tandem:tokenizer_cache_lookups_total", `"hit"`), c.value(g, "tandem:tokenizer_cache_lookups_total", `"miss"`)
 	for range 2 {
 		resp, err := c.post("/v1/chat/completions", map[string]any{"max_tokens": 1,
-			"messages": []map[string]string{{"role": "user", "content": strings.Repeat("What is prefill, and what is decode? ", 4)}}})
+			"messages": []map[string]string{{"role": "user", "content": text}}})
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -432,6 +435,11 @@ func (c *cluster) chatTwice() {
 		}
 	}
 	c.hold("a chat's message, twice", []want{{g, "tandem:tokenizer_cache_lookups_total", `"hit"`, hits + 1}, {g, "tandem:tokenizer_cache_lookups_total", `"miss"`, misses + 1}})
+	// Its text, four bytes for each token, and what a map's entry takes.
+	if bytes := c.value(g, "tandem:tokenizer_cache_bytes", ""); bytes < float64(len(text)) || bytes > float64(5*len(text)+1024) {
+		c.t.Errorf("the cache of messages takes %g bytes with one of %d", bytes, len(text))
+	}
+	c.saw("tandem:tokenizer_cache_bytes", g)
 }
 
 // abort leaves a stream after its first event.

@@ -134,13 +134,19 @@ func newCluster(t *testing.T) *cluster {
 func startCluster(t *testing.T, args ...string) *cluster {
 	t.Helper()
 	c := newCluster(t)
+	c.startUp(args...)
+	return c
+}
+
+// startUp is that for a cluster that has its ports.
+func (c *cluster) startUp(args ...string) {
+	c.t.Helper()
 	path, err := binary()
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	c.start(path, append([]string{"up", "--port", strconv.Itoa(c.port), "--state-dir", c.state}, args...)...)
 	c.waitUp()
-	return c
 }
 
 // start runs a command that brings up the cluster.

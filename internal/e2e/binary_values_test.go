@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -368,28 +367,8 @@ func (c *cluster) running(r *rand.Rand) {
 	}
 }
 
-// holdSeen has every metric that the table of internal/metrics says this test has
-// seen at its right value be among them.
+// holdSeen is that for what the cluster saw.
 func (c *cluster) holdSeen() {
 	c.t.Helper()
-	text, err := os.ReadFile("../metrics/testdata/seen")
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	n := 0
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) != 3 || f[2] != "internal/e2e:"+c.t.Name() {
-			continue
-		}
-		for _, role := range f[1] {
-			n++
-			if !c.seen[f[0]+" "+string(role)] {
-				c.t.Errorf("%s was not seen at its right value, other than 0, in role %c", f[0], role)
-			}
-		}
-	}
-	if n == 0 {
-		c.t.Error("the table names no metric of this test")
-	}
+	holdSeen(c.t, c.seen)
 }

@@ -48,6 +48,8 @@ type storm struct {
 	stepFaults float64
 	outbox     int         // bytes that a node's connection holds; 0: the default
 	faulty     atomic.Bool // frames may be lost now, and leases
+	measured   *measured   // nil: nobody looks at nodes' metrics
+	granted    func(l *leases, g kvtransfer.Grant)
 
 	net    *rpc.Network
 	rpc    wires

@@ -15,6 +15,9 @@ import (
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/meter"
+	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/kvtransfer"
@@ -31,6 +34,7 @@ type paced struct {
 	rng  *rand.Rand // the step goroutine's
 	fail float64
 	c    *storm
+	addr string
 }
 
 var errStepFault = errors.New("a step fault of the campaign")
@@ -40,6 +44,12 @@ func (p *paced) Logits() backend.Buf { return p.Model.Logits() }
 
 func (p *paced) Step(s *backend.Step, onMark func(int)) error {
 	time.Sleep(time.Duration(200+p.rng.IntN(300)+20*len(s.Tokens)) * time.Microsecond)
+	if m := p.c.measured; m != nil && m.step != nil {
+		m.step(p.addr)
+	}
+	if m := p.c.measured; m != nil && m.stepped != nil {
+		defer m.stepped(p.addr)
+	}
 	if p.rng.Float64() < p.fail {
 		p.c.saw("failed step")
 		return errStepFault
@@ -86,21 +96,29 @@ func (w *wires) cut(rng *rand.Rand) bool {
 type kvWires struct {
 	*kvtransfer.Mem
 	wires
-	seed uint64
+	seed   uint64
+	refuse func() error          // a dial; nil: never
+	meddle func(b []byte) []byte // with what is written; nil: never
 }
 
 func (k *kvWires) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	if k.refuse != nil {
+		if err := k.refuse(); err != nil {
+			return nil, err
+		}
+	}
 	conn, err := k.keep(k.Mem.Dial(ctx, addr))
 	if err != nil {
 		return nil, err
 	}
-	return &slowConn{Conn: conn, rng: rand.New(rand.NewPCG(k.seed, 5))}, nil
+	return &slowConn{Conn: conn, meddle: k.meddle, rng: rand.New(rand.NewPCG(k.seed, 5))}, nil
 }
 
 type slowConn struct {
 	net.Conn
-	mu  sync.Mutex
-	rng *rand.Rand
+	meddle func(b []byte) []byte
+	mu     sync.Mutex
+	rng    *rand.Rand
 }
 
 func (s *slowConn) Write(b []byte) (int, error) {
@@ -108,6 +126,10 @@ func (s *slowConn) Write(b []byte) (int, error) {
 	pause := time.Duration(max(0, s.rng.IntN(2000)-1000)) * time.Microsecond
 	s.mu.Unlock()
 	time.Sleep(pause)
+	if s.meddle != nil {
+		n, err := s.Conn.Write(s.meddle(b))
+		return min(n, len(b)), err
+	}
 	return s.Conn.Write(b)
 }
 
@@ -144,6 +166,9 @@ type leases struct {
 
 func (l *leases) Grant(q kvtransfer.GrantRequest) (kvtransfer.Grant, error) {
 	g, err := l.Reader.Grant(q)
+	if err == nil && l.c.granted != nil {
+		l.c.granted(l, g)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err == nil && l.c.faulty.Load() && l.rng.IntN(6) == 0 {
@@ -189,7 +214,37 @@ type node struct {
 	leases  *leases
 	writer  *kvtransfer.Writer
 	maxSeqs int
+	meters  *meter.Node // nil: nobody asks
+	asks    *rpc.Counters
 	stop    []func() // in reverse
+}
+
+// measured says what a test that looks at metrics does to nodes.
+type measured struct {
+	scheduler func(addr string, o *scheduler.Config)
+	decode    func(*decode.Options)
+	prefill   func(*prefill.Options)
+	step      func(addr string) // before each step
+	stepped   func(addr string) // after it
+	dialled   func(from, to string, err error)
+}
+
+// watch gives the node metrics as main does, and lets the test change its options.
+func (n *node) watch(o *engine.Options) {
+	c := n.c.measured
+	if c == nil {
+		return
+	}
+	role, bits := "decode", metrics.Decode
+	if n.addr[0] == 'p' {
+		role, bits = "prefill", metrics.Prefill
+	}
+	if c.scheduler != nil {
+		c.scheduler(n.addr, &o.Scheduler)
+	}
+	n.meters, n.asks = &meter.Node{Set: metrics.New(bits, "tiny"), Stats: func() engine.Stats { return n.eng.Stats() }}, new(rpc.Counters)
+	o.Watch = meter.Watch(n.meters.Set)
+	n.meters.Engine(&engine.Loaded{Scheduler: o.Scheduler, KV: o.KV}, "test", role)
 }
 
 // start boots it with an empty engine.
@@ -199,20 +254,22 @@ func (n *node) start(rng *rand.Rand) {
 	o.Pool.Blocks = 13 + rng.IntN(7)
 	o.MaxModelLen = 13 * n.device.Scheduler.Pool.BlockTokens
 	o.MaxSeqs = 2 + rng.IntN(6)
-	n.maxSeqs = o.MaxSeqs
 	o.MaxBatchedTokens = 8 + rng.IntN(90)
 	log := slog.New(faults{slog.DiscardHandler, c, n.addr})
 	var err error
-	n.eng, err = engine.New(engine.Options{
+	eo := engine.Options{
 		Logger:  log,
-		Model:   &paced{Loaded: n.device, rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), fail: c.stepFaults, c: c},
+		Model:   &paced{Loaded: n.device, rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), fail: c.stepFaults, c: c, addr: n.addr},
 		Backend: n.device.Backend, KV: n.device.KV, Scheduler: o, Probe: c.probes.see,
 		OnStep: func() {
 			if n.decode != nil {
 				n.decode.Flush()
 			}
 		},
-	})
+	}
+	n.watch(&eo)
+	o, n.maxSeqs = eo.Scheduler, eo.Scheduler.MaxSeqs
+	n.eng, err = engine.New(eo)
 	c.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	n.stop = append(n.stop[:0], func() {
@@ -230,8 +287,13 @@ func (n *node) start(rng *rand.Rand) {
 	lis, err := c.net.Listen(n.addr)
 	c.must(err)
 	sctx, hangUp := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- rpc.Serve(sctx, lis, rpc.Options{Hello: h, OutboxBytes: c.outbox}, role) }()
+	served, counters := make(chan error, 1), new(rpc.Counters)
+	if n.meters != nil {
+		meter.RPC(n.meters.Set, counters, n.asks)
+	}
+	go func() {
+		served <- rpc.Serve(sctx, lis, rpc.Options{Hello: h, OutboxBytes: c.outbox, Counters: counters}, role)
+	}()
 	n.stop = append(n.stop, func() {
 		hangUp()
 		c.must(<-served)
@@ -249,16 +311,30 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	n.leases = &leases{Reader: r, c: c, rng: rand.New(rand.NewPCG(rng.Uint64(), 4))}
 	n.stop = append(n.stop, func() { c.must(r.Close()) })
 	seed := rng.Uint64()
-	n.decode = decode.New(decode.Options{
+	do := decode.Options{
 		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.Scheduler.Pool.BlockTokens, Bundle: c.bundle, MaxRunning: n.maxSeqs,
 		Identity: decode.Identity{Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
 		Dial: func(toPrefill rpc.Handler) decode.Dialer {
 			l := &lossy{Handler: toPrefill, c: c, rng: rand.New(rand.NewPCG(seed, 2)), drop: []rpc.Type{rpc.FrameGrantRequest, rpc.FrameEnd, rpc.FramePrefillDone}}
-			p := rpc.NewPool(rpc.Options{Hello: h, Dial: c.dial}, l)
+			p := rpc.NewPool(rpc.Options{Hello: h, Counters: n.asks, Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+				conn, err := c.dial(ctx, addr)
+				if c.measured != nil && c.measured.dialled != nil {
+					c.measured.dialled(n.addr, addr, err)
+				}
+				return conn, err
+			}}, l)
 			n.stop = append(n.stop, p.Close)
 			return p
 		},
-	})
+	}
+	if c.measured != nil && c.measured.decode != nil {
+		c.measured.decode(&do)
+	}
+	n.decode = decode.New(do)
+	if n.meters != nil {
+		n.meters.Decode(n.decode.Counters, n.decode.Owned, n.decode.PrefillLegs)
+		n.meters.Reader(r.Stats)
+	}
 	go n.decode.Heartbeats(ctx)
 	n.stop = append(n.stop, func() {
 		now, cancel := context.WithCancel(context.Background())
@@ -274,11 +350,21 @@ func (n *node) startPrefill(ctx context.Context, rng *rand.Rand) rpc.Handler {
 	n.writer, err = kvtransfer.NewWriter(kvtransfer.WriterOptions{Node: n.addr, Layout: layout(n.device), Memory: n.device, Network: c.kv})
 	c.must(err)
 	n.stop = append(n.stop, func() { c.must(n.writer.Close()) })
-	n.prefill = prefill.New(prefill.Options{
+	po := prefill.Options{
 		Engine: n.eng, Writer: n.writer,
 		RunAheadTokens: 100 + rng.IntN(300),
 		Identity:       prefill.Identity{Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
-	})
+	}
+	if n.meters != nil {
+		po.Transferred = meter.Transferred(n.meters.Set)
+		if c.measured.prefill != nil {
+			c.measured.prefill(&po)
+		}
+	}
+	n.prefill = prefill.New(po)
+	if n.meters != nil {
+		n.meters.Prefill(n.prefill.Counters, n.prefill.Queued, n.prefill.Limit(), n.writer.Stats)
+	}
 	go n.prefill.Positions(ctx)
 	n.stop = append(n.stop, func() {
 		now, cancel := context.WithCancel(context.Background())
@@ -359,7 +445,7 @@ func (n *node) idle(when string) {
 		n.c.errorf("%s %s: left in the engine: %+v", n.addr, when, s)
 	}
 	if n.decode != nil {
-		if k := n.leases.Stats(); n.decode.Running()+k.Granted+k.Arriving+k.Quarantined != 0 || k.ChecksumFailures != 0 {
+		if k := n.leases.Stats(); n.decode.Running()+k.Granted+k.Arriving+k.Quarantined != 0 || k.ChecksumFailures != 0 && n.c.measured == nil {
 			n.c.errorf("%s %s: %d attempts, leases %+v", n.addr, when, n.decode.Running(), k)
 		}
 		return

@@ -1,0 +1,712 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/decode"
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/gateway"
+	"github.com/tandem-serving/tandem/internal/meter"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/prefill"
+)
+
+// Metrics of what real processes cannot be made to do on time: the real gateway, two
+// prefill and two decode nodes in virtual time, with the metrics that main gives
+// them. Each value is held against a count of the test's own, of the other side of
+// the same event, or of what clients were told.
+
+// meterBed is a cluster whose metrics are looked at.
+type meterBed struct {
+	*virtual
+	seen map[string]bool // "metric role" that was held to a value other than zero
+
+	dials  atomic.Int64 // of the gateway, that failed
+	flips  atomic.Int64 // pages that went by a test's hands
+	lease  atomic.Pointer[kvtransfer.Grant]
+	reader atomic.Pointer[leases]
+}
+
+// metered runs f on a cluster of its own and takes it down.
+func metered(t *testing.T, ds []*engine.Loaded, seen map[string]bool, name string, change func(*meterBed, *gateway.Options), f func(*meterBed)) {
+	t.Run(name, func(t *testing.T) {
+		var m *meterBed
+		inBubble(t, ds, nil, &counts{n: map[string]int{}}, func(v *virtual, o *gateway.Options) {
+			m = &meterBed{virtual: v, seen: seen}
+			v.measured = &measured{scheduler: func(_ string, o *scheduler.Config) { o.Pool.Blocks, o.MaxSeqs, o.MaxBatchedTokens = 26, 8, 64 }}
+			v.heard = func(string, bool) {} // the gateway believes in its members
+			o.MinRemotePrefillTokens, o.SlowClientTimeout, o.DrainDelay = 0, time.Minute, -1
+			dial := o.RPC.Dial
+			o.RPC.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+				c, err := dial(ctx, addr)
+				if err != nil {
+					m.dials.Add(1)
+				}
+				return c, err
+			}
+			o.RPC.Counters = new(rpc.Counters)
+			meter.RPC(v.meters, o.RPC.Counters)
+			change(m, o)
+		}, func(*virtual) {
+			time.Sleep(time.Second) // nodes have told of themselves
+			f(m)
+			m.finish()
+		})
+	})
+}
+
+// finish ends all of it.
+func (m *meterBed) finish() {
+	m.stop()
+	m.must(<-m.done)
+	for _, n := range m.nodes {
+		if !m.down[n.addr] {
+			n.kill()
+		}
+	}
+	time.Sleep(time.Minute) // the HTTP server's own ticker
+}
+
+// take kills a node without telling anybody.
+func (m *meterBed) take(n *node) {
+	n.kill()
+	m.down[n.addr] = true
+}
+
+// value is a metric's sum over the processes of a role.
+func (m *meterBed) value(role byte, name, label string) (sum float64) {
+	m.t.Helper()
+	synctest.Wait()
+	texts := []string{}
+	if role == 'G' {
+		texts = append(texts, string(m.meters.Append(nil)))
+	}
+	for _, n := range m.nodes {
+		if n.addr[0] == role|0x20 {
+			texts = append(texts, string(n.meters.Set.Append(nil)))
+		}
+	}
+	for _, text := range texts {
+		v, found := pick(text, name, label)
+		if !found {
+			m.t.Fatalf("%c exposes no %s{%s}", role, name, label)
+		}
+		sum += v
+	}
+	return sum
+}
+
+// is has a metric have a value.
+func (m *meterBed) is(role byte, name, label string, want float64) {
+	m.t.Helper()
+	m.between(role, name, label, want-1e-6, want+1e-6)
+}
+
+// between has it be one from low to high.
+func (m *meterBed) between(role byte, name, label string, low, high float64) {
+	m.t.Helper()
+	v := m.value(role, name, label)
+	if v < low || v > high {
+		m.errorf("%c: %s{%s} is %g, want %g to %g", role, name, label, v, low, high)
+	} else if v != 0 {
+		m.seen[strings.TrimSuffix(name, "_sum")+" "+string(role)] = true
+	}
+}
+
+// told is what a client got.
+type told struct {
+	status int
+	text   string
+}
+
+// say sends a completion and waits for its answer.
+func (m *meterBed) say(prompt string, tokens int, more string, key string) told {
+	return m.sayIn(context.Background(), prompt, tokens, more, key)
+}
+
+func (m *meterBed) sayIn(ctx context.Context, prompt string, tokens int, more string, key string) told {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return m.door.Dial(ctx, "gateway")
+	}}}
+	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":%d,"ignore_eos":true,"temperature":0%s}`, prompt, tokens, more)
+	req, err := http.NewRequestWithContext(ctx, "POST", "http://gateway/v1/completions", strings.NewReader(body))
+	m.must(err)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer "+key)
+	resp, err := c.Do(req)
+	if err != nil {
+		return told{text: err.Error()}
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return told{text: err.Error()}
+	}
+	return told{resp.StatusCode, string(text)}
+}
+
+// unlike is a prompt of n tokens that shares no block with that of another i.
+func unlike(i, n int) string { return (fmt.Sprintf("%03d", i) + strings.Repeat("Z", n))[:n] }
+
+// crowd sends n prompts at once and returns what comes of them.
+func (m *meterBed) crowd(n, promptTokens, tokens int) (answers func() []told) {
+	all := make([]told, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { all[i] = m.say(unlike(i, promptTokens), tokens, "", "") })
+	}
+	return func() []told { wg.Wait(); return all }
+}
+
+// well wants all of them answered.
+func (m *meterBed) well(all ...told) {
+	m.t.Helper()
+	for _, a := range all {
+		if a.status != 200 {
+			m.errorf("%d %s", a.status, a.text)
+		}
+	}
+}
+
+// gate holds what asks while it is shut.
+type gate struct {
+	mu   sync.Mutex
+	shut chan struct{} // nil: open
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	g.shut = make(chan struct{})
+	g.mu.Unlock()
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	close(g.shut)
+	g.shut = nil
+	g.mu.Unlock()
+}
+
+func (g *gate) pass() {
+	g.mu.Lock()
+	c := g.shut
+	g.mu.Unlock()
+	if c != nil {
+		<-c
+	}
+}
+
+func TestVirtualMeters(t *testing.T) {
+	ds, _ := virtualDevices(t)
+	seen := map[string]bool{}
+	plain := func(*meterBed, *gateway.Options) {}
+	for _, c := range []struct {
+		name   string
+		change func(*meterBed, *gateway.Options)
+		f      func(*meterBed)
+	}{
+		{"cached on prefill nodes", plain, (*meterBed).prefillCaches},
+		{"prefill nodes that are gone", plain, (*meterBed).prefillGone},
+		{"strangers", plain, (*meterBed).strangers},
+		{"silence", plain, (*meterBed).silences},
+	} {
+		metered(t, ds, seen, c.name, c.change, c.f)
+	}
+	meteredLimits(t, ds, seen)
+	meteredOutboxes(t, ds, seen)
+	meteredTransfers(t, ds, seen)
+	meteredClients(t, ds, seen)
+	if !t.Failed() {
+		holdSeen(t, seen)
+	}
+}
+
+// prefillCaches has a prompt computed by a prefill node that has most of it.
+func (m *meterBed) prefillCaches() {
+	const prompt, blocks = 120, (120 - 1) / 16
+	m.well(m.say(unlike(1, prompt), 2, "", ""))
+	m.is('P', "vllm:prefix_cache_hits_total", "", 0)
+	used := m.nodes[0]
+	if used.decode.Counters().Accepted == 0 {
+		used = m.nodes[1]
+	}
+	m.ask("POST", "/admin/drain/"+used.addr+"?timeout=1s")
+	m.well(m.say(unlike(1, prompt), 2, "", "")) // on the other one, which has nothing of it
+	m.is('D', "vllm:external_prefix_cache_hits_total", "", 2*(prompt-1))
+	m.is('P', "vllm:prefix_cache_hits_total", "", blocks*16)
+	m.is('P', "vllm:prompt_tokens_cached_total", "", blocks*16)
+	m.is('P', "vllm:prompt_tokens_cached_by_source_total", `"device"`, blocks*16)
+	m.is('P', "tandem:prefill_tokens_computed_total", "", 2*(prompt-1)-blocks*16)
+}
+
+// prefillGone has decode nodes dial prefill nodes that are not there.
+func (m *meterBed) prefillGone() {
+	var mu sync.Mutex
+	failed := map[string]int{} // by "from to"
+	m.measured.dialled = func(from, to string, err error) {
+		if err != nil {
+			mu.Lock()
+			failed[from+" "+to]++
+			mu.Unlock()
+		}
+	}
+	for _, p := range m.nodes[2:] {
+		m.take(p)
+	}
+	const n = 9
+	for i := range n {
+		m.well(m.say(unlike(i, 40), 2, "", ""))
+		time.Sleep(10 * time.Second) // longer than any pause before the next dial, or the next try of an open way
+	}
+	mu.Lock()
+	dials := 0
+	for _, k := range failed {
+		dials += k
+	}
+	asked := len(failed)
+	mu.Unlock()
+	broken := 0 // three failures in a row open a way, and each request asks both nodes
+	for _, d := range m.nodes[:2] {
+		if d.decode.Counters().Accepted >= 3 {
+			broken += 2
+		}
+	}
+	m.is('D', "tandem:rpc_dial_errors_total", "", float64(dials))
+	m.is('D', "tandem:decode_prefill_failures_total", "", 2*n)
+	m.is('D', "tandem:decode_prefill_breakers", "", float64(asked))
+	m.is('D', "tandem:decode_prefill_breakers", `"closed"`, float64(asked-broken))
+	m.is('D', "tandem:decode_prefills_total", `"local"`, n)
+	if dials != 2*n || broken == 0 {
+		m.errorf("%d dials of %d requests have failed, %d ways are broken", dials, n, broken)
+	}
+}
+
+// strangers knock at nodes' doors.
+func (m *meterBed) strangers() {
+	const each = 3
+	for _, n := range m.nodes {
+		for range each {
+			c, err := m.net.Dial(context.Background(), n.addr)
+			m.must(err)
+			_, err = c.Write([]byte("GET / HTTP/1.1\r\nHost: node\r\n\r\n"))
+			m.must(err)
+			_, _ = io.ReadAll(c) // until it is closed
+			_ = c.Close()
+		}
+	}
+	m.is('D', "tandem:rpc_refused_connections_total", "", 2*each)
+	m.is('P', "tandem:rpc_refused_connections_total", "", 2*each)
+}
+
+// silences cuts nodes off for longer than connections wait.
+func (m *meterBed) silences() {
+	m.well(m.crowd(8, 40, 2)()...) // decode nodes know the prefill nodes
+	d0, p0 := m.nodes[0], m.nodes[2]
+	one := func(n *node, name string) float64 { v, _ := pick(string(n.meters.Set.Append(nil)), name, ""); return v }
+	const conns, silent, errors = "tandem:rpc_connections", "tandem:rpc_silent_connections_total", "tandem:rpc_dial_errors_total"
+	links := one(p0, conns) // of gateway and decode nodes
+	m.net.Silence(p0.addr, true)
+	time.Sleep(10 * time.Second)
+	m.net.Silence(p0.addr, false)
+	time.Sleep(10 * time.Second)
+	m.is('P', silent, "", links)
+	gw := m.value('G', silent, "")
+	m.is('D', silent, "", links-gw)
+	if gw != 1 {
+		m.errorf("the gateway has found %g connections silent", gw)
+	}
+
+	m.net.Silence(d0.addr, true)
+	time.Sleep(10 * time.Second)
+	m.net.Silence(d0.addr, false)
+	time.Sleep(10 * time.Second)
+	m.is('G', silent, "", gw+1)
+	m.is('D', silent, "", links-gw+1)
+
+	// Dials to one that is gone, as the gateway counts them and as they were.
+	dials := m.dials.Load()
+	before := m.value('G', errors, "")
+	m.take(d0)
+	time.Sleep(20 * time.Second)
+	if m.dials.Load() == dials {
+		m.errorf("nobody dialled a node that is gone")
+	}
+	failed := before + float64(m.dials.Load()-dials)
+	m.between('G', errors, "", failed, failed+1) // one may have got through as the node went
+}
+
+// meteredLimits has gateway and nodes refuse what is beyond a limit.
+func meteredLimits(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+	keys := filepath.Join(t.TempDir(), "keys")
+	write := func(text string) {
+		if err := os.WriteFile(keys, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one concurrency=2\n")
+	var still gate
+	metered(t, ds, seen, "limits of keys", func(m *meterBed, o *gateway.Options) {
+		m.key, o.APIKeyFile, o.Log = "one", keys, slog.New(slog.DiscardHandler) // which tells of the bad file
+		m.measured.step = func(string) { still.pass() }
+	}, func(m *meterBed) {
+		still.close()
+		all := make([]told, 7)
+		var wg sync.WaitGroup
+		for i := range all {
+			wg.Go(func() { all[i] = m.say(unlike(i, 40), 2, "", "one") })
+		}
+		synctest.Wait()
+		still.open()
+		wg.Wait()
+		refused := 0
+		for _, a := range all {
+			if a.status == 429 {
+				refused++
+			}
+		}
+		if refused != len(all)-2 {
+			m.errorf("%d of %d were refused: %v", refused, len(all), all)
+		}
+		m.is('G', "tandem:gateway_refused_total", `"concurrency"`, float64(refused))
+		m.is('G', "tandem:gateway_refused_total", "", float64(refused))
+
+		write("one concurrency=many\n")
+		time.Sleep(3 * time.Second)
+		m.is('G', "tandem:gateway_key_file_bad", "", 1)
+		write("one\n")
+		time.Sleep(3 * time.Second)
+		m.is('G', "tandem:gateway_key_file_bad", "", 0)
+	})
+	var slow gate
+	metered(t, ds, seen, "queues", func(m *meterBed, o *gateway.Options) {
+		o.MaxInFlight, o.NodeBacklog, o.QueueTimeout = 60, 1, time.Hour
+		m.measured.step = func(addr string) { slow.pass() }
+	}, func(m *meterBed) { m.queues(&slow) })
+	metered(t, ds, seen, "nodes that have no room", func(m *meterBed, o *gateway.Options) {
+		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
+		m.measured.step = func(addr string) { slow.pass() }
+		m.measured.decode = func(o *decode.Options) { o.MaxRequests = 4 }
+		m.measured.prefill = func(o *prefill.Options) { o.MaxQueued = 1 }
+	}, func(m *meterBed) {
+		slow.close()
+		answers := m.crowd(20, 40, 2)
+		time.Sleep(10 * time.Second)
+		refused := m.value('G', "tandem:gateway_attempt_failures_total", `"overloaded"`)
+		if refused < 20-2*4 {
+			m.errorf("the gateway was refused %g times", refused)
+		}
+		m.is('D', "tandem:decode_refused_total", "", refused)
+		m.is('D', "vllm:admission_rejections_total", "", refused)
+		jobs := m.value('P', "tandem:prefill_jobs_total", `"refused"`)
+		m.is('P', "vllm:admission_rejections_total", "", jobs)
+		m.is('D', "tandem:decode_prefill_failures_total", "", jobs)
+		slow.open()
+		answers()
+	})
+}
+
+// queues fills the gateway while nodes stand still.
+func (m *meterBed) queues(slow *gate) {
+	slow.close()
+	const n, stood = 70, 5 * time.Second
+	began := time.Now()
+	answers := m.crowd(n, 40, 2)
+	synctest.Wait()
+	owned := 0
+	for _, d := range m.nodes[:2] {
+		owned += d.decode.Running()
+	}
+	waiting := float64(60 - owned)
+	m.is('G', "tandem:queue_length", `"waiting"`, waiting)
+	m.is('G', "tandem:gateway_queue_time_seconds_count", "", 0)
+	time.Sleep(stood)
+	slow.open()
+	refused := 0
+	for _, a := range answers() {
+		if a.status != 200 {
+			refused++
+		}
+	}
+	if refused != n-60 {
+		m.errorf("%d were refused, beyond 60", refused)
+	}
+	m.is('G', "vllm:admission_rejections_total", "", float64(refused))
+	m.is('G', "tandem:gateway_queue_time_seconds_count", "", waiting)
+	m.between('G', "tandem:gateway_queue_time_seconds_sum", "", waiting*stood.Seconds()-1e-6, waiting*time.Since(began).Seconds())
+}
+
+// meteredOutboxes fills connections' outboxes.
+func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+	metered(t, ds, seen, "decode nodes' outboxes", func(m *meterBed, o *gateway.Options) {
+		m.outbox, m.net.Buffer, o.StallTimeout = 1<<10, 256, -1
+	}, func(m *meterBed) {
+		answers := m.crowd(12, 20, 150)
+		for m.value('G', "vllm:generation_tokens_total", "") < 12 {
+			time.Sleep(time.Millisecond)
+		}
+		for _, d := range m.nodes[:2] {
+			m.net.Silence(d.addr, true)
+		}
+		time.Sleep(4 * time.Second)
+		dropped := m.value('D', "tandem:decode_dropped_streams_total", "")
+		refused := m.value('D', "tandem:rpc_outbox_full_total", "")
+		for _, d := range m.nodes[:2] {
+			m.net.Silence(d.addr, false)
+		}
+		m.well(answers()...)
+		if dropped == 0 || refused == 0 {
+			m.errorf("%g streams were dropped, %g frames refused", dropped, refused)
+		}
+		// Each dropped stream is told to the gateway, which begins it again elsewhere.
+		failed := m.value('G', "tandem:gateway_attempt_failures_total", "")
+		m.is('D', "tandem:decode_dropped_streams_total", "", failed)
+		m.between('D', "tandem:rpc_outbox_full_total", "", 1, m.value('D', "tandem:engine_steps_total", "")+failed+100)
+	})
+	metered(t, ds, seen, "a gateway's outboxes", func(m *meterBed, o *gateway.Options) {
+		o.RPC.OutboxBytes, m.net.Buffer, o.StallTimeout, o.NodeBacklog, o.NodeBacklogTime = 1<<10, 256, -1, 1000, -1
+	}, func(m *meterBed) {
+		for _, d := range m.nodes[:2] {
+			m.net.Silence(d.addr, true)
+		}
+		answers := m.crowd(24, 180, 2)
+		time.Sleep(time.Second)
+		// Each attempt that a full outbox did not take has failed at once; the
+		// gateway's own heartbeats are refused too, a few a second.
+		failed := m.value('G', "tandem:gateway_attempt_failures_total", "")
+		if failed < 24 {
+			m.errorf("%g attempts have failed", failed)
+		}
+		m.between('G', "tandem:rpc_outbox_full_total", "", failed, failed+2*10)
+		for _, d := range m.nodes[:2] {
+			m.net.Silence(d.addr, false)
+		}
+		answers() // those whose every attempt was refused were told so
+	})
+	metered(t, ds, seen, "prefill nodes' outboxes", func(m *meterBed, o *gateway.Options) {
+		m.outbox, m.net.Buffer, o.StallTimeout = 64, 16, -1
+		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
+	}, func(m *meterBed) {
+		m.well(m.crowd(8, 40, 2)()...)
+		for _, p := range m.nodes[2:] {
+			m.net.Silence(p.addr, true)
+		}
+		links := m.value('P', "tandem:rpc_connections", "")
+		time.Sleep(5 * time.Second)
+		// Whatever they say now is refused: at most a heartbeat of the node and one of the connection each tenth of a second.
+		m.between('P', "tandem:rpc_outbox_full_total", "", 1, 5*20*links)
+		for _, p := range m.nodes[2:] {
+			m.net.Silence(p.addr, false)
+		}
+		time.Sleep(5 * time.Second)
+	})
+}
+
+// meteredTransfers has KV transfers go wrong.
+func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+	const in, out, failures = `"in"`, `"out"`, "tandem:kv_transfer_failures_total"
+	page := ds[0].KV.PageBytes
+	metered(t, ds, seen, "dials", plainMeters, func(m *meterBed) {
+		var refused atomic.Int64
+		m.kv.refuse = func() error {
+			if refused.Add(1) == 1 {
+				return fmt.Errorf("refused: %d", refused.Load())
+			}
+			return nil
+		}
+		m.well(m.say(unlike(1, 60), 2, "", ""))
+		m.is('P', "tandem:kv_transfer_retries_total", "", 1)
+		m.is('P', "tandem:kv_transfers_total", out, 1)
+	})
+	metered(t, ds, seen, "pages that change", func(m *meterBed, _ *gateway.Options) {
+		var armed atomic.Bool
+		m.granted = func(*leases, kvtransfer.Grant) { armed.Store(true) }
+		m.kv.meddle = func(b []byte) []byte { // one page
+			if len(b) != page || m.flips.Load() == 1 || !armed.CompareAndSwap(true, false) {
+				return b
+			}
+			m.flips.Add(1)
+			c := slices.Clone(b)
+			c[len(c)/2] ^= 1
+			return c
+		}
+	}, func(m *meterBed) {
+		for i := range 4 {
+			m.well(m.say(unlike(i, 60), 2, "", ""))
+		}
+		if m.flips.Load() != 1 {
+			m.errorf("%d pages were changed", m.flips.Load())
+		}
+		m.is('D', "tandem:fenced_writes_total", `"corrupt"`, 1)
+		m.is('D', failures, in, 1)
+		m.is('P', failures, out, 1)
+	})
+	metered(t, ds, seen, "a writer that falls silent", func(m *meterBed, _ *gateway.Options) {
+		m.kv.meddle = func(b []byte) []byte {
+			if len(b) == page && m.flips.Add(1) == 1 {
+				time.Sleep(time.Minute)
+			}
+			return b
+		}
+	}, func(m *meterBed) {
+		m.well(m.say(unlike(1, 60), 2, "", ""))
+		time.Sleep(2 * time.Minute)
+		m.is('D', "tandem:kv_leases_expired_total", "", 1)
+		m.is('D', failures, in, 1)
+		m.is('P', failures, out, 1)
+	})
+	metered(t, ds, seen, "leases that are over", func(m *meterBed, _ *gateway.Options) {
+		m.granted = func(l *leases, g kvtransfer.Grant) {
+			m.lease.Store(&g)
+			m.reader.Store(l)
+		}
+		m.kv.meddle = func(b []byte) []byte {
+			if len(b) == page && m.flips.Add(1) == 1 { // while its first page is on its way
+				m.reader.Load().Cancel(m.lease.Load().Lease)
+			}
+			return b
+		}
+	}, func(m *meterBed) {
+		m.well(m.say(unlike(1, 60), 2, "", ""))
+		time.Sleep(time.Minute)
+		sent, landed := uint64(0), uint64(0)
+		for _, n := range m.nodes {
+			if n.writer != nil && n.prefill != nil {
+				sent += n.writer.Stats().Pieces
+			} else {
+				landed += n.leases.Stats().Pieces
+			}
+		}
+		if sent == landed {
+			m.errorf("no page of a lease that was over was written")
+		}
+		m.is('D', "tandem:fenced_writes_total", `"stale"`, float64(sent-landed))
+		m.is('D', failures, in, 1)
+	})
+	var computed, landed time.Time // the last of prefill nodes' steps, and of their writes
+	metered(t, ds, seen, "a slow network", func(m *meterBed, _ *gateway.Options) {
+		m.measured.stepped = func(addr string) {
+			if addr[0] == 'p' {
+				computed = time.Now()
+			}
+		}
+		wire := make(chan bool, 1) // no mutex: who waits for one holds virtual time up
+		m.kv.meddle = func(b []byte) []byte {
+			if len(b) == page {
+				wire <- true
+				time.Sleep(100 * time.Millisecond)
+				landed = time.Now()
+				<-wire
+			}
+			return b
+		}
+	}, func(m *meterBed) {
+		m.well(m.say(unlike(1, 60), 2, "", ""))
+		after := landed.Sub(computed).Seconds()
+		if after < 0.5 {
+			m.errorf("the last page was written %g s after the prompt was computed", after)
+		}
+		m.is('P', "tandem:kv_transfer_exposed_seconds_count", "", 1)
+		m.between('P', "tandem:kv_transfer_exposed_seconds_sum", "", after-0.01, after+0.01)
+	})
+}
+
+func plainMeters(*meterBed, *gateway.Options) {}
+
+// meteredClients has clients that do not read, and tokens that come too late.
+func meteredClients(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+	metered(t, ds, seen, "a client that does not read", func(m *meterBed, o *gateway.Options) {
+		o.StreamTokens = 8
+	}, func(m *meterBed) {
+		c, err := m.door.Dial(context.Background(), "gateway")
+		m.must(err)
+		body := fmt.Sprintf(`{"prompt":%q,"max_tokens":150,"ignore_eos":true,"stream":true}`, unlike(1, 20))
+		_, err = fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		m.must(err)
+		time.Sleep(10 * time.Second)
+		held := m.value('G', "tandem:gateway_stream_buffer_bytes", "")
+		text, err := io.ReadAll(c)
+		m.must(err)
+		_ = c.Close()
+		events := strings.Count(string(text), "data: {")
+		each := float64(len(text)) / float64(max(1, events))
+		if events < 100 || held < each || held > 10*each {
+			m.errorf("%g bytes were held of %d events of %g bytes, want those of 1 to 8 tokens", held, events, each)
+		} else {
+			m.seen["tandem:gateway_stream_buffer_bytes G"] = true
+		}
+		m.is('G', "tandem:gateway_stream_buffer_bytes", "", 0)
+		m.is('G', "tandem:gateway_streams_paused_total", "", m.value('G', "tandem:gateway_attempts_total", "")-1) // each is an attempt more
+	})
+	metered(t, ds, seen, "tokens that come too late", func(m *meterBed, o *gateway.Options) {
+		o.StallTimeout = -1
+	}, func(m *meterBed) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		done := make(chan told, 1)
+		go func() { done <- m.sayIn(ctx, unlike(1, 20), 180, "", "") }()
+		for m.value('G', "vllm:generation_tokens_total", "") < 5 {
+			time.Sleep(time.Millisecond)
+		}
+		for _, d := range m.nodes[:2] { // what they say stays on its way
+			m.net.Silence(d.addr, true)
+		}
+		time.Sleep(50 * time.Millisecond)
+		cancel()
+		<-done
+		time.Sleep(time.Second)
+		m.is('G', "tandem:gateway_requests_in_flight", "", 0)
+		for _, d := range m.nodes[:2] {
+			m.net.Silence(d.addr, false)
+		}
+		time.Sleep(10 * time.Second)
+		late := m.value('D', "vllm:generation_tokens_total", "") - m.value('G', "vllm:generation_tokens_total", "")
+		if late < 1 {
+			m.errorf("no token came too late")
+		}
+		m.is('G', "tandem:gateway_stale_tokens_total", "", late)
+	})
+}
+
+// holdSeen has every metric that the table of internal/metrics says the test has
+// seen at its right value be among them.
+func holdSeen(t *testing.T, seen map[string]bool) {
+	t.Helper()
+	text, err := os.ReadFile("../metrics/testdata/seen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) != 3 || f[2] != "internal/e2e:"+t.Name() {
+			continue
+		}
+		for _, role := range f[1] {
+			n++
+			if !seen[f[0]+" "+string(role)] {
+				t.Errorf("%s was not seen at its right value, other than 0, in role %c", f[0], role)
+			}
+		}
+	}
+	if n == 0 {
+		t.Error("the table names no metric of this test")
+	}
+	t.Logf("seen: %v", slices.Sorted(maps.Keys(seen)))
+}
