@@ -52,10 +52,9 @@ type costs struct {
 
 // Names of parts.
 const (
-	partPrefillQueue = "the queue of the prefill nodes"
-	partCompute      = "computing prompts"
-	partExposed      = "KV that is still on its way when its prompt is computed"
-	partQueue        = "the queue of the nodes that generate"
+	partTurn    = "waiting for a turn" // at the node that generates or, for its KV, at a prefill node
+	partCompute = "computing prompts"
+	partExposed = "KV that is still on its way when its prompt is computed"
 )
 
 // add counts one run.
@@ -73,18 +72,19 @@ func (c *costs) add(p *Point, runs float64, sums map[string]float64, steps *Tota
 			c.running += n.running()
 			c.generated += n.Generated()
 			c.prompted += n.prompted()
-			sums[partQueue] += queue.Sum
+			sums[partTurn] += queue.Sum
 			sums[partCompute] += prompt.Sum
 			s := n.during(func(s *Sample) Total { return s.Steps })
 			steps.Sum, steps.Count = steps.Sum+s.Sum, steps.Count+s.Count
 		default:
 			c.others++
 			c.prefill += n.Cores()
-			sums[partPrefillQueue] += queue.Sum
+			exposed := n.during(func(s *Sample) Total { return s.Exposed })
 			sums[partCompute] += prompt.Sum
-			sums[partExposed] += n.during(func(s *Sample) Total { return s.Exposed }).Sum
-			// The wait for KV is part of the queue of the node that wants it.
-			sums[partQueue] -= queue.Sum + prompt.Sum + n.during(func(s *Sample) Total { return s.Exposed }).Sum
+			sums[partExposed] += exposed.Sum
+			// Both are waits of the node that wants the KV, as is the one for a grant,
+			// which a prefill node's own queue does not have.
+			sums[partTurn] -= prompt.Sum + exposed.Sum
 		}
 	}
 }
@@ -99,7 +99,7 @@ func (r repeated) spent() (c costs, told bool) {
 	if completed == 0 || steps.Count == 0 {
 		return c, false
 	}
-	for _, name := range []string{partPrefillQueue, partCompute, partExposed, partQueue} {
+	for _, name := range []string{partTurn, partCompute, partExposed} {
 		c.parts = append(c.parts, part{name, max(0, 1e3*sums[name]/float64(completed))})
 	}
 	c.step = 1e3 * steps.Sum / steps.Count
@@ -172,10 +172,10 @@ func firstWhy(a, b *costs, behind bool) string {
 	}
 	text += fmt.Sprintf("What makes it is %s, %.3g ms of it", most, by)
 	switch {
-	case most == partPrefillQueue && behind:
+	case most == partTurn && behind && a.others > 0:
 		text += fmt.Sprintf(": %s the prompts that %s beside their answers, and short ones wait behind long ones though it is busy for %.0f %% of the time only", oneNode(a.others, "prefill node has", "prefill nodes have"),
 			oneNode(b.generators, "node computes", "nodes compute"), 100*a.prefill)
-	case most == partQueue && !behind:
+	case most == partTurn && !behind && a.others > 0:
 		text += fmt.Sprintf(": no prompt waits for a node's steps that are full of others' answers (%.3g requests in each)", b.running)
 	}
 	return text + "."

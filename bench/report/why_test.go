@@ -36,11 +36,11 @@ func TestWhy(t *testing.T) {
 		want []string
 	}{
 		"a queue": {run("d", 200*time.Millisecond, pair(0.15, 0.02, 0.005, 0.001, 0.003)), run("a", 100*time.Millisecond, alone(0.05, 0.03, 0.002)),
-			[]string{"d is behind of a", "median 200 ms against 100 ms", "What makes it is the queue of the prefill nodes, 150 ms of it", "1 prefill node has the prompts that 2 nodes compute", "busy for 30 %"}},
+			[]string{"d is behind of a", "median 200 ms against 100 ms", "What makes it is waiting for a turn, 101 ms of it", "1 prefill node has the prompts that 2 nodes compute", "busy for 30 %"}},
 		"a network": {run("d", 200*time.Millisecond, pair(0.01, 0.02, 0.15, 0.001, 0.003)), run("a", 100*time.Millisecond, alone(0.05, 0.03, 0.002)),
 			[]string{"What makes it is KV that is still on its way when its prompt is computed, 150 ms of it"}},
 		"none": {run("d", 50*time.Millisecond, pair(0.001, 0.02, 0.005, 0.001, 0.003)), run("a", 100*time.Millisecond, alone(0.08, 0.03, 0.002)),
-			[]string{"d is ahead of a", "What makes it is the queue of the nodes that generate, 79 ms of it: no prompt waits"}},
+			[]string{"d is ahead of a", "What makes it is waiting for a turn, 78 ms of it: no prompt waits"}},
 	} {
 		lines := whys(c.a, c.b)
 		if len(lines) != 1 {

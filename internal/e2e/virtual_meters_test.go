@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -403,7 +402,6 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
 		m.measured.step = func(addr string) { slow.pass() }
 		m.measured.decode = func(o *decode.Options) { o.MaxRequests = 4 }
-		m.measured.prefill = func(o *prefill.Options) { o.MaxQueued = 1 }
 	}, func(m *meterBed) {
 		slow.close()
 		answers := m.crowd(20, 40, 2)
@@ -414,7 +412,25 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 		}
 		m.is('D', "tandem:decode_refused_total", "", refused)
 		m.is('D', "vllm:admission_rejections_total", "", refused)
+		slow.open()
+		answers()
+	})
+	metered(t, ds, seen, "prefill nodes that have no room", func(m *meterBed, o *gateway.Options) {
+		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
+		m.measured.step = func(addr string) {
+			if addr[0] == 'p' {
+				slow.pass()
+			}
+		}
+		m.measured.prefill = func(o *prefill.Options) { o.MaxQueued, o.RunAheadTokens = 1, 40 }
+	}, func(m *meterBed) {
+		slow.close()
+		answers := m.crowd(20, 40, 2)
+		time.Sleep(time.Second)
 		jobs := m.value('P', "tandem:prefill_jobs_total", `"refused"`)
+		if jobs < 4 {
+			m.errorf("%g jobs were refused", jobs)
+		}
 		m.is('P', "vllm:admission_rejections_total", "", jobs)
 		m.is('D', "tandem:decode_prefill_failures_total", "", jobs)
 		slow.open()
@@ -708,5 +724,4 @@ func holdSeen(t *testing.T, seen map[string]bool) {
 	if n == 0 {
 		t.Error("the table names no metric of this test")
 	}
-	t.Logf("seen: %v", slices.Sorted(maps.Keys(seen)))
 }
