@@ -1,3 +1,5 @@
+//go:build linux
+
 package e2e
 
 import (
@@ -35,7 +37,9 @@ import (
 // meterBed is a cluster whose metrics are looked at.
 type meterBed struct {
 	*virtual
-	seen map[string]bool // "metric role" that was held to a value other than zero
+	seen   map[string]bool // "metric role" that was held to a value other than zero
+	alerts *liveAlerts
+	base   map[string]float64 // what processes exposed at the start
 
 	dials  atomic.Int64 // of the gateway, that failed
 	flips  atomic.Int64 // pages that went by a test's hands
@@ -44,11 +48,11 @@ type meterBed struct {
 }
 
 // metered runs f on a cluster of its own and takes it down.
-func metered(t *testing.T, ds []*engine.Loaded, seen map[string]bool, name string, change func(*meterBed, *gateway.Options), f func(*meterBed)) {
+func metered(t *testing.T, ds []*engine.Loaded, seen *watched, name string, change func(*meterBed, *gateway.Options), f func(*meterBed)) {
 	t.Run(name, func(t *testing.T) {
 		var m *meterBed
 		inBubble(t, ds, nil, &counts{n: map[string]int{}}, func(v *virtual, o *gateway.Options) {
-			m = &meterBed{virtual: v, seen: seen}
+			m = &meterBed{virtual: v, seen: seen.metrics, alerts: &seen.alerts}
 			v.measured = &measured{scheduler: func(_ string, o *scheduler.Config) { o.Pool.Blocks, o.MaxSeqs, o.MaxBatchedTokens = 26, 8, 64 }}
 			v.heard = func(string, bool) {} // the gateway believes in its members
 			o.MinRemotePrefillTokens, o.SlowClientTimeout, o.DrainDelay = 0, time.Minute, -1
@@ -65,6 +69,7 @@ func metered(t *testing.T, ds []*engine.Loaded, seen map[string]bool, name strin
 			change(m, o)
 		}, func(*virtual) {
 			time.Sleep(time.Second) // nodes have told of themselves
+			m.base = m.samples()
 			f(m)
 			m.finish()
 		})
@@ -214,7 +219,7 @@ func (g *gate) pass() {
 
 func TestVirtualMeters(t *testing.T) {
 	ds, _ := virtualDevices(t)
-	seen := map[string]bool{}
+	seen := &watched{metrics: map[string]bool{}}
 	plain := func(*meterBed, *gateway.Options) {}
 	for _, c := range []struct {
 		name   string
@@ -229,11 +234,13 @@ func TestVirtualMeters(t *testing.T) {
 		metered(t, ds, seen, c.name, c.change, c.f)
 	}
 	meteredLimits(t, ds, seen)
+	meteredAlerts(t, ds, seen)
 	meteredOutboxes(t, ds, seen)
 	meteredTransfers(t, ds, seen)
 	meteredClients(t, ds, seen)
 	if !t.Failed() {
-		holdSeen(t, seen)
+		holdSeen(t, seen.metrics)
+		seen.alerts.hold(t)
 	}
 }
 
@@ -352,7 +359,7 @@ func (m *meterBed) silences() {
 }
 
 // meteredLimits has gateway and nodes refuse what is beyond a limit.
-func meteredLimits(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	keys := filepath.Join(t.TempDir(), "keys")
 	write := func(text string) {
 		if err := os.WriteFile(keys, []byte(text), 0o600); err != nil {
@@ -389,6 +396,7 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 		write("one concurrency=many\n")
 		time.Sleep(3 * time.Second)
 		m.is('G', "tandem:gateway_key_file_bad", "", 1)
+		m.fires("TandemFileNotTaken")
 		write("one\n")
 		time.Sleep(3 * time.Second)
 		m.is('G', "tandem:gateway_key_file_bad", "", 0)
@@ -438,6 +446,65 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 	})
 }
 
+// meteredAlerts has what alerts are about happen, where no other test does.
+func meteredAlerts(t *testing.T, ds []*engine.Loaded, seen *watched) {
+	var still gate
+	stands := func(m *meterBed) { m.measured.step = func(string) { still.pass() } }
+	metered(t, ds, seen, "a full queue", func(m *meterBed, o *gateway.Options) {
+		stands(m)
+		o.NodeBacklog, o.MaxQueuedRequests, o.QueueTimeout = 1, 5, time.Hour
+	}, func(m *meterBed) {
+		still.close()
+		answers := m.crowd(60, 40, 2)
+		time.Sleep(time.Second)
+		refused := m.value('G', "tandem:gateway_refused_total", `"queue"`)
+		m.fires("TandemGatewayRefuses")
+		still.open()
+		told := 0
+		for _, a := range answers() {
+			if a.status == 429 {
+				told++
+			}
+		}
+		m.is('G', "tandem:gateway_refused_total", `"queue"`, float64(told))
+		if refused == 0 {
+			m.errorf("nobody was refused")
+		}
+	})
+	metered(t, ds, seen, "no retries left", func(m *meterBed, o *gateway.Options) {
+		stands(m)
+		o.NodeBacklog, o.NodeBacklogTime, o.RetriesPerSecond = 1000, -1, 1
+		m.measured.decode = func(o *decode.Options) { o.MaxRequests = 1 }
+	}, func(m *meterBed) {
+		still.close()
+		answers := m.crowd(60, 40, 2)
+		for range 2000 {
+			if m.value('G', "tandem:gateway_retry_budget", "") < 1 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		m.fires("TandemRetryBudgetEmpty")
+		still.open()
+		answers()
+	})
+	metered(t, ds, seen, "a device that hangs", func(m *meterBed, o *gateway.Options) {
+		stands(m)
+		o.StallTimeout = -1
+	}, func(m *meterBed) {
+		answers := m.crowd(4, 40, 100)
+		for m.value('G', "vllm:generation_tokens_total", "") < 8 {
+			time.Sleep(time.Millisecond)
+		}
+		still.close()
+		time.Sleep(time.Second)
+		m.base = m.samples() // from here on nothing moves
+		m.fires("TandemEngineStuck")
+		still.open()
+		m.well(answers()...)
+	})
+}
+
 // queues fills the gateway while nodes stand still.
 func (m *meterBed) queues(slow *gate) {
 	slow.close()
@@ -469,7 +536,7 @@ func (m *meterBed) queues(slow *gate) {
 }
 
 // meteredOutboxes fills connections' outboxes.
-func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	metered(t, ds, seen, "decode nodes' outboxes", func(m *meterBed, o *gateway.Options) {
 		m.outbox, m.net.Buffer, o.StallTimeout = 1<<10, 256, -1
 	}, func(m *meterBed) {
@@ -490,6 +557,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 		if dropped == 0 || refused == 0 {
 			m.errorf("%g streams were dropped, %g frames refused", dropped, refused)
 		}
+		m.fires("TandemStreamsDropped")
 		// Each dropped stream is told to the gateway, which begins it again elsewhere.
 		failed := m.value('G', "tandem:gateway_attempt_failures_total", "")
 		m.is('D', "tandem:decode_dropped_streams_total", "", failed)
@@ -535,7 +603,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 }
 
 // meteredTransfers has KV transfers go wrong.
-func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	const in, out, failures = `"in"`, `"out"`, "tandem:kv_transfer_failures_total"
 	page := ds[0].KV.PageBytes
 	metered(t, ds, seen, "dials", plainMeters, func(m *meterBed) {
@@ -570,6 +638,7 @@ func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 			m.errorf("%d pages were changed", m.flips.Load())
 		}
 		m.is('D', "tandem:fenced_writes_total", `"corrupt"`, 1)
+		m.fires("TandemCorruptKV")
 		m.is('D', failures, in, 1)
 		m.is('P', failures, out, 1)
 	})
@@ -646,7 +715,7 @@ func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
 func plainMeters(*meterBed, *gateway.Options) {}
 
 // meteredClients has clients that do not read, and tokens that come too late.
-func meteredClients(t *testing.T, ds []*engine.Loaded, seen map[string]bool) {
+func meteredClients(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	metered(t, ds, seen, "a client that does not read", func(m *meterBed, o *gateway.Options) {
 		o.StreamTokens = 8
 	}, func(m *meterBed) {
