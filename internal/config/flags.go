@@ -37,7 +37,7 @@ func (m *Model) Register(s *Set) {
 	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to take; KV blocks get what weights and steps leave of it")
 	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as graphs: slower, for comparison")
 	s.BoolVar(&m.Ahead, "async-scheduling", true, "give a GPU the next step of decoding while one runs; false is for comparison. CPUs run one step after the other")
-	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable")
+	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; amx is never chosen by auto, as it rounds what bf16 weights are multiplied with to bf16")
 	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
 	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
 	s.Var(&m.KVMemory, "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, taken as it is used; 0: 1GiB of all, or less where the machine's or the cgroup's memory is short")

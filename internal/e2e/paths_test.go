@@ -381,10 +381,16 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 		seeds, begin = 5000, soakSeed(t, begin)
 	case raceEnabled:
 		seeds, classes = 60, classes[:1]
+	case cpu.Has(cpu.AMX):
+		classes = append(classes, cpu.AMX)
 	}
 	for _, kernels := range classes {
 		t.Run(kernels, func(t *testing.T) {
 			var count paths
+			seeds := seeds
+			if kernels == cpu.AMX {
+				seeds /= 3 // it is like the first but for products with bf16 and MXFP4
+			}
 			for i, c := range everyArchitecture {
 				if c.kernels = kernels; c.quantization != "" {
 					c.kernels = quantizing(kernels)

@@ -12,42 +12,53 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// BenchmarkLinear streams a bf16 matrix far larger than the last-level cache:
-// GB/s of weights and GFLOP/s, by rows in the batch.
+// BenchmarkLinear streams a matrix far larger than the last-level cache: GB/s of
+// weights and GFLOP/s, by their type and rows in the batch.
 func BenchmarkLinear(b *testing.B) {
-	const in, out = 2048, 65536 // 256 MiB
-	for _, kernels := range Variants() {
-		for _, rows := range []int{1, 4, 8, 128} {
-			if kernels == Portable && rows > 8 {
-				continue // half a minute a step
+	for _, kernels := range append(Variants(), AMX) {
+		if !Has(kernels) {
+			continue
+		}
+		for _, as := range []backend.DType{backend.BF16, backend.INT8, backend.INT4} {
+			for _, rows := range []int{1, 4, 8, 128} {
+				if kernels == Portable && rows > 8 {
+					continue // half a minute a step
+				}
+				b.Run(fmt.Sprintf("%s/%v/rows=%d", kernels, as, rows), func(b *testing.B) { benchLinear(b, kernels, as, rows) })
 			}
-			b.Run(fmt.Sprintf("%s/rows=%d", kernels, rows), func(b *testing.B) {
-				c, err := New(Options{Kernels: kernels, Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}})
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer c.Close()
-				t := &rig{CPU: c, t: b, rng: rand.New(rand.NewPCG(1, 1)), rows: rows}
-				x, _ := t.buf(backend.TokenRows, in, 1)
-				y, _ := t.buf(backend.TokenRows, out, 1)
-				w, err := c.Load(backend.Tensor{DType: backend.BF16, Shape: []int{out, in}, Data: make([]byte, in*out*2)})
-				if err != nil {
-					b.Fatal(err)
-				}
-				record := func() { c.Linear(y, x, w, backend.NoWeight) }
-				t.once(nil, record)
-				best := time.Hour
-				for b.Loop() {
-					began := time.Now()
-					t.once(nil, record)
-					best = min(best, time.Since(began))
-				}
-				s := best.Seconds()
-				b.ReportMetric(in*out*2/s/1e9, "best-GB/s")
-				b.ReportMetric(2*in*out*float64(rows)/s/1e9, "best-GFLOP/s")
-			})
 		}
 	}
+}
+
+func benchLinear(b *testing.B, kernels string, as backend.DType, rows int) {
+	const in, out = 2048, 65536
+	c, err := New(Options{Kernels: kernels, Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	t := &rig{CPU: c, t: b, rng: rand.New(rand.NewPCG(1, 1)), rows: rows}
+	x, _ := t.buf(backend.TokenRows, in, 1)
+	y, _ := t.buf(backend.TokenRows, out, 1)
+	matrix := backend.Tensor{DType: backend.BF16, Shape: []int{out, in}, Data: make([]byte, in*out*2)}
+	if as.Quantized() {
+		matrix.As = as
+	}
+	w, err := c.Load(matrix)
+	if err != nil {
+		b.Fatal(err)
+	}
+	record := func() { c.Linear(y, x, w, backend.NoWeight) }
+	t.once(nil, record)
+	best := time.Hour
+	for b.Loop() {
+		began := time.Now()
+		t.once(nil, record)
+		best = min(best, time.Since(began))
+	}
+	s := best.Seconds()
+	b.ReportMetric(float64(as.MatrixBytes(out, in))/s/1e9, "best-GB/s")
+	b.ReportMetric(2*in*out*float64(rows)/s/1e9, "best-GFLOP/s")
 }
 
 // BenchmarkDecodeStep is a decode step of a small model, by sequences in the

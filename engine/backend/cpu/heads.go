@@ -25,13 +25,11 @@ func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	product := op{kind: opExperts, rows: a.rows, dst: out, a: in, slots: heads, route: r}
 	for _, id := range s.Weights {
 		w := c.weight(id)
-		need(w.in == first.in && w.out == first.out && w.dtype.Quantized() == first.dtype.Quantized(), "HeadLinear: %s is [%d, %d], want [%d, %d]", w.name, w.out, w.in, first.out, first.in)
+		need(w.in == first.in && w.out == first.out && c.formFor(w) == c.formFor(first), "HeadLinear: %s is [%d, %d], want [%d, %d]", w.name, w.out, w.in, first.out, first.in)
 		product.experts = append(product.experts, w)
 	}
 	c.record(op{kind: opSplit, rows: a.rows, dst: in, a: a, heads: heads, dim: first.in})
-	if first.dtype.Quantized() {
-		c.quantize(in, heads)
-	}
+	c.quantizeFor(first, in, heads)
 	c.record(product)
 	c.record(op{kind: opJoin, rows: a.rows, dst: d, a: a, b: out, heads: heads, dim: first.out})
 	c.recording.heads = append(c.recording.heads, r)

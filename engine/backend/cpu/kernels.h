@@ -26,7 +26,7 @@ enum {
 	OP_SPLIT, // of HeadLinear, see moe.h
 	OP_JOIN,
 	OP_ADAPT, // dst += a in rows that chose an adapter
-	OP_QUANTIZE, // rows of a to q, see quant.h
+	OP_QUANTIZE, // rows of a to q, see quant.h, or with ELEM_BF16 amx.h
 	OP_PACK,     // not in plans: row-major matrix a to packed w
 };
 
@@ -70,7 +70,7 @@ typedef struct {
 	const tandem_expert *experts;        // [n_experts]
 	float *dst;        // [rows, n]
 	float *a, *b;      // [rows, k]; for OP_PACK a is the checkpoint's bytes
-	uint8_t *q;        // a in 8 bits, see quant.h: of OP_QUANTIZE, and of products with ELEM_INT8 and ELEM_INT4
+	uint8_t *q;        // a in 8 bits, see quant.h, or rounded, see amx.h: of OP_QUANTIZE, and of products
 	void *w;           // packed matrix, or a vector of n fp32
 	const float *bias; // [n] or null
 	uint8_t *kv;       // [blocks, page_bytes] of the layer
@@ -106,6 +106,8 @@ enum {
 	TILE = 16,            // outputs per packed tile, lanes of every reduction
 	LINEAR_TILES = 4,     // tiles, so streams from memory, in one item
 	LINEAR_ROWS = 96,     // rows in one item
+	AMX_ROWS = 16,        // rows of one product of AMX,
+	AMX_DEPTH = 32,       // and how much of the reduction
 	LINEAR_DEPTH = 1024,  // of the reduction, so that a group of tiles stays in L2
 	SEGMENT = 256,        // most positions per attention segment
 	QUERIES = 16,         // query vectors that share one pass over K and V
@@ -137,14 +139,14 @@ typedef struct {
 
 extern const tandem_kernels tandem_generic;
 #if defined(__x86_64__)
-extern const tandem_kernels tandem_avx2, tandem_avxvnni, tandem_avx512, tandem_avx512vnni;
+extern const tandem_kernels tandem_avx2, tandem_avxvnni, tandem_avx512, tandem_avx512vnni, tandem_amx;
 #elif defined(__aarch64__)
 extern const tandem_kernels tandem_neon;
 #endif
 
 typedef struct tandem_pool tandem_pool;
 
-// Variant 0 is generic, 1 avx2, 2 avx512, 3 neon, 4 avxvnni, 5 avx512vnni; the caller
+// Variant 0 is generic, 1 avx2, 2 avx512, 3 neon, 4 avxvnni, 5 avx512vnni, 6 amx; the caller
 // knows that the processor has it. Null when threads or memory are short. The caller of tandem_run is one of the
 // threads.
 tandem_pool *tandem_pool_new(int threads, int variant);

@@ -223,7 +223,12 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 			add(op, i);
 		break;
 	case OP_QUANTIZE:
-		quantize(op, i);
+#if KERNEL_AMX
+		if (op->bf16 == ELEM_BF16)
+			amx_round(op, i);
+		else
+#endif
+			quantize(op, i);
 		break;
 	case OP_PACK:
 		pack(op, i);

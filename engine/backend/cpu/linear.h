@@ -30,20 +30,20 @@ typedef struct {
 	int add;           // add the chain to y: only under fault_batch_order
 } part;
 
-FN void part_store(const part *p, const int nv, const int nt, V acc[LINEAR_NT][LINEAR_TILES * VPT]) {
-	UNROLL for (int t = 0; t < nt; t++)
-		UNROLL for (int v = 0; v < nv; v++) {
-			float *y = p->y + t * p->ldy + v * VL;
-			V sum = acc[t][v];
-			if (p->add)
-				sum = vadd(vload(y), sum);
-			if (p->bias)
-				sum = vadd(sum, vload(p->bias + v * VL));
-			vstore(y, sum);
-		}
+FN void part_store(const part *p, int t, int v, V sum) {
+	float *y = p->y + t * p->ldy + v * VL;
+	if (p->add)
+		sum = vadd(vload(y), sum);
+	if (p->bias)
+		sum = vadd(sum, vload(p->bias + v * VL));
+	vstore(y, sum);
 }
 
 #include "quant.h"
+
+#if KERNEL_AMX
+#include "amx.h"
+#endif
 
 // Packs one tile of the row-major matrix a [n, k], a stretch of k at a time so
 // that the lines being filled stay in L1.
@@ -163,7 +163,9 @@ FN void linear_block(const int bf16, const int nv, const int nt, const part *p) 
 			}
 		}
 	}
-	part_store(p, nv, nt, acc);
+	UNROLL for (int t = 0; t < nt; t++)
+		UNROLL for (int v = 0; v < nv; v++)
+			part_store(p, t, v, acc[t][v]);
 }
 
 // Constant-shape instances of the inner loop.
@@ -235,7 +237,7 @@ static TARGET void linear_pair(int bf16, int nt, const part *p) {
 // the edge of y.
 static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part p) {
 	int tiles = t1 - t0, lanes = min_int(tiles * TILE, op->n - t0 * TILE);
-	float edge[LINEAR_NT][LINEAR_TILES * TILE], bias[LINEAR_TILES * TILE];
+	float edge[AMX_ROWS][LINEAR_TILES * TILE], bias[LINEAR_TILES * TILE];
 	float *y = p.y;
 	size_t ldy = p.ldy;
 	if (lanes < tiles * TILE) {
@@ -251,6 +253,11 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 		p.ldy = LINEAR_TILES * TILE;
 	}
 	const int quant = op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4;
+#if KERNEL_AMX
+	if (op->bf16 == ELEM_BF16) {
+		amx_rows(tiles, nt, &p);
+	} else
+#endif
 	if (!quant && tiles == LINEAR_TILES && nt <= GROUP_NT) {
 		linear_group(op->bf16, nt, &p);
 	} else {
@@ -281,7 +288,12 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch,
                                tandem_scratch *s) {
 	// One pass over the weights as long as that is possible, as memory is slower.
-	int most = r1 - r0 <= LINEAR_NT ? LINEAR_NT : LINEAR_BLOCK, blocks = (r1 - r0 + most - 1) / most;
+	int most = r1 - r0 <= LINEAR_NT ? LINEAR_NT : LINEAR_BLOCK;
+#if KERNEL_AMX
+	if (op->bf16 == ELEM_BF16 || op->bf16 == ELEM_MXFP4)
+		most = AMX_ROWS;
+#endif
+	int blocks = (r1 - r0 + most - 1) / most;
 	int fault = st->fault_batch_order && batch > 1 && op->k > 2;
 	int depth = blocks > 1 ? LINEAR_DEPTH : op->k;
 	if (fault)
@@ -293,7 +305,10 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 		if (fault)
 			depth = min_int(LINEAR_DEPTH, (op->k / 2 + 31) / 32 * 32);
 	}
-	size_t ldq = 0;
+	size_t ldq = 0, skip = 0; // bytes of rows in q
+#if KERNEL_AMX
+	ldq = amx_row(op->k);
+#endif
 	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
 		ldq = quant_layout(op->k).size;
 		depth = blocks > 1 ? QUANT_DEPTH : op->k;
@@ -325,11 +340,12 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 			p.k1 -= k0;
 			p.k0 = 0;
 			x += k0;
+			skip = (size_t)k0 * 2;
 		}
 		for (int b = 0, r = r0; b < blocks; b++) {
 			int nt = (r1 - r) / (blocks - b); // even shares
 			p.x = x + (size_t)r * op->k;
-			p.q = op->q + (size_t)r * ldq;
+			p.q = op->q + (size_t)r * ldq + skip;
 			p.y = op->dst + (size_t)r * op->n + t0 * TILE;
 			linear_rows(&plain, t0, t1, nt, p);
 			r += nt;

@@ -98,12 +98,10 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 		for _, id := range ids {
 			w := c.weight(id)
 			need(w.in == in && w.out == out, "MoE: %s is [%d, %d], want [%d, %d]", w.name, w.out, w.in, out, in)
-			need(w.dtype.Quantized() == c.weight(ids[0]).dtype.Quantized(), "MoE: %s is %s among others", w.name, w.dtype)
+			need(c.formFor(w) == c.formFor(c.weight(ids[0])), "MoE: %s is %s among others", w.name, w.dtype)
 			o.experts = append(o.experts, w)
 		}
-		if o.experts[0].dtype.Quantized() {
-			c.quantize(from, m.TopK)
-		}
+		c.quantizeFor(o.experts[0], from, m.TopK)
 		c.record(o)
 	}
 	route := op{kind: opRoute, rows: a.rows, a: scores, route: r, normalize: m.Normalize}

@@ -14,6 +14,7 @@ import "C"
 
 import (
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/cpu"
@@ -22,7 +23,7 @@ import (
 )
 
 // nativeNames are indexed by the variant number of kernels.h.
-var nativeNames = [...]string{Generic, AVX2, AVX512, NEON, AVXVNNI, AVX512VNNI}
+var nativeNames = [...]string{Generic, AVX2, AVX512, NEON, AVXVNNI, AVX512VNNI, AMX}
 
 // nativeVariants asks for what the kernels are compiled with, vec.h's TARGET,
 // and that the system saves those registers.
@@ -46,6 +47,12 @@ func nativeVariants() []string {
 		names = append(names, NEON)
 	}
 	return append(names, Generic)
+}
+
+// hasAMX asks for amx.h's kernels, which no automatic choice takes.
+func hasAMX() bool {
+	x := &cpu.X86
+	return x.HasAVX512BF16 && x.HasAMXTile && x.HasAMXBF16 && slices.Contains(nativeVariants(), AVX512VNNI) && tilesAllowed()
 }
 
 // native runs compiled plans on the C thread pool.
@@ -166,6 +173,9 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	}
 	if o.sinks != nil {
 		to.sinks = floats(o.sinks.vector)
+	}
+	if o.kind == opQuantize {
+		to.bf16 = elem(o.form)
 	}
 	to.act, to.from, to.latent = C.int32_t(o.act), C.int32_t(o.from), C.int32_t(o.latent)
 	if o.rope != nil {

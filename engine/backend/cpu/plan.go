@@ -59,7 +59,8 @@ type op struct {
 	normalize bool
 	sigmoid   *backend.SigmoidRouter // of opRoute
 
-	from  int // of opColumns the first one, of opEmbed the token of the first row
+	from  int           // of opColumns the first one, of opEmbed the token of the first row
+	form  backend.DType // of opQuantize
 	act   backend.Act
 	sinks *weight // of opAttention; nil: none
 }
@@ -96,7 +97,7 @@ type plan struct {
 	marks  []int          // while recording: layers whose KV other ranks may not have stored yet
 	native unsafe.Pointer // the C form of ops, mapped
 
-	quantized map[*buffer]int // whose q has what data has, in rows of so many slots; while recording
+	quantized map[*buffer]quantForm // whose q has what data has, and how; while recording
 }
 
 // record appends an operation; c must be inside Replay's record call.
@@ -200,9 +201,7 @@ func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 	need(d != a, "Linear: %s in place", m.name)
 	need(d.rows == a.rows && m.in == a.cols && m.out == d.cols, "Linear: %s is [%d, %d] from %d to %d columns",
 		m.name, m.out, m.in, a.cols, d.cols)
-	if m.dtype.Quantized() {
-		c.quantize(a, 1)
-	}
+	c.quantizeFor(m, a, 1)
 	o := op{kind: opLinear, rows: d.rows, dst: d, a: a, w: m}
 	if bias != backend.NoWeight {
 		o.bias = c.vector(bias, m.out)

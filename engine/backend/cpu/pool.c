@@ -209,6 +209,8 @@ tandem_split tandem_cut(const tandem_op *op, const tandem_step *st, int threads)
 
 static const tandem_kernels *kernels_of(int variant) {
 #if defined(__x86_64__)
+	if (variant == 6)
+		return &tandem_amx;
 	if (variant == 5)
 		return &tandem_avx512vnni;
 	if (variant == 4)

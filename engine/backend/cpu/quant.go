@@ -13,6 +13,7 @@ import (
 const (
 	quantGroup = 32
 	quantPair  = 2 * quantGroup
+	amxDepth   = 32 // to a multiple of which a row for AMX is filled up
 )
 
 // quantRow says where the parts of a quantized row begin, in bytes.
@@ -24,25 +25,46 @@ func quantLayout(cols int) quantRow {
 	return quantRow{pad, pad + each, pad + 2*each, (pad + 3*each + 63) / 64 * 64}
 }
 
-// quantize records that a's rows are needed in 8 bits, unless they are there:
-// cols of them in each of so many slots per row.
-func (c *CPU) quantize(a *buffer, slots int) {
-	p := c.plan()
-	if p.quantized[a] == slots {
+// quantForm is what q holds of a buffer: rows of so many slots, whole numbers of 8 bits or, for AMX, bf16.
+type quantForm struct {
+	dtype backend.DType // INT8 or BF16; 0: nothing
+	slots int
+}
+
+// formFor is what a product with w reads from q; 0 where it reads the row itself.
+func (c *CPU) formFor(w *weight) backend.DType {
+	switch {
+	case w.dtype.Quantized():
+		return backend.INT8
+	case c.opts.Kernels == AMX && (w.dtype == backend.BF16 || w.dtype == backend.MXFP4):
+		return backend.BF16
+	}
+	return 0
+}
+
+// quantizeFor records that a's rows, cols of them in each of so many slots per row, are needed as a product with w reads them,
+// unless they are there.
+func (c *CPU) quantizeFor(w *weight, a *buffer, slots int) {
+	p, form := c.plan(), quantForm{c.formFor(w), slots}
+	if form.dtype == 0 || p.quantized[a] == form {
 		return
 	}
-	rows, at := c.limit(a.rows)*slots, quantLayout(a.cols/slots)
-	if len(a.q) < rows*at.size {
-		q, err := c.mem.bytes(rows*at.size, false)
+	cols := a.cols / slots
+	bytes := quantLayout(cols).size
+	if form.dtype == backend.BF16 {
+		bytes = (cols + amxDepth - 1) / amxDepth * amxDepth * 2
+	}
+	if rows := c.limit(a.rows) * slots; len(a.q) < rows*bytes {
+		q, err := c.mem.bytes(rows*bytes, false)
 		need(err == nil, "quantized rows of %d columns: %v", a.cols, err)
 		a.q = q
 	}
-	o := op{kind: opQuantize, rows: a.rows, a: a}
+	o := op{kind: opQuantize, rows: a.rows, a: a, form: form.dtype}
 	if slots > 1 {
 		o.slots = slots
 	}
 	c.record(o)
-	p.quantized[a] = slots
+	p.quantized[a] = form
 }
 
 // roundMagic is 1.5·2^23: a small number added to it is rounded to a whole one,

@@ -205,7 +205,9 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 					acc[t][v] = vfma(vfloat(sum[t][v]), vmul(ws[v], xs), acc[t][v]);
 			}
 		}
-	part_store(p, nv, nt, acc);
+	UNROLL for (int t = 0; t < nt; t++)
+		UNROLL for (int v = 0; v < nv; v++)
+			part_store(p, t, v, acc[t][v]);
 }
 
 #define QUANT_CASE(tiles, nt) \

@@ -114,7 +114,7 @@ func (c *CPU) capture(key backend.Key, record func()) (*plan, error) {
 	if key.Tokens < 1 || key.Tokens > l.Tokens || key.Outputs < 0 || key.Outputs > l.Outputs {
 		return nil, fmt.Errorf("%w: plan %+v beyond limits %+v", backend.ErrShape, key, l)
 	}
-	c.recording = &plan{quantized: make(map[*buffer]int)}
+	c.recording = &plan{quantized: make(map[*buffer]quantForm)}
 	defer func() { c.recording = nil }()
 	record()
 	p := c.recording

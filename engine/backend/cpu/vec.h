@@ -9,7 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if KERNEL_ISA == 512 && KERNEL_VNNI
+#if KERNEL_ISA == 512 && KERNEL_AMX
+#include <immintrin.h>
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,amx-tile,amx-bf16,avx2,fma")))
+#elif KERNEL_ISA == 512 && KERNEL_VNNI
 #include <immintrin.h>
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma")))
 #elif KERNEL_ISA == 512
