@@ -404,7 +404,8 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 			// Much of it is older than the first scrape; a frame or more for each request is not.
 			return band{16 * n / panelSeconds, 2 * bytes / panelSeconds}
 		})},
-		"KV transfer: through shared memory": {one(c.value(decodeNodes, "tandem:kv_transfer_shared_bytes_total", `"in"`) / (n * blocks * float64(perBlock)))},
+		"KV transfer: through shared memory": {one(c.value(decodeNodes, "tandem:kv_transfer_shared_bytes_total", `"in"`) / (n * blocks * float64(perBlock))),
+			one(c.value(decodeNodes, "tandem:kv_transfer_rdma_bytes_total", `"in"`) / (n * blocks * float64(perBlock)))},
 	})
 	for title := range panels(c.t, panelWindow) {
 		if all[title] == nil {
