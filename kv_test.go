@@ -47,7 +47,11 @@ func TestFabricOrTCP(t *testing.T) {
 		"--fabric-provider": {KVTransport: "rdma", FabricProvider: "pigeon"},
 		"--kv-tls":          {KVTransport: "rdma", FabricProvider: "tcp", KVTLS: true},
 		"--kv-transport":    {KVTransport: "pigeon", FabricProvider: "auto"},
+		"--kv-connections":  {KVTransport: "tcp", FabricProvider: "auto", KVConnections: 1000},
 	} {
+		if n.KVConnections == 0 {
+			n.KVConnections = 1
+		}
 		if _, err := kvTransport(&n); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", n, err)
 		}
