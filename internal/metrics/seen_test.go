@@ -14,10 +14,12 @@ var notThrough = map[string]string{
 	"vllm:num_preemptions_total P":   "a prefill node computes a prompt once there is room for all of it, so that its jobs were never seen to lose any",
 	"vllm:request_num_preemptions P": "as above",
 
-	"tandem:kv_transfer_rdma_bytes_total P": "takes a card for RDMA on both nodes; kvtransfer's own tests move pages over libfabric's providers in software",
-	"tandem:kv_transfer_rdma_bytes_total D": "as above",
-	"tandem:kv_transfer_pieces_total P":     "the pages of tandem:kv_transfer_bytes_total, which is seen",
-	"tandem:kv_transfer_pieces_total D":     "as above",
+	"tandem:kv_transfer_rdma_bytes_total P":   "takes a card for RDMA on both nodes; kvtransfer's own tests move pages over libfabric's providers in software",
+	"tandem:kv_transfer_rdma_bytes_total D":   "as above",
+	"tandem:kv_transfer_pieces_total P":       "the pages of tandem:kv_transfer_bytes_total, which is seen",
+	"tandem:kv_transfer_pieces_total D":       "as above",
+	"tandem:kv_transfer_first_byte_seconds D": "how many there are is seen by TestBinaryObserve; how long each took, only a test that makes the times knows",
+	"tandem:kv_transfer_last_byte_seconds D":  "as above",
 }
 
 // Each line of testdata/seen is a metric, roles, and a test, as package:Test, that
