@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -192,13 +193,38 @@ func (e *Engine) adapter(name string, digest uint64) (*adapterPlace, error) {
 	return p, p.means(digest)
 }
 
-// use counts a run's adapter.
-func (r *run) use(p *adapterPlace) *run {
+// AdapterUse are the names of adapters, sorted: of requests and jobs that take part in steps, and of those that wait.
+type AdapterUse struct{ Running, Waiting []string }
+
+// adapterUse looks at everybody; it is asked for when somebody came, went, ran or gave way.
+func (e *Engine) adapterUse() AdapterUse {
+	running, waiting := map[string]bool{}, map[string]bool{}
+	for _, r := range e.live {
+		switch {
+		case r.adapter == nil:
+		case r.runs:
+			running[r.adapter.Name] = true
+		default:
+			waiting[r.adapter.Name] = true
+		}
+	}
+	return AdapterUse{slices.Sorted(maps.Keys(running)), slices.Sorted(maps.Keys(waiting))}
+}
+
+// enter puts a run on the books, with its adapter.
+func (e *Engine) enter(id scheduler.RequestID, r *run, p *adapterPlace) {
 	if p != nil {
 		p.users++
 		r.adapter = p
+		e.useChanged = true
 	}
-	return r
+	e.live[id] = r
+}
+
+// takesPart notes whether a run takes part in steps.
+func (e *Engine) takesPart(r *run, runs bool) {
+	e.useChanged = e.useChanged || r.adapter != nil && r.runs != runs
+	r.runs = runs
 }
 
 // leave takes a run off the books.
@@ -212,6 +238,7 @@ func (e *Engine) leave(id scheduler.RequestID, r *run) {
 		return
 	}
 	r.adapter = nil
+	e.useChanged = true
 	if p.users--; p.users == 0 && p.gone {
 		e.adapters.free = append(e.adapters.free, p.place)
 	}

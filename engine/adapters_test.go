@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -118,6 +119,9 @@ func TestAdaptersComeAndGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-running
+	if use := b.Stats().Adapters; !reflect.DeepEqual(use, AdapterUse{Running: []string{"all"}}) {
+		t.Errorf("while a request runs: %+v", use)
+	}
 	unloaded := make(chan error, 1)
 	go func() { unloaded <- b.UnloadAdapter("all") }()
 	close(end)
@@ -133,7 +137,28 @@ func TestAdaptersComeAndGo(t *testing.T) {
 			t.Fatalf("after its adapter's name went: %v, before %v", got, all)
 		}
 	}
+	held, _, err := b.Add(&Request{Root: 98, Prompt: tokens(20, 3), MaxTokens: 1, Hold: true, Adapter: "mlp", Emit: func(Token) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // what is told before one is published before the other
+		if err := b.Check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if use := b.Stats().Adapters; !reflect.DeepEqual(use.Waiting, []string{"mlp"}) {
+		t.Errorf("while a request waits: %+v", use)
+	}
+	b.Abort(held)
 	b.Abort(id)
+	for range 2 {
+		if err := b.Check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if use := b.Stats().Adapters; len(use.Waiting)+len(use.Running) != 0 {
+		t.Errorf("when nobody runs: %+v", use)
+	}
 	for _, name := range []string{"mlp", "attention"} { // in place, and where all was
 		if _, _, err := b.LoadAdapter(name, adapterDir+"attention", true); err != nil {
 			t.Fatal(err)

@@ -106,21 +106,22 @@ type Engine struct {
 	loaded atomic.Pointer[[]Adapter]
 
 	// Owned by the step goroutine.
-	live     map[scheduler.RequestID]*run
-	adapters adapters
-	batch    scheduler.Batch // the one that runs
-	step     backend.Step
-	tables   [][]int32 // block tables of step, [spans × groups]
-	results  []scheduler.Result
-	sampled  []int32 // tokens of the results
-	asks     []draft.Ask
-	logits   []float32
-	events   []kvcache.Event
-	emitted  time.Duration // when the last step's tokens were there
-	count    Stats
-	pushing  int             // jobs that have ended and whose pushes still pin blocks
-	taken    []func()        // the inbox's other buffer
-	onMark   func(layer int) // layerDone, bound once
+	live       map[scheduler.RequestID]*run
+	adapters   adapters
+	useChanged bool            // what count.Adapters says
+	batch      scheduler.Batch // the one that runs
+	step       backend.Step
+	tables     [][]int32 // block tables of step, [spans × groups]
+	results    []scheduler.Result
+	sampled    []int32 // tokens of the results
+	asks       []draft.Ask
+	logits     []float32
+	events     []kvcache.Event
+	emitted    time.Duration // when the last step's tokens were there
+	count      Stats
+	pushing    int             // jobs that have ended and whose pushes still pin blocks
+	taken      []func()        // the inbox's other buffer
+	onMark     func(layer int) // layerDone, bound once
 
 	mirror     backend.Mirror // nil: KVRegion is the device's own
 	fetch      [][]int32      // [groups] blocks that the step's jobs push and the mirror lacks
@@ -144,6 +145,7 @@ type run struct {
 	prompt  int                 // tokens at Add, output of earlier attempts included
 	output  int                 // tokens generated, earlier attempts included
 	adapter *adapterPlace       // nil: none
+	runs    bool                // takes part in steps: is admitted, and has not given way since
 	pinned  [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
 	fetched [][]kvcache.BlockID // and the one that the mirror has
 	life    Life
@@ -454,6 +456,7 @@ func (e *Engine) fill(b scheduler.Batch) {
 			Adapter: r.span(), Tables: e.tables[at:len(e.tables):len(e.tables)],
 		})
 		if r != nil {
+			e.takesPart(r, true)
 			e.countPrompt(r, q.Start, len(q.Tokens)-q.Drafts)
 		}
 		e.outputs(q, r, row)

@@ -59,6 +59,7 @@ func (e *Engine) turns(b scheduler.Batch, now time.Duration) {
 	for _, id := range b.Preempted {
 		if r := e.live[id]; r != nil {
 			r.life.Preemptions++
+			e.takesPart(r, false)
 		}
 	}
 }

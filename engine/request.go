@@ -145,7 +145,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 		}, e.now())
 		if err == nil {
 			run := &run{req: r, prompt: len(tokens), output: len(r.Output), life: Life{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: e.now()}}
-			e.live[id] = run.use(adapter)
+			e.enter(id, run, adapter)
 			if r.Added != nil {
 				r.Added(cached)
 			}
@@ -174,7 +174,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 		}, e.now())
 		if err == nil {
 			run := &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: e.now()}}
-			e.live[id] = run.use(adapter)
+			e.enter(id, run, adapter)
 		}
 	})
 	if derr != nil {

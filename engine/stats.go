@@ -20,6 +20,7 @@ type Stats struct {
 	Prompts    Source // of prompts whose KV is complete, where its tokens' KV came from
 	Aborted    uint64 // requests and jobs ended by their owner
 	Scheduler  scheduler.Stats
+	Adapters   AdapterUse
 }
 
 // Stats returns the latest snapshot. It may be read from any goroutine, and is
@@ -52,6 +53,9 @@ func (s *Stats) ratePrompts(prompt uint64, tokens int, took time.Duration) {
 
 // publish makes a new snapshot.
 func (e *Engine) publish() {
+	if e.useChanged {
+		e.count.Adapters, e.useChanged = e.adapterUse(), false
+	}
 	s := e.count
 	s.Scheduler = e.sched.Stats()
 	e.mu.Lock()

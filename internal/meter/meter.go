@@ -11,6 +11,7 @@ package meter
 
 import (
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -68,6 +69,12 @@ func (n *Node) gauge(id metrics.ID, f func(s engine.Stats) int, labels ...string
 func (n *Node) Engine(l *engine.Loaded, build, role string) {
 	n.Set.Info(metrics.BuildInfo, build, role)
 	n.Set.Info(metrics.CacheConfigInfo, strconv.Itoa(l.Scheduler.Pool.BlockTokens), l.KV.DType.String(), "True", strconv.Itoa(l.KV.Blocks))
+	if places := l.Adapters.Places; places > 0 {
+		n.Set.InfoFunc(metrics.LoRARequestsInfo, func() (float64, []string) {
+			use := n.Stats().Adapters
+			return float64(time.Now().UnixMilli()) / 1e3, []string{strconv.Itoa(places), strings.Join(use.Waiting, ","), strings.Join(use.Running, ",")}
+		})
+	}
 	n.counter(metrics.PrefillTokensComputed, func(s engine.Stats) uint64 { return s.PromptComputed })
 	n.counter(metrics.GenerationTokens, func(s engine.Stats) uint64 { return s.Generated })
 	n.counter(metrics.PromptTokens, func(s engine.Stats) uint64 { return s.Prompts.Total() })

@@ -82,10 +82,11 @@ func TestMeters(t *testing.T) {
 	for _, p := range []any{&st, &dec, &pre, &in, &out, served, asked} {
 		number(reflect.ValueOf(p).Elem(), &next)
 	}
+	st.Adapters = engine.AdapterUse{Running: []string{"a", "b"}, Waiting: []string{"c"}}
 	sch, b := &st.Scheduler, &st.Scheduler.Blocks
 	role := func(name string, roles metrics.Role) *Node {
 		n, l := &Node{Set: metrics.New(roles, "m"), Stats: func() engine.Stats { return st }}, new(engine.Loaded)
-		l.Scheduler.MaxQueued, l.Scheduler.MaxSeqs, l.Scheduler.Pool.BlockTokens, l.KV.Blocks, l.KV.DType = 901, 902, 16, 64, backend.BF16
+		l.Scheduler.MaxQueued, l.Scheduler.MaxSeqs, l.Scheduler.Pool.BlockTokens, l.KV.Blocks, l.KV.DType, l.Adapters.Places = 901, 902, 16, 64, backend.BF16, 3
 		n.Engine(l, "1.2.3", name)
 		RPC(n.Set, served, asked)
 		Traces(n.Set, nil)
@@ -224,6 +225,11 @@ func TestMeters(t *testing.T) {
 	}{{"decode", d, onDecode}, {"prefill", p, onPrefill}} {
 		maps.Copy(c.want, both)
 		got := series(t, c.n.Set)
+		const adapters = `vllm:lora_requests_info{max_lora="3",running_lora_adapters="a,b",waiting_lora_adapters="c"}`
+		if at := got[adapters]; math.Abs(at-float64(time.Now().Unix())) > 3600 {
+			t.Errorf("%s: %s is %v, want the time", c.role, adapters, at)
+		}
+		delete(got, adapters)
 		for _, name := range slices.Sorted(maps.Keys(c.want)) {
 			v := reflect.ValueOf(c.want[name])
 			if want := v.Convert(reflect.TypeFor[float64]()).Float(); got[name] != want {

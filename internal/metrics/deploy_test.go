@@ -142,6 +142,7 @@ func TestDeployNamesMetrics(t *testing.T) {
 var unshown = map[string]string{
 	"tandem:build_info":                                  "a fact",
 	"vllm:cache_config_info":                             "a fact",
+	"vllm:lora_requests_info":                            "names that come and go, for routers that look for an adapter",
 	"vllm:external_prefix_cache_queries_total":           "Prompt tokens by source has what came of them",
 	"vllm:external_prefix_cache_hits_total":              "Prompt tokens by source",
 	"vllm:prompt_tokens_cached_total":                    "Prompt tokens by source",

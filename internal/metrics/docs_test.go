@@ -16,7 +16,6 @@ var absent = []struct{ names, why string }{
 	{"vllm:engine_sleep_state, vllm:sleep_mode_*", "engines do not sleep"},
 	{"vllm:watermark_requests", "no watermarks in text"},
 	{"vllm:mm_cache_queries, vllm:mm_cache_hits", "text only"},
-	{"vllm:lora_requests_info", "its labels are adapters' names, which come and go; /v1/models lists those that are loaded"},
 	{"vllm:kv_block_lifetime_seconds, vllm:kv_block_idle_before_evict_seconds, vllm:kv_block_reuse_gap_seconds", "sampled and off by default in vLLM; the block pool here has no clock"},
 	{"vllm:nixl_*, vllm:mooncake_*, vllm:hf3fs_*, vllm:hisparse_*, vllm:umbp_*", "of vLLM's own connectors; tandem:kv_transfer_* are those of ours"},
 	{"vllm:kv_offload_*, vllm:simple_kv_offload_*", "KV is not offloaded"},

@@ -46,7 +46,8 @@ func (s *Set) Collect(to chan<- prometheus.Metric) {
 		}
 		desc := prometheus.NewDesc(row.Name, row.Help, names, constant)
 		if info != nil {
-			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, *info...)
+			value, facts := (*info)()
+			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, facts...)
 		}
 		for i, values := range f.labels {
 			switch row.Kind {

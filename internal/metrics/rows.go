@@ -7,6 +7,8 @@ const request = Gateway | Decode
 var Rows = [count]Row{
 	BuildInfo: {"tandem:build_info", KindInfo, all, []Label{{Name: "version"}, {Name: "role"}}, nil, "Always 1; the program's version and this process' role."},
 
+	LoRARequestsInfo: {"vllm:lora_requests_info", KindInfo, nodes, []Label{{Name: "max_lora"}, {Name: "waiting_lora_adapters"}, {Name: "running_lora_adapters"}},
+		nil, "The time, in Unix seconds; adapters that requests wait and run with, joined by commas, and how many one step can have. There with --enable-lora alone."},
 	NumRequestsRunning: {"vllm:num_requests_running", KindGauge, nodes, nil, nil, "Requests that take part in the engine's steps."},
 	NumRequestsWaiting: {"vllm:num_requests_waiting", KindGauge, nodes, nil, nil, "Requests that wait: for the engine, for KV from another node, or on a prefill node for their turn or a grant."},
 	NumRequestsWaitingByReason: {"vllm:num_requests_waiting_by_reason", KindGauge, nodes, []Label{{Name: "reason", Values: []string{"capacity", "deferred"}}}, nil,

@@ -14,6 +14,9 @@ var notThrough = map[string]string{
 	"vllm:num_preemptions_total P":   "a prefill node computes a prompt once there is room for all of it, so that its jobs were never seen to lose any",
 	"vllm:request_num_preemptions P": "as above",
 
+	"vllm:lora_requests_info P": "it names adapters while requests run with them, which a scrape meets by luck; the engine's test holds a request still",
+	"vllm:lora_requests_info D": "as above",
+
 	"tandem:kv_transfer_rdma_bytes_total P":   "takes a card for RDMA on both nodes; kvtransfer's own tests move pages over libfabric's providers in software",
 	"tandem:kv_transfer_rdma_bytes_total D":   "as above",
 	"tandem:kv_transfer_pieces_total P":       "the pages of tandem:kv_transfer_bytes_total, which is seen",

@@ -20,10 +20,10 @@ type Set struct {
 
 // family is one row's series, in the order of the product of its label values.
 type family struct {
-	values     []*Value                 // counters and gauges
-	histograms []*Histogram             // histograms
-	labels     [][]string               // label values of each series, in the table's order
-	info       atomic.Pointer[[]string] // label values of an info; nil: not known yet
+	values     []*Value                                               // counters and gauges
+	histograms []*Histogram                                           // histograms
+	labels     [][]string                                             // label values of each series, in the table's order
+	info       atomic.Pointer[func() (value float64, facts []string)] // of an info; nil: not known yet
 }
 
 // New makes the series of the given roles. model is the served model's name;
@@ -90,10 +90,16 @@ func (l *Label) valuesOf(roles Role) []string {
 
 // Info tells the facts of an info, in the order of its labels.
 func (s *Set) Info(id ID, facts ...string) {
-	if row := &Rows[id]; row.Kind != KindInfo || row.Roles&s.roles == 0 || len(facts) != len(row.Labels) {
+	s.InfoFunc(id, func() (float64, []string) { return 1, facts })
+}
+
+// InfoFunc makes an info's value and facts be read from f at each scrape. f must be safe for concurrent use and must not block.
+func (s *Set) InfoFunc(id ID, f func() (value float64, facts []string)) {
+	row := &Rows[id]
+	if _, facts := f(); row.Kind != KindInfo || row.Roles&s.roles == 0 || len(facts) != len(row.Labels) {
 		panic(fmt.Sprintf("metrics: %s told as an info of %d labels in roles %b", row.Name, len(facts), s.roles))
 	}
-	s.families[id].info.Store(&facts)
+	s.families[id].info.Store(&f)
 }
 
 // Has says whether the process' roles have a metric.

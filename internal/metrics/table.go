@@ -20,6 +20,7 @@ type ID int
 // Every metric. The order is that of docs/metrics.md.
 const (
 	BuildInfo ID = iota
+	LoRARequestsInfo
 
 	// Engine, on nodes.
 	NumRequestsRunning
@@ -138,7 +139,7 @@ const (
 // Kind is a metric's type.
 type Kind uint8
 
-// Kinds. An info is a gauge of 1 whose labels are facts of the process; it is
+// Kinds. An info is a gauge, of 1 unless it says otherwise, whose labels are facts of the process; it is
 // exposed once they are known.
 const (
 	KindCounter Kind = iota + 1
