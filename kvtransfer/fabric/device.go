@@ -37,6 +37,8 @@ var (
 	_ = [1]byte{}[C.TD_WRITTEN-int(Written)+C.TD_LANDED-int(Landed)+C.TD_FAILED-int(Failed)]
 )
 
+var errDevice = fmt.Errorf("%w: the device is closed", ErrFabric)
+
 // loading guards what the library keeps for the whole process.
 var loading sync.Mutex
 
@@ -45,7 +47,7 @@ const Built = true
 
 // Device is an open provider.
 type Device struct {
-	c    *C.td_device
+	c    *C.td_device // nil: closed
 	info Info
 	virt bool // addresses of targets are the memory's own
 	desc bool // writes name the registration that they are from
@@ -129,16 +131,38 @@ func (d *Device) Place() uint64 {
 // Info says what was opened.
 func (d *Device) Info() Info { return d.info }
 
-// Close closes the device, whose endpoints and registrations must be closed.
+// enter counts an endpoint that is about to be opened, so that the device stays meanwhile.
+func (d *Device) enter() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.c == nil {
+		return errDevice
+	}
+	d.open++
+	return nil
+}
+
+func (d *Device) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open--
+}
+
+// Close closes the device, whose endpoints and registrations must be closed. Closing it again does nothing.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.c == nil {
+		return nil
+	}
 	if d.open != 0 {
 		return fmt.Errorf("%w: closing a device with %d endpoints and registrations open", ErrFabric, d.open)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	return said(ErrFabric, C.td_close(d.c))
+	err := said(ErrFabric, C.td_close(d.c))
+	d.c = nil
+	return err
 }
 
 // Open endpoints and registrations, for tests of leaks.
@@ -159,6 +183,9 @@ type registration struct {
 
 // register needs d.mu.
 func (d *Device) register(m Memory, key uint64, remote bool) (*registration, error) {
+	if d.c == nil {
+		return nil, errDevice
+	}
 	r := &registration{d: d, mem: m, users: 1}
 	if m.GPU == Host {
 		r.pin.Pin((*byte)(pointer(m.At)))

@@ -29,7 +29,8 @@ const MaxName = 256
 type Endpoint struct {
 	d    *Device
 	mu   sync.Mutex
-	c    *C.td_end // nil: closed
+	c    *C.td_end // nil: closed, and the library has let go of it
+	over bool      // Close was called
 	name []byte
 	out  []C.td_write
 	wait *os.File // readable when there may be completions; nil: the provider has no such thing
@@ -49,14 +50,15 @@ var inside = struct {
 // Endpoint opens one for at most depth writes of this side at a time, and as many of the peer's that Poll has not told.
 func (d *Device) Endpoint(depth int) (*Endpoint, error) {
 	e := &Endpoint{d: d}
+	if err := d.enter(); err != nil {
+		return nil, err
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := said(ErrFabric, C.td_endpoint(d.c, C.int(depth), 1, &e.c)); err != nil {
+		d.leave()
 		return nil, fmt.Errorf("%w (%s)", err, d.info.Provider)
 	}
-	d.mu.Lock()
-	d.open++
-	d.mu.Unlock()
 	name, n := make([]byte, MaxName), C.size_t(MaxName)
 	err := said(ErrFabric, C.td_name(e.c, unsafe.Pointer(&name[0]), &n))
 	if err == nil {
@@ -113,7 +115,7 @@ func (e *Endpoint) Peer(name []byte) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.c == nil {
+	if e.over {
 		return ErrClosed
 	}
 	runtime.LockOSThread()
@@ -126,7 +128,7 @@ func (e *Endpoint) Peer(name []byte) error {
 func (e *Endpoint) Write(w []Write, token uint64, data uint32) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.c == nil {
+	if e.over {
 		return 0, ErrClosed
 	}
 	if len(w) == 0 {
@@ -150,7 +152,7 @@ func (e *Endpoint) Write(w []Write, token uint64, data uint32) (int, error) {
 func (e *Endpoint) Poll(into []Event) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.c == nil {
+	if e.over {
 		return 0, ErrClosed
 	}
 	var why *C.char
@@ -181,7 +183,7 @@ func (e *Endpoint) Wait(d time.Duration, looks int) {
 		return
 	}
 	e.mu.Lock()
-	ready := e.c == nil || C.td_trywait(e.c) != 0
+	ready := e.over || C.td_trywait(e.c) != 0
 	e.mu.Unlock()
 	if ready {
 		runtime.Gosched()
@@ -195,7 +197,8 @@ func (e *Endpoint) Wait(d time.Duration, looks int) {
 	})
 }
 
-// Close ends the endpoint: when it returns, nothing that the peer wrote or writes changes memory here any more, and no memory here is read.
+// Close ends the endpoint: when it returns nil, nothing that the peer wrote or writes changes memory here any more, and no memory here is read. After
+// an error that is not so; Close may be called again.
 func (e *Endpoint) Close() error {
 	inside.Lock()
 	defer inside.Unlock()
@@ -210,21 +213,24 @@ func (e *Endpoint) Close() error {
 
 // close needs inside's mutex.
 func (e *Endpoint) close() error {
-	delete(inside.ends, string(e.name))
+	if inside.ends[string(e.name)] == e { // a later one may have the name by now
+		delete(inside.ends, string(e.name))
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.over, e.peer = true, nil
 	if e.c == nil {
 		return nil
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := said(ErrFabric, C.td_end_close(e.c))
-	e.c, e.peer = nil, nil
-	if e.wait != nil {
-		err = errors.Join(err, e.wait.Close())
+	if err := said(ErrFabric, C.td_end_close(e.c)); err != nil {
+		return err
 	}
-	e.d.mu.Lock()
-	e.d.open--
-	e.d.mu.Unlock()
-	return err
+	e.c = nil
+	e.d.leave()
+	if e.wait != nil {
+		return e.wait.Close()
+	}
+	return nil
 }

@@ -1,3 +1,5 @@
+//go:build cgo && linux
+
 #define _GNU_SOURCE
 #include "fabric.h"
 #include "abi.h"
@@ -384,12 +386,14 @@ int td_poll(td_end *e, td_event *ev, int n, const char **bad) {
 	return k;
 }
 
+// td_end_close may be called again where it failed: the endpoint may then still be written through, and what the library may point to stays.
 const char *td_end_close(td_end *e) {
-	int rc = 0, one;
-	if (e->ep && (one = shut(&e->ep->fid))) rc = one;
-	if (e->cq && (one = shut(&e->cq->fid))) rc = one;
-	if (e->av && (one = shut(&e->av->fid))) rc = one;
-	if (rc) return failed("closing an endpoint", rc); // what the library may still point to stays
+	int rc;
+	if (e->ep && (rc = shut(&e->ep->fid))) return failed("closing an endpoint", rc);
+	e->ep = NULL;
+	if (e->cq && (rc = shut(&e->cq->fid))) return failed("closing an endpoint's queue", rc);
+	e->cq = NULL;
+	if (e->av && (rc = shut(&e->av->fid))) return failed("closing an endpoint's addresses", rc);
 	free(e->ops);
 	free(e);
 	return NULL;

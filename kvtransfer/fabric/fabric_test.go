@@ -465,6 +465,43 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
+// TestClosedTwice: what is closed stays closed, and takes nothing along that came after it.
+func TestClosedTwice(t *testing.T) {
+	for _, provider := range software {
+		d := open(t, provider)
+		e, err := d.Endpoint(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		later := new(Endpoint)
+		inside.Lock()
+		inside.ends[string(e.name)] = later
+		inside.Unlock()
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		inside.Lock()
+		if inside.ends[string(e.name)] != later {
+			t.Errorf("%s: an endpoint closed twice made another of its name forgotten", provider)
+		}
+		delete(inside.ends, string(e.name))
+		inside.Unlock()
+		if err := errors.Join(d.Close(), d.Close()); err != nil {
+			t.Error(err)
+		}
+		_, endpoint := d.Endpoint(8)
+		_, grant := d.Grant([]Memory{Of(make([]byte, 4096))})
+		for _, err := range []error{endpoint, grant} {
+			if !errors.Is(err, ErrFabric) {
+				t.Errorf("%s: a closed device says %v", provider, err)
+			}
+		}
+	}
+}
+
 // TestRefusals name what is missing.
 func TestRefusals(t *testing.T) {
 	for want, o := range map[string]Options{
