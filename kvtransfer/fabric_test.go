@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	mrand "math/rand/v2"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -169,6 +170,93 @@ func (e *frozenEnd) Write(w []fabric.Write, token uint64, data uint32) (int, err
 		<-e.thaw
 	})
 	return e.endpoint.Write(w, token, data)
+}
+
+// TestEndpointThatStaysOpen: where the library cannot close the endpoint that an ended lease's writer writes through, no time gives the pages back.
+func TestEndpointThatStaysOpen(t *testing.T) {
+	for _, tr := range fabricTransports(t) {
+		t.Run(tr.name, func(t *testing.T) {
+			p := newPair(t, tr, small, 32, func(r *ReaderOptions, w *WriterOptions) {
+				r.QuarantineTimeout, w.AckTimeout = 50*time.Millisecond, time.Minute
+			})
+			stuck, frozen := new(stuckEnd), &frozenEnd{writing: make(chan struct{}), thaw: make(chan struct{})}
+			p.reader.wrap = func(e endpoint) endpoint {
+				stuck.endpoint = e
+				return stuck
+			}
+			p.writer.wrap = func(e endpoint) endpoint {
+				frozen.endpoint = e
+				return frozen
+			}
+			g := p.grant(t, time.Minute, 1, 2)
+			push := p.open(t, g)
+			p.sendAll(t, push, 1, 2)
+			<-frozen.writing
+			p.reader.Cancel(g.Lease)
+			for p.reader.Stats().Connections > 0 {
+				time.Sleep(time.Millisecond)
+			}
+			if s := p.reader.Stats(); s.Quarantined != 1 {
+				t.Errorf("%d leases in quarantine, want that of the endpoint that is open", s.Quarantined)
+			}
+			if err := stuck.endpoint.Close(); err != nil {
+				t.Error(err)
+			}
+			p.reader.mu.Lock()
+			for k, l := range p.reader.leases {
+				p.reader.fenceLocked(k, l)
+			}
+			p.reader.mu.Unlock()
+			close(frozen.thaw)
+			p.wantEvent(t, g, Failed, ErrCancelled)
+			<-push.Done()
+		})
+	}
+}
+
+// stuckEnd is one that the library does not close.
+type stuckEnd struct{ endpoint }
+
+func (*stuckEnd) Close() error { return fabric.ErrFabric }
+
+// TestPermitCrossesFence: a writer whose push ended before its permit came says again that it writes nothing. Its first word may have come before the
+// permit was given, and without another the reader would have to close the session.
+func TestPermitCrossesFence(t *testing.T) {
+	for _, tr := range fabricTransports(t) {
+		p := newPair(t, tr, small, 8, nil)
+		d, err := decodeGrant(p.grant(t, time.Minute, 1).Wire)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newWriterSession(p.writer, d)
+		s.kind = fabricConn
+		push := newPush(s, d, PushOptions{})
+		if err := s.add(push); err != nil {
+			t.Fatal(err)
+		}
+		s.mu.Lock()
+		s.endLocked(push, ErrAborted)
+		s.mu.Unlock()
+		here, there := net.Pipe()
+		ended := make(chan error)
+		go func() { ended <- s.receive(here) }()
+		b := make([]byte, controlSize)
+		(&control{kind: msgPermit, key: d.key}).encode(b)
+		write(t, there, b)
+		there.Close()
+		<-ended
+		s.fail(ErrClosed)
+		close(s.out)
+		fences := 0
+		for m := range s.out {
+			if m.kind == msgFenced && m.key == d.key {
+				fences++
+			}
+		}
+		if fences != 2 {
+			t.Errorf("%s: %d fences, want one before and one behind the permit", tr.name, fences)
+		}
+	}
 }
 
 // TestFenceReleases: a writer that is alive says that it writes no more, and the pages come back without its session's end.

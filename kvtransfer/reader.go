@@ -113,10 +113,11 @@ type Reader struct {
 	epoch uint64
 	start time.Time // of the lease clock
 	ln    net.Listener
-	local *localListeners // nil: no shared memory
-	rdma  *readerFabric   // nil: no RDMA
-	wake  chan struct{}   // the expiry loop has an earlier deadline
-	done  chan struct{}   // closed by Close
+	local *localListeners         // nil: no shared memory
+	rdma  *readerFabric           // nil: no RDMA
+	wrap  func(endpoint) endpoint // tests: faults
+	wake  chan struct{}           // the expiry loop has an earlier deadline
+	done  chan struct{}           // closed by Close
 	conns sync.WaitGroup
 	loops sync.WaitGroup
 

@@ -143,19 +143,22 @@ type incoming struct {
 // fabricWindow is how far a writer may be ahead: frames that wait for acknowledgement, and those before them.
 const fabricWindow = 2 * maxUncopied
 
-// runFabric meets the writer's end and receives until the connection ends. When it returns nothing that the writer wrote can land any more.
+// runFabric meets the writer's end and receives until the connection ends. When it returns nothing that the writer wrote can land any more, unless
+// the library could not close the endpoint: then its leases stay in quarantine.
 func (d *dataReader) runFabric() (err error) {
 	f := &fabricReader{dataReader: d, wake: make(chan struct{}, 1), frames: make(map[uint64]*incoming)}
 	e, err := f.meet()
 	if err != nil {
 		return err
 	}
-	f.end = e
 	r := d.r
+	if f.end = endpoint(e); r.wrap != nil {
+		f.end = r.wrap(e)
+	}
 	r.mu.Lock()
 	if d.s.closed {
 		r.mu.Unlock()
-		return errors.Join(net.ErrClosed, e.Close())
+		return errors.Join(net.ErrClosed, f.end.Close())
 	}
 	d.s.fabric = f
 	for k, l := range r.leases { // the writer has the answer, and may have renewed already
@@ -176,12 +179,13 @@ func (d *dataReader) runFabric() (err error) {
 	defer func() {
 		close(stop)
 		<-polled
-		err = errors.Join(err, e.Close())
+		open := f.end.Close()
+		err = errors.Join(err, open)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		d.s.fabric = nil
 		for k, l := range r.leases {
-			if l.session == d.s && l.permitted {
+			if l.session == d.s && l.permitted && open == nil {
 				r.fenceLocked(k, l)
 			}
 		}

@@ -72,7 +72,8 @@ func (f *writerFabric) close() error {
 
 // meet exchanges endpoints with the reader, over a connection that has said hello.
 func (s *writerSession) meet(ctx context.Context, conn net.Conn) (_ *writerFabric, err error) {
-	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
+	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer unhook()
 	d := s.w.o.Fabric
 	e, err := d.Endpoint(fabricDepth)
 	if err != nil {
@@ -100,6 +101,9 @@ func (s *writerSession) meet(ctx context.Context, conn net.Conn) (_ *writerFabri
 	}
 	if err := e.Peer([]byte(theirs.endpoint)); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConnection, err)
+	}
+	if !unhook() {
+		return nil, fmt.Errorf("%w: meeting %q: %w", ErrTimeout, s.node, ctx.Err())
 	}
 	f := &writerFabric{end: e, targets: theirs.targets, fixed: theirs.fixed, wake: make(chan struct{}, 1), events: make([]fabric.Event, 64), frames: make(map[uint64]*outgoing)}
 	if s.w.wrap != nil {

@@ -357,7 +357,11 @@ func (s *writerSession) receive(conn net.Conn) error {
 			p.answered = true
 			s.dropLocked(p)
 		case msgPermit:
-			if p != nil && s.kind == fabricConn {
+			switch {
+			case s.kind != fabricConn:
+			case p == nil || p.settled: // it had ended before, and its fence may have been too early for the reader
+				s.postLocked(control{kind: msgFenced, key: m.key})
+			default:
 				s.permitLocked(p, m.value)
 			}
 		case msgPong:
