@@ -162,8 +162,8 @@ func (c *conn) came(n int) {
 	c.heard.Store(c.server.era.Load())
 }
 
-// each calls took whenever more of the body has come, until it returns false; it
-// takes all of it. An error is next's.
+// each calls took whenever more of the body has come, until it returns false, or for
+// a while where it comes without a pause; it takes all of it. An error is next's.
 func (c *conn) each(took func() bool) error {
 	if c.raw == nil {
 		for {

@@ -448,8 +448,9 @@ func (k *Call) Next(wait bool) ([]byte, error) {
 	return b, err
 }
 
-// Each calls took whenever more of the body has come, until it returns false; what
-// has come is to be taken by Next without wait. It ends in the errors of Next, but
+// Each calls took whenever more of the body has come, until it returns false, or for
+// a while where it comes without a pause; what has come is to be taken by Next
+// without wait. It ends in the errors of Next, but
 // for io.EOF behind the last piece, which Next tells. took must not wait for
 // anything: Abort waits for it.
 func (k *Call) Each(took func() bool) error {

@@ -82,11 +82,16 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return w.n, nil
 }
 
+// maxEach bounds the reads of an Each: neither the deadline nor the connection's
+// closing is seen while a peer sends without a pause.
+const maxEach = 64
+
 // Each reads into what room gives, and calls took each time that something was
-// read, until took returns false or reading fails. took may read and write
-// whatever does not wait; closing the connection waits until it has returned.
+// read, until took returns false, reading fails, or much has come without a pause.
+// took may read and write whatever does not wait; closing the connection waits until
+// Each does, or returns.
 func (c *Conn) Each(room func() []byte, took func(n int) bool) error {
-	w, stopped := &c.in, false
+	w, stopped, reads := &c.in, false, 0
 	err := w.rc.Read(func(fd uintptr) bool {
 		for {
 			w.p = room()
@@ -98,6 +103,10 @@ func (c *Conn) Each(room func() []byte, took func(n int) bool) error {
 			case w.errno != 0 || w.n == 0:
 				return true
 			case !took(w.n):
+				stopped = true
+				return true
+			}
+			if reads++; reads >= maxEach {
 				stopped = true
 				return true
 			}

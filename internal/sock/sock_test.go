@@ -149,3 +149,27 @@ func TestNothingAllocates(t *testing.T) {
 		t.Fatalf("%g allocations", n)
 	}
 }
+
+// A peer that never pauses hides neither the deadline nor the end.
+func TestEachSeesItsDeadline(t *testing.T) {
+	near, far := pair(t)
+	if _, err := far.Write(make([]byte, 10*maxEach)); err != nil {
+		t.Fatal(err)
+	}
+	c, p, reads := Of(near), make([]byte, 1), 0
+	took := func(int) bool {
+		if reads++; reads == 1 {
+			if err := near.SetReadDeadline(time.Unix(1, 0)); err != nil {
+				t.Error(err)
+			}
+		}
+		return true
+	}
+	room := func() []byte { return p }
+	if err := c.Each(room, took); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Each(room, took); !errors.Is(err, os.ErrDeadlineExceeded) || reads != maxEach {
+		t.Fatalf("%d reads, %v", reads, err)
+	}
+}
