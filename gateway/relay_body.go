@@ -121,6 +121,7 @@ func (b *relayBody) pump(c *clientConn) error {
 	if b.pass(c) {
 		if err := b.r.call.Each(func() bool { return b.pass(c) }); err != nil {
 			if !b.r.call.Late || !b.r.wait() {
+				b.shift() // what has left was counted
 				b.settle(err)
 			}
 			return nil
