@@ -305,7 +305,9 @@ func (p *Pool) Now() *Snapshot { return p.now.Load() }
 
 // Close ends probes and every connection.
 func (p *Pool) Close() {
+	p.mu.Lock() // nothing is started from here on
 	p.end()
+	p.mu.Unlock()
 	p.wg.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
