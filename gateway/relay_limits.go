@@ -28,6 +28,9 @@ func (r *relay) checkLimits() *openai.Error {
 		return nil
 	}
 	n, exact := foreign.Tokens(r.look.Prompt)
+	if r.look.Several {
+		n, exact = foreign.MostTokens(r.body)
+	}
 	if n <= l.MaxPromptTokens {
 		return nil
 	}
@@ -114,7 +117,8 @@ func (r *relay) admit() *openai.Error {
 	if a == nil {
 		return nil
 	}
-	choices, tokens := int64(r.look.N)*int64(r.look.Batch), int64(max(1, len(r.look.Prompt)/bytesPerToken))
+	// Of bodies that are no JSON nothing is known: they are one request each.
+	choices, tokens := int64(max(1, r.look.N))*int64(max(1, r.look.Batch)), int64(max(1, len(r.look.Prompt)/bytesPerToken))
 	if r.priority = r.look.Priority; r.key != nil {
 		r.priority = max(r.priority, r.key.limits.priority)
 	}

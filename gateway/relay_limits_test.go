@@ -19,6 +19,11 @@ func TestRelayLimits(t *testing.T) {
 	long := strings.Repeat("word", 25) // 100 bytes, at least 12 tokens
 	for body, want := range map[string]string{
 		`{"model":"m","prompt":"x","n":5}`:                                               "n is 5: this gateway gives at most 4",
+		`{"model":"m","prompt":"x","n":"5"}`:                                             "n is 5",
+		`{"model":"m","prompt":"x","logprobs":"6"}`:                                      "logprobs: must be at most 5, not 6",
+		`{"model":"m","prompt":"` + long + `","input":"x"}`:                              "longer than 10 tokens of 8 bytes",
+		`{"model":"m","prompt":[1,2,3,4,5,6,7,8,9,10,11],"prompt":"x"}`:                  "the prompt has 11 tokens",
+		`{"model":"m","messages":[{"role":"user","content":"data:` + long + `"}]}`:       "longer than 10 tokens",
 		`{"model":"m","prompt":"x","n":5e0}`:                                             "n is 5",
 		`{"model":"m","prompt":"x","logprobs":6}`:                                        "logprobs: must be at most 5, not 6",
 		`{"model":"m","prompt":"x","logprobs":true,"top_logprobs":20}`:                   "top_logprobs: must be at most 5, not 20",
@@ -45,6 +50,23 @@ func TestRelayLimits(t *testing.T) {
 	}
 	b.far["s1"].does(never)
 	b.post("/v1/completions", `{"model":"m","prompt":"x"}`, "X-Tandem-Timeout: 30ms").wantError(t, 504, "longer than 30ms")
+}
+
+// What is no JSON takes room at a server as well.
+func TestRelayedFilesTakeRoom(t *testing.T) {
+	b := newRelayed(t, Options{UpstreamRequests: 1}, "s1")
+	b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
+		n := int64(0)
+		b.g.eachAdmission(func(a *admission) { n += a.running.Load() })
+		fmt.Fprint(w, n)
+	})
+	if r := b.post("/v1/audio/transcriptions", "--x\r\n\r\n--x--", "Content-Type: multipart/form-data; boundary=x"); r.StatusCode != 200 || r.body != "1" {
+		t.Errorf("%d, counted: %s", r.StatusCode, r.body)
+	}
+	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	if err := b.g.Check(); err != nil {
+		t.Error(err)
+	}
 }
 
 // gated is a relay bed whose servers answer one request for each value in gate, or

@@ -63,7 +63,7 @@ func elements(b []byte) (n int) {
 // textBytes is how many bytes of text the strings of a JSON value have, the names of
 // members and what refers to or holds data left out.
 func textBytes(b []byte) (n int) {
-	data := false // the member at hand is none of text
+	kind := ofText // of the member at hand
 	for i := 0; i < len(b); {
 		if b[i] != '"' {
 			i++
@@ -79,24 +79,50 @@ func textBytes(b []byte) (n int) {
 			i++
 		}
 		if i < len(b) && b[i] == ':' {
-			data = holdsData(text)
+			kind = kindOf(text)
 			i++
 			continue
 		}
-		if !data && !bytes.HasPrefix(text, []byte("data:")) {
+		if kind == ofText || kind == ofAny && !bytes.HasPrefix(text, []byte("data:")) {
 			n += len(text) - escapes(text)
 		}
 	}
 	return n
 }
 
-// holdsData says whether a member of a message holds something other than text.
-func holdsData(name []byte) bool {
+// What a member of a message holds.
+const (
+	ofText = iota // and nothing else: a text may begin like a URL of data
+	ofAny
+	ofData
+)
+
+func kindOf(name []byte) int {
 	switch string(name) {
 	case "url", "image_url", "audio_url", "video_url", "data", "file_data", "b64_json", "image", "role", "type":
-		return true
+		return ofData
+	case "content", "text", "arguments", "reasoning", "reasoning_content":
+		return ofText
 	}
-	return false
+	return ofAny
+}
+
+// MostTokens is Tokens of the member with the most, of a body of which several might
+// be the prompt: which of them counts depends on the server and the path.
+func MostTokens(body []byte) (n int, exact bool) {
+	s := scan(body)
+	for f, ok := s.next(); ok; f, ok = s.next() {
+		if f.isPrompt() {
+			if m, sure := Tokens(body[f.from:f.end]); m > n {
+				n, exact = m, sure
+			}
+		}
+	}
+	return n, exact
+}
+
+func (f *field) isPrompt() bool {
+	return f.is("prompt") || f.is("messages") || f.is("input") || f.is("query") || f.is("token_ids")
 }
 
 // escapes is by how many bytes a JSON string is longer than its text, at least.

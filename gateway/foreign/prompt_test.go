@@ -23,11 +23,14 @@ func TestTokens(t *testing.T) {
 		`[{"role":"user","content":"` + long + `"},{"content":"` + long + `"}]`:                                                 {20, false},
 		`[{"content":[{"type":"text","text":"` + long + `"},{"type":"image_url","image_url":{"url":"https://` + long + `"}}]}]`: {10, false},
 		`[{"content":[{"image":"` + long + `","text":"` + long + `"}]}]`:                                                        {10, false},
-		`"` + strings.Repeat(`\u4e2d`, 40) + `"`:                                                                                {10, false},
-		`"` + strings.Repeat(`\n`, 80) + `"`:                                                                                    {10, false},
-		`[[1,2`:                                                                                                                 {0, false},
-		`[`:                                                                                                                     {0, false},
-		`["x`:                                                                                                                   {0, false},
+		`"data:` + long + `"`:                                                  {10, false},
+		`[{"role":"user","content":"data:` + long + `"}]`:                      {10, false},
+		`[{"x":"data:` + long + `","content":[{"text":"data:` + long + `"}]}]`: {10, false},
+		`"` + strings.Repeat(`\u4e2d`, 40) + `"`:                               {10, false},
+		`"` + strings.Repeat(`\n`, 80) + `"`:                                   {10, false},
+		`[[1,2`:                                                                {0, false},
+		`[`:                                                                    {0, false},
+		`["x`:                                                                  {0, false},
 	} {
 		if n, exact := Tokens([]byte(prompt)); n != want.n || exact != want.exact {
 			t.Errorf("%.60s: %d %v, want %v", prompt, n, exact, want)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 )
 
 // ErrBody says that a request's body is no JSON object.
@@ -187,9 +188,11 @@ func unquote(raw []byte) (s string) {
 type Body struct {
 	Model  string // empty: not named
 	Stream bool
-	Prompt []byte // value of messages, prompt, input or query, as written; nil: none
-	N      int    // choices, at least 1
-	Batch  int    // prompts, at least 1
+	Prompt []byte // value of messages, prompt, input, query or token_ids, as written; nil: none
+	// Several says that more members than Prompt's could be it: it is the last.
+	Several bool
+	N       int // choices, at least 1
+	Batch   int // prompts, at least 1
 	// Whole says that one server has to compute the prompt and the answer: it is
 	// asked for what a prompt's KV alone does not tell, or for several answers to it.
 	Whole bool
@@ -219,8 +222,10 @@ func look(b []byte, outermost bool) (Body, error) {
 		case f.is("stream"):
 			out.Stream = string(v) == "true"
 		case f.is("prompt"):
+			out.Several = out.Several || out.Prompt != nil
 			out.Prompt, out.Batch = v, batch(v)
-		case f.is("messages"), f.is("input"), f.is("query"), f.is("token_ids"):
+		case f.isPrompt():
+			out.Several = out.Several || out.Prompt != nil
 			out.Prompt = v
 		case f.is("prompt_logprobs"):
 			logprobs = string(v) != "null"
@@ -253,7 +258,7 @@ func look(b []byte, outermost bool) (Body, error) {
 
 // asks takes note of how many log-probabilities a member asks for.
 func (o *Body) asks(name string, v []byte) {
-	n, err := strconv.ParseFloat(string(v), 64)
+	n, err := number(v)
 	if err != nil { // true, null
 		return
 	}
@@ -267,17 +272,24 @@ func (o *Body) asks(name string, v []byte) {
 
 // priority is the number in a value of priority; 0 for what is none.
 func priority(v []byte) int32 {
-	n, err := strconv.ParseFloat(string(v), 64)
+	n, err := number(v)
 	if err != nil || n != n {
 		return 0
 	}
 	return int32(min(max(n, math.MinInt32), math.MaxInt32))
 }
 
-// choices is the number in a value of n, which servers take as 2.0 and 2e0, too; 1
-// for anything that is no number.
+// number is the number in a value, which servers take as 2.0, 2e0 and "2", too.
+func number(v []byte) (float64, error) {
+	if len(v) > 0 && v[0] == '"' {
+		v = []byte(strings.TrimSpace(unquote(v)))
+	}
+	return strconv.ParseFloat(string(v), 64)
+}
+
+// choices is the number in a value of n; 1 for anything that is no number.
 func choices(v []byte) int {
-	if n, err := strconv.ParseFloat(string(v), 64); err == nil && n > 1 {
+	if n, err := number(v); err == nil && n > 1 {
 		return int(min(n, maxChoices))
 	}
 	return 1
