@@ -150,7 +150,7 @@ func TestCutLink(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			slow := netlab.Shape{Rate: 2e6, Delay: time.Millisecond} // two seconds for what follows
+			slow := netlab.Shape{Rate: 5e5, Delay: time.Millisecond} // eight seconds for what follows, so that the cut comes in its middle on a busy machine, too
 			f := newFar(t, slow)
 			var pages []int32
 			for i := range int32(64) {

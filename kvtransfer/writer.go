@@ -23,7 +23,7 @@ type WriterOptions struct {
 	Unchecked bool           // leave out checksums where a reader takes that
 	TLS       *tls.Config    // for readers that want TLS; its ServerName may be empty, then it is the dialed host
 
-	// CongestionControl is TCP's, by the kernel's name; empty: the kernel's default. Over links that lose packets far away, bbr moves a hundred times as much as cubic.
+	// CongestionControl is TCP's, by the kernel's name; empty: the kernel's default. Over links that lose packets far away, bbr moves eighty times as much as cubic (bench/results/links.md).
 	CongestionControl string
 
 	Connections  int           // 2 data connections per reader: one does not fill a fast link, four measured slower
