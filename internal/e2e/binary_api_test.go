@@ -136,36 +136,12 @@ func (c *cluster) allClaims() {
 	}
 }
 
-// The same client in front of a server of another kind: to this gateway another
-// Tandem is one, with keys of its own.
+// The same client in front of a server of another kind.
 func TestBinaryOpenAIClientUpstream(t *testing.T) {
 	t.Parallel()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	far := newCluster(t)
-	far.key = "sk-inner"
-	far.start(path, "serve", "--port", strconv.Itoa(far.port), "--api-key", far.key, "--threads", "1")
-	c := newCluster(t)
-	c.key = "sk-of-the-test"
-	c.start(path, "gateway", "--port", strconv.Itoa(c.port), "--api-key", "sk-another,"+c.key, "--upstream", far.url(""), "--upstream-api-key", far.key)
-	for _, p := range []*cluster{c, far} { // their arguments do not name the folder by which others are found
-		t.Cleanup(func() { _ = p.cmd.Process.Kill() })
-	}
-	c.wait(startBound, "ready", func() bool {
-		r, err := c.client().Get(c.url("/readyz"))
-		if err != nil {
-			return false
-		}
-		r.Body.Close()
-		return r.StatusCode == 200
-	})
-	c.allClaims()
-	c.signal(syscall.SIGTERM)
-	c.waitGone(stopBound)
-	far.signal(syscall.SIGTERM)
-	far.waitGone(stopBound)
+	front, far := startUpstream(t)
+	front.allClaims()
+	endUpstream(front, far)
 }
 
 // The console's own commands, against a cluster.

@@ -279,7 +279,7 @@ func TestBinaryKills(t *testing.T) {
 		}
 	})
 	slices.Sort(back)
-	t.Logf("note: seed %d, %d kills; from its own readiness to its use by the gateway a node took %v, %v at most", seed, len(back), back[len(back)/2], back[len(back)-1])
+	t.Logf("note: seed %d, %d of %d kills; from its own readiness to its use by the gateway a node took %v, %v at most", seed, len(back), kills, back[len(back)/2], back[len(back)-1])
 	if resumes == 0 {
 		t.Error("no stream was resumed: the kills have met nobody in the middle of one")
 	}

@@ -26,7 +26,7 @@ type step struct {
 	fuzz     bool                        // their fuzz targets, not their tests
 
 	soak bool // part of a soak
-	long bool // part of nothing else
+	long bool // part of nothing else, and if no soak has it, run by its name alone
 }
 
 // steps are all of `make test`, in order.
@@ -66,8 +66,12 @@ var steps = []step{
 		packages: func([]string) []string {
 			return []string{module + "/engine/backend/cpu", module + "/engine/model"}
 		}},
-	{name: "binary", soak: true, what: "the built binary, end to end", args: []string{"-run", "^TestBinary"}, each: true,
+	{name: "binary", soak: true, what: "the built binary, end to end", args: []string{"-run", "^TestBinary", "-skip", "^TestBinaryGuideLLM$"}, each: true,
 		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
+	{name: "guidellm", soak: true, long: true, what: "guidellm, which is gigabytes, before nodes and before a server of another kind", each: true,
+		args: []string{"-run", "^TestBinaryGuideLLM$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
+	{name: "kills", long: true, what: "500 kills of nodes under streams, without the other tests of the binary; ten minutes are enough", each: true,
+		args: []string{"-run", "^TestBinaryKills$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 
 	{name: "build-race", soak: true, what: "the binary with the race detector inside", command: []string{"go", "build", "-race", "-o", "bin/tandem-race", "."}},
 	{name: "binary-race", soak: true, what: "that binary, which ends at its first race", each: true,
