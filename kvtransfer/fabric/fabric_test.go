@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/build"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -499,6 +500,19 @@ func TestClosedTwice(t *testing.T) {
 				t.Errorf("%s: a closed device says %v", provider, err)
 			}
 		}
+	}
+}
+
+// TestBuildsElsewhere: where no Go file here uses cgo, the build would refuse C.
+func TestBuildsElsewhere(t *testing.T) {
+	c := build.Default
+	c.GOOS, c.CgoEnabled = "darwin", true
+	p, err := c.ImportDir(".", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.CgoFiles) != 0 || len(p.CFiles) != 0 {
+		t.Errorf("cgo on darwin: %v and %v, want none", p.CgoFiles, p.CFiles)
 	}
 }
 
