@@ -120,11 +120,12 @@ type clientConn struct {
 	net.Conn
 	raw     *sock.Conn // the same; nil: there is none
 	l       *listener
-	from    netip.Addr   // invalid: none
-	arrival              // of the present request; only the server's goroutine reads it
-	held    atomic.Int64 // of MaxBodyMemory, by this request
-	ahead   []byte       // read by a watch, not yet by the server
-	refused atomic.Bool  // its request was answered before it was read to its end
+	from    netip.Addr       // invalid: none
+	arrival                  // of the present request; only the server's goroutine reads it
+	held    atomic.Int64     // of MaxBodyMemory, by this request
+	ahead   []byte           // read by a watch or with a request's first byte, not yet by the server
+	lent    *[headBytes]byte // what ahead is part of; nil: it is its own
+	refused atomic.Bool      // its request was answered before it was read to its end
 }
 
 // Read implements net.Conn.
@@ -135,7 +136,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		}
 		n := copy(p, c.ahead)
 		if c.ahead = c.ahead[n:]; len(c.ahead) == 0 {
-			c.ahead = nil
+			c.giveBack()
 		}
 		c.came(n)
 		return n, nil
@@ -152,13 +153,56 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := 0, error(nil)
-	if c.raw != nil && len(p) > 0 {
+	if c.raw != nil && len(p) == 1 {
+		n, err = c.firstByte(p)
+	} else if c.raw != nil && len(p) > 0 {
 		n, err = c.raw.Read(p)
 	} else {
 		n, err = c.Conn.Read(p)
 	}
 	c.came(n)
 	return n, err
+}
+
+// readAheads are taken when a request begins to come, and given back when the
+// server has read it: connections that wait hold none.
+var readAheads = sync.Pool{New: func() any { return new([headBytes]byte) }}
+
+// firstByte reads a request's first byte, for which the server asks alone before it
+// takes a buffer; what came with it is ahead, and costs no call of its own.
+func (c *clientConn) firstByte(p []byte) (int, error) {
+	n, err := c.raw.ReadInto((*firstBytes)(c))
+	if n == 0 {
+		c.giveBack()
+		return 0, err
+	}
+	copy(p, c.lent[:1])
+	if c.ahead = c.lent[1:n]; n == 1 {
+		c.giveBack()
+	}
+	return 1, nil
+}
+
+// firstBytes lends a connection what its first bytes are read into.
+type firstBytes clientConn
+
+// Lend implements sock.Lender.
+func (c *firstBytes) Lend() []byte {
+	if c.lent == nil {
+		c.lent = readAheads.Get().(*[headBytes]byte)
+	}
+	return c.lent[:]
+}
+
+// Idle implements sock.Lender.
+func (c *firstBytes) Idle() { (*clientConn)(c).giveBack() }
+
+// giveBack ends the use of what was read ahead.
+func (c *clientConn) giveBack() {
+	if c.lent != nil {
+		readAheads.Put(c.lent)
+	}
+	c.ahead, c.lent = nil, nil
 }
 
 // goOn asks a client for its body; the answer is still to come.
@@ -248,7 +292,7 @@ func (c *clientConn) watch(tell func()) *watch {
 
 func (w *watch) run() {
 	defer close(w.done)
-	var b [512]byte
+	var b [64]byte // on a stack as small as they begin
 	for len(w.c.ahead) < maxReadAhead {
 		n, err := w.c.Conn.Read(b[:])
 		w.c.ahead = append(w.c.ahead, b[:n]...)

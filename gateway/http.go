@@ -26,6 +26,7 @@ func (g *Gateway) newServer() *fasthttp.Server {
 		ErrorHandler:                 g.badHTTP,
 		Name:                         "tandem",
 		ReadBufferSize:               headBytes,
+		ReduceMemoryUsage:            true, // a request that is being answered holds no buffer of its head's, of headBytes
 		ReadTimeout:                  longestArrival,
 		IdleTimeout:                  idleTimeout,
 		HeaderReceived:               g.bodyLimit,

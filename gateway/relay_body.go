@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/foreign"
@@ -37,7 +38,7 @@ type relayBody struct {
 
 	// Of pump: why it stopped, and what it wrote and the client has not taken.
 	stopped, failed error
-	frame, rest     []byte
+	rest            []byte
 }
 
 // Read implements io.Reader. Any error but io.EOF makes the server abort the
@@ -151,15 +152,29 @@ func (b *relayBody) pass(c *clientConn) bool {
 			return true
 		}
 		b.sent = b.whole
-		b.frame = appendChunk(b.frame[:0], b.buf[:b.whole])
-		n, err := c.raw.WriteNow(b.frame)
-		if b.failed, b.rest = err, b.frame[n:]; err != nil || len(b.rest) > 0 {
+		if !b.write(c) {
 			return false
 		}
 		if !more {
 			return true
 		}
 	}
+}
+
+// frames are what events are framed in, and gathered in, until they have left: a
+// stream that waits for its next token holds neither.
+var frames = sync.Pool{New: func() any { return new([]byte) }}
+
+// write sends what may leave; false: the client did not take all of it at once.
+func (b *relayBody) write(c *clientConn) bool {
+	frame := frames.Get().(*[]byte)
+	*frame = appendChunk((*frame)[:0], b.buf[:b.whole])
+	n, err := c.raw.WriteNow(*frame)
+	if b.failed, b.rest = err, (*frame)[n:]; err != nil || len(b.rest) > 0 {
+		return false // rest is the frame's
+	}
+	frames.Put(frame)
+	return true
 }
 
 // appendChunk appends data as a chunk of HTTP.

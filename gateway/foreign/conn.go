@@ -18,10 +18,11 @@ import (
 
 // Bounds of one exchange, in bytes.
 const (
-	connBuffer = 4 << 10  // what a connection reads at once: many events
-	maxHead    = 32 << 10 // of an answer
-	maxLine    = 1 << 10  // of a chunk's head or a trailer
-	oneWrite   = 16 << 10 // bodies up to this leave with their head
+	connBuffer = 4 << 10   // what a connection reads at once: many events
+	maxHead    = 32 << 10  // of an answer
+	maxLine    = 1 << 10   // of a chunk's head or a trailer
+	oneWrite   = 16 << 10  // bodies up to this leave with their head, copied
+	atOnce     = 256 << 10 // and up to this without waiting, as far as a plain socket takes them
 )
 
 // Errors of exchanges.
@@ -91,17 +92,25 @@ func (c *conn) drop() {
 	c.buf = nil
 }
 
-// send writes a request. Small ones leave in one piece; head has room for them.
+// send writes a request. Small ones leave in one piece; on plain TCP nothing is
+// copied for it.
 func (c *conn) send(head, body []byte, deadline time.Time) error {
-	if len(body) <= oneWrite {
-		head, body = append(head, body...), nil
-		if c.raw != nil {
-			n, err := c.raw.WriteNow(head)
-			if err != nil || n == len(head) {
-				return err
-			}
-			head = head[n:]
+	switch {
+	case c.raw != nil && len(body) > 0 && len(body) <= atOnce:
+		n, err := c.raw.WriteBoth(head, body)
+		if err != nil || n == len(head)+len(body) {
+			return err
 		}
+		sent := min(n, len(head))
+		head, body = head[sent:], body[n-sent:]
+	case c.raw != nil && len(body) == 0:
+		n, err := c.raw.WriteNow(head)
+		if err != nil || n == len(head) {
+			return err
+		}
+		head = head[n:]
+	case c.raw == nil && len(body) <= oneWrite:
+		head, body = append(head, body...), nil
 	}
 	// A server that does not read blocks even a small body, where it has left one
 	// before unread. The deadline does not outlive the write.
@@ -146,8 +155,29 @@ func (c *conn) fill() (err error) {
 	return err
 }
 
+// lending is a connection whose buffer is lent while an answer comes: where nothing
+// is left in it, it goes back before each wait.
+type lending conn
+
+// Lend implements sock.Lender.
+func (c *lending) Lend() []byte {
+	(*conn)(c).space()
+	return c.buf[c.w:]
+}
+
+// Idle implements sock.Lender.
+func (c *lending) Idle() {
+	if c.r == c.w {
+		(*conn)(c).drop()
+		c.r, c.w = 0, 0
+	}
+}
+
 // space makes what room there is behind what is there.
 func (c *conn) space() {
+	if c.buf == nil {
+		c.hold()
+	}
 	if c.r == c.w {
 		c.r, c.w = 0, 0
 	}
@@ -175,10 +205,7 @@ func (c *conn) each(took func() bool) error {
 			}
 		}
 	}
-	err := c.raw.Each(func() []byte {
-		c.space()
-		return c.buf[c.w:]
-	}, func(n int) bool {
+	err := c.raw.Each((*lending)(c), func(n int) bool {
 		c.came(n)
 		return took()
 	})

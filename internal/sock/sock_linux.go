@@ -21,6 +21,11 @@ type way struct {
 	p     []byte
 	n     int
 	errno syscall.Errno
+
+	vec    [2]syscall.Iovec // of WriteBoth
+	both   func(fd uintptr) bool
+	lender Lender // of ReadInto
+	into   func(fd uintptr) bool
 }
 
 // Of is the socket below a connection; nil: there is none that could be used, as
@@ -40,8 +45,22 @@ func Of(nc net.Conn) *Conn {
 		c.in.call(syscall.SYS_READ, fd)
 		return c.in.errno != syscall.EAGAIN
 	}
+	c.in.into = func(fd uintptr) bool {
+		c.in.p = c.in.lender.Lend()
+		c.in.call(syscall.SYS_READ, fd)
+		c.in.p = nil
+		if c.in.errno == syscall.EAGAIN {
+			c.in.lender.Idle()
+			return false
+		}
+		return true
+	}
 	c.out.f = func(fd uintptr) bool {
 		c.out.call(syscall.SYS_WRITE, fd)
+		return true
+	}
+	c.out.both = func(fd uintptr) bool {
+		c.out.repeat(syscall.SYS_WRITEV, fd, unsafe.Pointer(&c.out.vec), uintptr(len(c.out.vec)))
 		return true
 	}
 	return c
@@ -49,8 +68,13 @@ func Of(nc net.Conn) *Conn {
 
 // call is read(2) or write(2).
 func (w *way) call(trap, fd uintptr) {
+	w.repeat(trap, fd, unsafe.Pointer(unsafe.SliceData(w.p)), uintptr(len(w.p)))
+}
+
+// repeat is a system call until no signal interrupts it.
+func (w *way) repeat(trap, fd uintptr, p unsafe.Pointer, n uintptr) {
 	for {
-		n, _, errno := syscall.RawSyscall(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(w.p))), uintptr(len(w.p)))
+		n, _, errno := syscall.RawSyscall(trap, fd, uintptr(p), n)
 		if errno == syscall.EINTR {
 			continue
 		}
@@ -82,23 +106,47 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return w.n, nil
 }
 
+// Lender has buffers for what comes.
+type Lender interface {
+	Lend() []byte // not empty
+	Idle()        // nothing came: the buffer is not needed until the next Lend
+}
+
+// ReadInto is Read into what l lends, which is not held while nothing comes.
+func (c *Conn) ReadInto(l Lender) (int, error) {
+	w := &c.in
+	w.lender = l
+	err := w.rc.Read(w.into)
+	w.lender = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case w.errno != 0:
+		return 0, w.fail("read")
+	case w.n == 0:
+		return 0, io.EOF
+	}
+	return w.n, nil
+}
+
 // maxEach bounds the reads of an Each: neither the deadline nor the connection's
 // closing is seen while a peer sends without a pause.
 const maxEach = 64
 
-// Each reads into what room gives, and calls took each time that something was
+// Each reads into what l lends, and calls took each time that something was
 // read, until took returns false, reading fails, or much has come without a pause.
 // took may read and write whatever does not wait; closing the connection waits until
 // Each does, or returns.
-func (c *Conn) Each(room func() []byte, took func(n int) bool) error {
+func (c *Conn) Each(l Lender, took func(n int) bool) error {
 	w, stopped, reads := &c.in, false, 0
 	err := w.rc.Read(func(fd uintptr) bool {
 		for {
-			w.p = room()
+			w.p = l.Lend()
 			w.call(syscall.SYS_READ, fd)
 			w.p = nil
 			switch {
 			case w.errno == syscall.EAGAIN:
+				l.Idle()
 				return false
 			case w.errno != 0 || w.n == 0:
 				return true
@@ -130,6 +178,22 @@ func (c *Conn) WriteNow(p []byte) (int, error) {
 	w.p = p
 	err := w.rc.Write(w.f)
 	w.p = nil
+	return w.wrote(err)
+}
+
+// WriteBoth is WriteNow of two pieces, neither of which is empty, as one.
+func (c *Conn) WriteBoth(p, q []byte) (int, error) {
+	w := &c.out
+	for i, piece := range [...][]byte{p, q} {
+		w.vec[i].Base = &piece[0]
+		w.vec[i].SetLen(len(piece))
+	}
+	err := w.rc.Write(w.both)
+	w.vec = [2]syscall.Iovec{}
+	return w.wrote(err)
+}
+
+func (w *way) wrote(err error) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err

@@ -13,8 +13,20 @@ func Of(net.Conn) *Conn { return nil }
 // Read is not called.
 func (*Conn) Read([]byte) (int, error) { panic("sock: no sockets here") }
 
+// Lender has buffers for what comes.
+type Lender interface {
+	Lend() []byte
+	Idle()
+}
+
+// ReadInto is not called.
+func (*Conn) ReadInto(Lender) (int, error) { panic("sock: no sockets here") }
+
 // Each is not called.
-func (*Conn) Each(func() []byte, func(int) bool) error { panic("sock: no sockets here") }
+func (*Conn) Each(Lender, func(int) bool) error { panic("sock: no sockets here") }
 
 // WriteNow is not called.
 func (*Conn) WriteNow([]byte) (int, error) { panic("sock: no sockets here") }
+
+// WriteBoth is not called.
+func (*Conn) WriteBoth(p, q []byte) (int, error) { panic("sock: no sockets here") }

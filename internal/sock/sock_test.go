@@ -32,6 +32,67 @@ func pair(t *testing.T) (near, far *net.TCPConn) {
 	return a.(*net.TCPConn), b.(*net.TCPConn)
 }
 
+// lender lends one buffer, and counts.
+type lender struct {
+	buf  []byte
+	idle int
+}
+
+func (l *lender) Lend() []byte { return l.buf }
+func (l *lender) Idle()        { l.idle++ }
+
+// Two pieces arrive as one, and of what a full socket does not take the rest is told.
+func TestWriteBoth(t *testing.T) {
+	near, far := pair(t)
+	c, got := Of(near), make([]byte, 100)
+	if n, err := c.WriteBoth([]byte("head, "), []byte("body")); n != 10 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n, err := io.ReadFull(far, got[:10]); err != nil || string(got[:n]) != "head, body" {
+		t.Fatalf("%q, %v", got[:n], err)
+	}
+	large := bytes.Repeat([]byte("x"), 1<<20)
+	for range 100 {
+		n, err := c.WriteBoth(large, large)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n < 2*len(large) {
+			near.Close()
+			if _, err := c.WriteBoth(large, large); !errors.Is(err, net.ErrClosed) {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatal("a socket that nobody reads has taken 200 MB")
+}
+
+// Nothing is held while nothing comes, and what comes is read as by Read.
+func TestReadIntoHoldsNothingWhileItWaits(t *testing.T) {
+	near, far := pair(t)
+	c, l := Of(near), &lender{buf: make([]byte, 100)}
+	if err := near.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ReadInto(l); !errors.Is(err, os.ErrDeadlineExceeded) || l.idle == 0 {
+		t.Fatal(err, l.idle)
+	}
+	if err := near.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := far.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.ReadInto(l); err != nil || string(l.buf[:n]) != "hello" {
+		t.Fatalf("%q, %v", l.buf[:n], err)
+	}
+	far.Close()
+	if _, err := c.ReadInto(l); err != io.EOF {
+		t.Fatal(err)
+	}
+}
+
 func TestReadEndsAsNetDoes(t *testing.T) {
 	near, far := pair(t)
 	c := Of(near)
@@ -82,7 +143,7 @@ func TestEachTakesAllThatComes(t *testing.T) {
 	var got []byte
 	buf, stops := make([]byte, 4096), 0
 	for {
-		err := Of(near).Each(func() []byte { return buf }, func(n int) bool {
+		err := Of(near).Each(&lender{buf: buf}, func(n int) bool {
 			got = append(got, buf[:n]...)
 			return len(got)%3 != 0
 		})
@@ -102,7 +163,7 @@ func TestEachEndsWithTheConnection(t *testing.T) {
 	near, _ := pair(t)
 	ended := make(chan error)
 	go func() {
-		ended <- Of(near).Each(func() []byte { return make([]byte, 10) }, func(int) bool { return true })
+		ended <- Of(near).Each(&lender{buf: make([]byte, 10)}, func(int) bool { return true })
 	}()
 	near.Close()
 	if err := <-ended; !errors.Is(err, net.ErrClosed) {
@@ -165,7 +226,7 @@ func TestEachSeesItsDeadline(t *testing.T) {
 		}
 		return true
 	}
-	room := func() []byte { return p }
+	room := &lender{buf: p}
 	if err := c.Each(room, took); err != nil {
 		t.Fatal(err)
 	}
