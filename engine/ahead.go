@@ -94,10 +94,17 @@ func (e *Engine) takeOff(b scheduler.Batch, last *scheduler.Batch) error {
 // its tokens.
 func (e *Engine) overlap() {
 	b := e.flights[0].batch
-	var err error
 	if next, ok := e.sched.Ahead(e.looksAhead); ok {
-		err = e.takeOff(next, &b)
+		e.land(e.takeOff(next, &b))
+		return
 	}
+	e.land(nil)
+}
+
+// land runs the first step on the device to its end, unless what was put behind it
+// has failed.
+func (e *Engine) land(err error) {
+	b := e.flights[0].batch
 	if err == nil {
 		err = e.landFirst()
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -148,4 +149,29 @@ func TestStepAheadFails(t *testing.T) {
 		t.Errorf("after it: %+v", got)
 	}
 	b.settled()
+}
+
+// An engine that is told to end while steps overlap ends with those that are on the
+// device, not with the requests.
+func TestStepAheadEnds(t *testing.T) {
+	b, late := flying(t, small())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r := b.caller(tokens(6, 1), 50)
+	count, emit := 0, r.Emit
+	r.Emit = func(tk Token) {
+		if count++; count == 5 {
+			cancel()
+		}
+		emit(tk)
+	}
+	go b.Run(ctx)
+	b.add(r)
+	<-b.Done()
+	if got := r.wait(); !errors.Is(got.Err, ErrClosed) || len(late.started) > 0 {
+		t.Errorf("%+v after %d tokens, %d steps left on the device", got, len(r.tokens), len(late.started))
+	}
+	if err := b.sched.Check(); err != nil {
+		t.Error(err)
+	}
 }

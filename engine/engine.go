@@ -214,7 +214,7 @@ func (e *Engine) Run(ctx context.Context) {
 		}
 	}
 	for len(e.flights) > 0 {
-		e.overlap()
+		e.land(nil) // with none behind it, or it would go on to the requests' ends
 	}
 	e.shutdown()
 }
