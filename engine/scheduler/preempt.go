@@ -32,7 +32,11 @@ func cheapest(all []candidate, need int) int {
 			if enough {
 				continue
 			}
-			cost /= float64(c.blocks) + 1e-9 // one that frees nothing goes when there is nobody else
+			if c.blocks == 0 {
+				cost = (1 + cost) * 1e200 // one that frees nothing goes when there is nobody else
+			} else {
+				cost /= float64(c.blocks)
+			}
 		} else if !enough {
 			least, enough = math.Inf(1), true
 		}

@@ -22,6 +22,7 @@ func TestCheapest(t *testing.T) {
 		"not the same again":              {[]candidate{{0, 40, 4, 2}, {0, 90, 6, 0}}, 1, 1},
 		"many times, and still somebody":  {[]candidate{{0, 40, 4, 90}}, 1, 0},
 		"who frees nothing, last":         {[]candidate{{0, 1, 0, 0}, {0, 400, 1, 0}}, 3, 1},
+		"who frees and loses nothing":     {[]candidate{{0, 0, 0, 0}, {0, 400, 1, 30}}, 3, 1},
 		"who frees nothing, if need be":   {[]candidate{{0, 7, 0, 0}, {0, 3, 0, 0}}, 1, 1},
 		"of equals the first":             {[]candidate{{0, 16, 1, 0}, {0, 16, 1, 0}}, 1, 0},
 		"a better one of a lower urgency": {[]candidate{{2, 50, 2, 0}, {2, 30, 2, 0}, {1, 1, 2, 0}}, 1, 1},
