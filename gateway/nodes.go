@@ -12,7 +12,11 @@ import (
 
 // Hear makes the gateway listen to what nodes cache, so that prompts go where
 // their prefix is. It is called before Run, at most once.
-func (g *Gateway) Hear(bus *cluster.Bus) { g.bus = bus }
+func (g *Gateway) Hear(bus *cluster.Bus) {
+	g.news.mu.Lock()
+	defer g.news.mu.Unlock()
+	g.bus = bus
+}
 
 // news are the subscriptions to what the models' nodes cache.
 type news struct {
@@ -22,12 +26,12 @@ type news struct {
 
 // subscribe follows the news of the models' nodes; those of others are let go.
 func (g *Gateway) subscribe(names []string) {
-	if g.bus == nil {
-		return
-	}
 	n := &g.news
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if g.bus == nil {
+		return
+	}
 	if n.of == nil {
 		n.of = map[string]*cluster.Subscription{}
 	}
