@@ -58,13 +58,16 @@ func choose(o *LoadOptions) (choice, error) {
 }
 
 // kvMemory is the default memory for KV: of a GPU what --gpu-memory-utilization
-// leaves beside what is taken already, the weights and a step.
-func (c *choice) kvMemory(o *LoadOptions, weights int64, config *model.Config) (int64, error) {
+// leaves beside what is taken already, the weights and a step of each model.
+func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config) (int64, error) {
 	if !c.gpu {
 		n := int64(max(1, o.TensorParallel.Ranks)) // each of them has a part of it
 		return defaultKV(o.MemoryLimit, weights*n) / n, nil
 	}
-	step := config.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})
+	var step int64
+	for _, m := range models {
+		step += m.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})
+	}
 	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - gpuReserve
 	if left <= 0 {
 		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are taken by others, weights need %s, a step %s, and %s are kept",

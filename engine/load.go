@@ -264,7 +264,11 @@ func (l *Loaded) load(o LoadOptions) error {
 		return err
 	}
 	if o.KVMemory == 0 {
-		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes+drafts.weights, &config); err != nil {
+		models := []*model.Config{&config}
+		if drafts.config.Vocab > 0 {
+			models = append(models, &drafts.config)
+		}
+		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes+drafts.weights, models...); err != nil {
 			return err
 		}
 		if o.KVMemory*int64(max(1, o.TensorParallel.Ranks)) < kvMemory && !device.gpu {

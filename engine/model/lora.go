@@ -194,8 +194,11 @@ func (p *patterns) UnmarshalJSON(text []byte) error {
 			return fmt.Errorf("%q: %w", key, err)
 		}
 		end, err := regexp.Compile(fmt.Sprintf(`^(?:.*\.)?(?:%v)$`, key))
-		if err != nil || len(*p) == maxPatterns {
-			return fmt.Errorf("%q is no expression that is read here, or one of more than %d: %w", key, maxPatterns, err)
+		if err != nil {
+			return fmt.Errorf("%q is no expression that is read here: %w", key, err)
+		}
+		if len(*p) == maxPatterns {
+			return fmt.Errorf("%q is one of more than %d", key, maxPatterns)
 		}
 		*p = append(*p, pattern{end, value})
 	}
