@@ -67,7 +67,7 @@ var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: unloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Take an adapter's name away; what runs goes on",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).unloadAdapter, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
-	{openai.Operation{Method: "GET", Path: "/docs", Key: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
+	{openai.Operation{Method: "GET", Path: "/docs", Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 404, 503}}, (*Gateway).explain, clients},
 }

@@ -19,6 +19,7 @@ type Operation struct {
 	Events  string   // schema of each event where the answer may be streamed
 	Key     bool     // asks for an API key where there are keys
 	Errors  []int    // statuses besides 200 and those that Body, Key and Path bring
+	Page    bool     // the answer is text/html; else, without Answer, text/plain
 }
 
 // errors are all statuses of the operation besides 200.
@@ -80,6 +81,9 @@ func (o *Operation) describe(keys bool) schema {
 	plain := schema{"text/plain": schema{"schema": schema{"type": "string"}}}
 	told := schema{"application/json": schema{"schema": ref("Error")}}
 	good, bad := plain, plain
+	if o.Page {
+		good = schema{"text/html": schema{"schema": schema{"type": "string"}}}
+	}
 	if o.Answer != "" {
 		good = schema{"application/json": schema{"schema": ref(o.Answer)}}
 		bad = told
@@ -206,10 +210,10 @@ func tokensSchema(required string) string {
 var answers = map[string]string{
 	"LoadAdapter": `{"type": "object", "required": ["lora_name", "lora_path"], "properties": {"lora_name": {"type": "string", "minLength": 1},
 		"lora_path": {"type": "string", "minLength": 1}, "load_inplace": {"type": ["boolean", "null"]}}}`,
-	"TokensRequest": `{"type": "object", "required": ["token_ids"], "properties": {"request_id": {"type": ["string", "null"], "maxLength": 256}, "model": {"type": ["string", "null"]},
-		"token_ids": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}, "stream": {"type": ["boolean", "null"]},
+	"TokensRequest": `{"type": "object", "required": ["token_ids"], "properties": {"request_id": {"type": ["string", "null"], "pattern": "^[!-~]{1,256}$"}, "model": {"type": ["string", "null"]},
+		"token_ids": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}}, "stream": {"type": ["boolean", "null"]},
 		"sampling_params": {"type": ["object", "null"], "description": "the fields of a completion that say how to sample, such as max_tokens, temperature, n, logprobs and stop"},
-		"stream_options": {"type": ["object", "null"]}, "cache_salt": {"type": ["string", "null"]}, "priority": {"type": ["integer", "null"]}}}`,
+		"stream_options": {"type": ["object", "null"]}, "cache_salt": {"type": ["string", "null"], "minLength": 1, "maxLength": 1024}, "priority": {"type": ["integer", "null"], "minimum": -2147483648, "maximum": 2147483647}}}`,
 	"Tokens":        tokensSchema(`, "prompt_logprobs", "usage"`),
 	"TokensChunk":   tokensSchema(``),
 	"UnloadAdapter": `{"type": "object", "required": ["lora_name"], "properties": {"lora_name": {"type": "string", "minLength": 1}}}`,

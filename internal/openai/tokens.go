@@ -58,7 +58,7 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 	var a fastjson.Arena
 	out.Set("prompt", ids)
 	out.Set("return_token_ids", a.NewTrue())
-	return out.MarshalTo(nil), nil
+	return appendValue(nil, out), nil
 }
 
 // samples says whether a member of a completion says how to sample.

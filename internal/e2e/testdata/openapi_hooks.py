@@ -19,7 +19,7 @@ import schemathesis
 # the model's vocabulary and context, or its chat template.
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
-         "lora_name", "lora_path"}
+         "lora_name", "lora_path", "token_ids", "sampling_params"}
 
 TALLY = collections.defaultdict(collections.Counter)  # good requests only
 atexit.register(lambda: print("tally", json.dumps(TALLY), flush=True))
@@ -44,6 +44,8 @@ def before_call(context, case, kwargs):
     body = case.body
     if not isinstance(body, dict):
         return
+    if isinstance(body.get("sampling_params", {}), dict) and "inference" in case.operation.path:
+        body["sampling_params"] = {**body.get("sampling_params", {}), "max_tokens": 4}
     if "completions" in case.operation.path:
         for name in "max_tokens", "max_completion_tokens":
             if whole(body.get(name), 5, 2**31 - 1):
@@ -69,7 +71,7 @@ def before_call(context, case, kwargs):
             message["role"] = "user"
             if message.get("content") is None:
                 message["content"] = "Hello"
-    for name in "prompt", "tokens", "allowed_token_ids":
+    for name in "prompt", "tokens", "token_ids", "allowed_token_ids":
         if name in body:
             body[name] = tokens(body[name])
     model = body.get("model")
@@ -100,7 +102,7 @@ def tandem_answers(ctx, response, case):
             param = (e["param"] or "").split("[")[0]
             assert param in RULES, f"a request that fits the schema was refused: {e}"
     if status == 200 and kind.startswith("text/event-stream"):
-        stream(response.text, "ChatChunk" if "chat" in case.operation.path else "CompletionChunk", case.operation.schema.raw_schema)
+        stream(response.text, "ChatChunk" if "chat" in case.operation.path else "TokensChunk" if "inference" in case.operation.path else "CompletionChunk", case.operation.schema.raw_schema)
 
 
 def stream(text, name, document):
