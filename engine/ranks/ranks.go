@@ -158,7 +158,7 @@ func (g *Group) Lose(rank int, why string) {
 	g.wakeAll()
 }
 
-// Err is why the group cannot go on; nil as long as it can. As Reduce and Gather, it is for before Close.
+// Err is why the group cannot go on; nil as long as it can. As AllReduce and AllGather, it is for before Close.
 func (g *Group) Err() error {
 	lost := int(g.head.lost.Load())
 	switch {
