@@ -310,14 +310,18 @@ func virtualSeed(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, 
 		o.ShutdownTimeout = time.Duration(1+v.rng.IntN(300)) * time.Millisecond
 		v.faulty.Store(v.rng.IntN(4) > 0)
 	})
+	closing := seed%3 == 0 // the gateway stops in the middle of the last round
 	var clients sync.WaitGroup
-	for range rounds {
+	for round := range rounds {
 		for range 8 {
 			mine := rand.New(rand.NewPCG(v.rng.Uint64(), 31))
 			clients.Go(func() { v.client(mine) })
 		}
 		for range 1 + v.rng.IntN(3) {
 			time.Sleep(time.Duration(v.rng.IntN(25_000)) * time.Microsecond)
+			if closing && round == rounds-1 {
+				break
+			}
 			if v.gentle {
 				v.gentleFault()
 				break // it has waited
@@ -325,7 +329,7 @@ func virtualSeed(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, 
 			v.wildFault()
 		}
 	}
-	v.closing.Store(v.rng.IntN(4) == 0)
+	v.closing.Store(closing)
 	v.end(&clients)
 	if err := goleak.Find(before); err != nil {
 		v.errorf("%v", err)
