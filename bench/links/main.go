@@ -30,6 +30,7 @@ type options struct {
 	out     string
 	seconds time.Duration
 	repeat  int
+	only    string // "exposed" or "throughput"; empty: both
 	seed    uint64
 }
 
@@ -40,9 +41,14 @@ func main() {
 	var o options
 	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
 	flag.DurationVar(&o.seconds, "for", 2*time.Second, "how long each throughput is measured, behind two seconds to get under way")
-	flag.IntVar(&o.repeat, "repeat", 3, "runs of each exposed time")
+	flag.IntVar(&o.repeat, "repeat", 5, "runs of each exposed time")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the packets that are lost")
+	flag.StringVar(&o.only, "only", "", "part to measure: exposed or throughput; empty: both")
 	flag.Parse()
+	if o.only != "" && o.only != "exposed" && o.only != "throughput" {
+		fmt.Fprintf(os.Stderr, "links: --only %q, want exposed or throughput\n", o.only)
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := o.bench(ctx); err != nil {
@@ -57,7 +63,14 @@ func (o *options) bench(ctx context.Context) error {
 	fmt.Fprintf(&b, "# KV transfer over slow, lossy and long links\n\nMachine: %s. Commit %s.\n\n    make bench-links\n\n", report.Machine(), strings.TrimSpace(string(commit)))
 	fmt.Fprintf(&b, "Two network namespaces, the kernel's TCP (Linux %s; its congestion controls: %s), packets of %d bytes carried between them by `internal/netlab`.\n\n",
 		kernel(), strings.TrimSpace(readFile("/proc/sys/net/ipv4/tcp_available_congestion_control")), mtu)
-	if err := errors.Join(o.exposed(ctx, &b), o.throughput(ctx, &b)); err != nil {
+	var err error
+	if o.only != "throughput" {
+		err = o.exposed(ctx, &b)
+	}
+	if o.only != "exposed" {
+		err = errors.Join(err, o.throughput(ctx, &b))
+	}
+	if err != nil {
 		fmt.Fprint(os.Stderr, b.String()) // what there is of it
 		return err
 	}
