@@ -129,7 +129,8 @@ func (o *options) bench(ctx context.Context) error {
 		_, err = os.Stdout.WriteString(text)
 		return err
 	}
-	return os.WriteFile(o.out, []byte(text), 0o644)
+	before, _ := os.ReadFile(o.out) // there may be none
+	return os.WriteFile(o.out, []byte(text+notes(string(before))), 0o644)
 }
 
 // maxTries bounds the runs of a program for each that is to count.

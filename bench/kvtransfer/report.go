@@ -119,6 +119,18 @@ func table(o *options, all []*contender) string {
 	return b.String()
 }
 
+// notesBegin is the heading from which on a report is people's, and stays as it is when it is written anew.
+const notesBegin = "\n## What does not hold, and why\n"
+
+// notes are a report's.
+func notes(text string) string {
+	at := strings.Index(text, notesBegin)
+	if at < 0 {
+		return ""
+	}
+	return text[at:]
+}
+
 // figure is empty for what was not measured.
 func figure(v float64) string {
 	if v == 0 {
