@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 3
+#define TD_VERSION 4
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -34,6 +34,7 @@ typedef struct {
 // Limits of every step, and how block tables are laid out.
 typedef struct {
   int32_t tokens, outputs, seqs, blocks;
+  int32_t one_order; // 1: products add up in one order, however many rows there are
 } td_limits;
 
 // How one output is drawn.
@@ -131,6 +132,10 @@ TD_API int td_version(void);
 // td_count is how many devices there are; -1: none can be, and error says why.
 TD_API int td_count(char *error, int n);
 TD_API td_device *td_open(int ordinal, td_limits limits, char *error, int n);
+// td_blas opens cuBLASLt, at path or where that is empty wherever programs find it,
+// for products of bf16 matrices with many rows in plans that are recorded later.
+// Returns its version, or 0 and says why not; then kernels of this object do it.
+TD_API int64_t td_blas(td_device *d, const char *path, char *error, int n);
 TD_API void td_close(td_device *d);
 TD_API const char *td_error(td_device *d);
 TD_API void td_describe(td_device *d, td_info *info);

@@ -50,13 +50,9 @@ type builder struct {
 
 // Twin builds the host twin below root's cache and returns its path.
 func Twin(root, sanitizers string) (string, error) {
-	cxx := strings.Fields(os.Getenv("CXX"))
-	if len(cxx) == 0 {
-		cxx = []string{"g++"}
-	}
 	flags := append([]string{"-std=c++17", "-O3", "-g1", "-fno-strict-aliasing", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
 		"-Wno-unknown-pragmas", "-Wno-unused-function", "-DTD_TWIN", "-x", "c++"}, strings.Fields(sanitizers)...)
-	b, err := newBuilder(root, cxx, flags)
+	b, err := newBuilder(root, compilers(), flags)
 	if err != nil {
 		return "", err
 	}
@@ -65,6 +61,28 @@ func Twin(root, sanitizers string) (string, error) {
 		return "", err
 	}
 	return b.link("tandem-cuda-twin", objects, append([]string{"-shared"}, strings.Fields(sanitizers)...))
+}
+
+// BlasStub builds the stand-in for cuBLASLt that tests open, and returns its path.
+func BlasStub(root, sanitizers string) (string, error) {
+	flags := append([]string{"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-x", "c++"}, strings.Fields(sanitizers)...)
+	b, err := newBuilder(root, compilers(), flags)
+	if err != nil {
+		return "", err
+	}
+	objects, err := b.compile([]string{"simt/blaslt_stub.cc"})
+	if err != nil {
+		return "", err
+	}
+	return b.link("blaslt-stub", objects, append([]string{"-shared"}, strings.Fields(sanitizers)...))
+}
+
+// compilers is the C++ compiler and its first arguments.
+func compilers() []string {
+	if cxx := strings.Fields(os.Getenv("CXX")); len(cxx) > 0 {
+		return cxx
+	}
+	return []string{"g++"}
 }
 
 // GPU builds the shared object for GPUs with the nvcc at path, and returns where it

@@ -1,18 +1,22 @@
 """Writes a checkpoint of a real shape with random bfloat16 weights, for benchmarks:
 
-    python3 random_model.py llama-1b|llama-8b FOLDER
+    python3 random_model.py llama-1b|llama-8b|gpt-oss-20b|gpt-oss-120b|tiny-… FOLDER
 
 Needs nothing but Python. Weights have a random sign and mantissa and a size of about
 1/64, which keeps activations finite; what the model says is noise.
 """
 
 import json
+import math
 import os
 import pathlib
 import sys
 
-# Shapes of Llama-3.2-1B and Llama-3.1-8B.
+# Shapes of Llama-3.2-1B, Llama-3.1-8B and GPT-OSS; tiny ones are to try a script with.
+GPT = dict(hidden_size=2880, intermediate_size=2880, num_attention_heads=64, head_dim=64, num_experts_per_tok=4, sliding_window=128)
 SHAPES = {
+    "gpt-oss-20b": dict(num_hidden_layers=24, num_local_experts=32, **GPT),
+    "gpt-oss-120b": dict(num_hidden_layers=36, num_local_experts=128, **GPT),
     "llama-1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, head_dim=64, tie_word_embeddings=True),
     "llama-8b": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, head_dim=128, tie_word_embeddings=False),
 }
@@ -35,28 +39,80 @@ def noise(n, pool):
         n -= CHUNK
 
 
-def main(name, folder):
+def llama(shape, vocab):
     config = dict(
-        architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=128256, num_key_value_heads=8, max_position_embeddings=8192,
-        rms_norm_eps=1e-5, rope_theta=500000.0, hidden_act="silu", torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[name],
+        architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=vocab, num_key_value_heads=8, max_position_embeddings=8192,
+        rms_norm_eps=1e-5, rope_theta=500000.0, hidden_act="silu", torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **shape,
     )
-    hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q, kv = config["num_attention_heads"] * head, 8 * head
-    tensors = {"model.embed_tokens.weight": [128256, hidden], "model.norm.weight": [hidden]}
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    tensors = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
     if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = [128256, hidden]
+        tensors["lm_head.weight"] = [vocab, hidden]
     for i in range(config["num_hidden_layers"]):
         p = f"model.layers.{i}."
+        tensors |= attention(config, p) | {p + "mlp.gate_proj.weight": [ffn, hidden], p + "mlp.up_proj.weight": [ffn, hidden], p + "mlp.down_proj.weight": [hidden, ffn]}
+    return config, tensors
+
+
+def attention(config, p):
+    hidden, head = config["hidden_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    return {
+        p + "input_layernorm.weight": [hidden], p + "post_attention_layernorm.weight": [hidden],
+        p + "self_attn.q_proj.weight": [q, hidden], p + "self_attn.k_proj.weight": [kv, hidden],
+        p + "self_attn.v_proj.weight": [kv, hidden], p + "self_attn.o_proj.weight": [hidden, q],
+    }
+
+
+def gpt_oss(shape, vocab):
+    config = dict(
+        architectures=["GptOssForCausalLM"], model_type="gpt_oss", vocab_size=vocab, num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5,
+        hidden_act="silu", attention_bias=True, tie_word_embeddings=False, dtype="bfloat16", bos_token_id=1, eos_token_id=2, swiglu_limit=7.0, swiglu_alpha=1.702,
+        layer_types=["sliding_attention", "full_attention"] * (shape["num_hidden_layers"] // 2), quantization_config=dict(quant_method="mxfp4"),
+        rope_parameters=dict(beta_fast=32.0, beta_slow=1.0, factor=32.0, original_max_position_embeddings=4096, rope_theta=150000.0, rope_type="yarn", truncate=False), **shape,
+    )
+    hidden, ffn, experts, heads = config["hidden_size"], config["intermediate_size"], config["num_local_experts"], config["num_attention_heads"]
+    tensors = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden], "lm_head.weight": [vocab, hidden]}
+    for i in range(config["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        own = attention(config, p)
+        tensors |= own | {k.removesuffix("weight") + "bias": v[:1] for k, v in own.items() if "_proj" in k}
+        e = p + "mlp.experts."
         tensors |= {
-            p + "input_layernorm.weight": [hidden], p + "post_attention_layernorm.weight": [hidden],
-            p + "self_attn.q_proj.weight": [q, hidden], p + "self_attn.k_proj.weight": [kv, hidden],
-            p + "self_attn.v_proj.weight": [kv, hidden], p + "self_attn.o_proj.weight": [hidden, q],
-            p + "mlp.gate_proj.weight": [ffn, hidden], p + "mlp.up_proj.weight": [ffn, hidden], p + "mlp.down_proj.weight": [hidden, ffn],
+            p + "self_attn.sinks": [heads], p + "mlp.router.weight": [experts, hidden], p + "mlp.router.bias": [experts],
+            e + "gate_up_proj_bias": [experts, 2 * ffn], e + "down_proj_bias": [experts, hidden],
+            e + "gate_up_proj_blocks": [experts, 2 * ffn, hidden // 32, 16], e + "gate_up_proj_scales": [experts, 2 * ffn, hidden // 32],
+            e + "down_proj_blocks": [experts, hidden, ffn // 32, 16], e + "down_proj_scales": [experts, hidden, ffn // 32],
         }
+    return config, tensors
+
+
+def shape_of(name):
+    tiny, name = name.startswith("tiny-"), name.removeprefix("tiny-")
+    shape, gpt = dict(SHAPES[name]), name.startswith("gpt")
+    if tiny:
+        shape |= dict(hidden_size=128, intermediate_size=160, num_hidden_layers=2, num_attention_heads=8, head_dim=16)
+        shape |= dict(num_local_experts=8) if gpt else {}
+    return (gpt_oss if gpt else llama)(shape, 2048 if tiny else 201088 if gpt else 128256)
+
+
+SCALES = bytes(119 + i % 4 for i in range(256))  # 2^-8 to 2^-5
+
+
+def content(key, size, pool):
+    if key.endswith("_scales"):
+        yield from (bytes(p).translate(SCALES) for p in noise((size + 1) // 2, pool))
+    else:
+        yield from noise((size + 1) // 2, pool)
+
+
+def main(name, folder):
+    config, tensors = shape_of(name)
     header, at = {}, 0
     for key, shape in tensors.items():
-        size = 2 * (shape[0] * shape[1] if len(shape) == 2 else shape[0])
-        header[key] = dict(dtype="BF16", shape=shape, data_offsets=[at, at + size])
+        packed = key.endswith(("_blocks", "_scales"))
+        size = math.prod(shape) * (1 if packed else 2)
+        header[key] = dict(dtype="U8" if packed else "BF16", shape=shape, data_offsets=[at, at + size])
         at += size
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,8 +123,10 @@ def main(name, folder):
     with open(folder / "model.safetensors", "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for key in tensors:
-            for piece in noise((header[key]["data_offsets"][1] - header[key]["data_offsets"][0]) // 2, pool):
-                f.write(piece)
+            size = header[key]["data_offsets"][1] - header[key]["data_offsets"][0]
+            for piece in content(key, size, pool):
+                f.write(piece[:size])
+                size -= len(piece[:size])
 
 
 if __name__ == "__main__":

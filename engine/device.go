@@ -84,9 +84,23 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 // open makes the backend.
 func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Ranks, mapKV func(int) ([]byte, error)) (backend.Backend, error) {
 	if c.gpu {
-		b, err := cuda.New(cuda.Options{Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV, Ranks: group})
+		blas := o.BLAS
+		switch blas {
+		case "":
+			blas = cuda.BLASAuto
+		case "none":
+			blas = cuda.BLASNone
+		}
+		b, err := cuda.New(cuda.Options{
+			Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV, Ranks: group, BLAS: blas, Deterministic: o.OneOrder,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
+		}
+		if version, why := b.BLAS(); version != 0 {
+			o.Logger.Info("cuBLASLt multiplies many rows", "version", version)
+		} else {
+			o.Logger.Info("own kernels multiply many rows", "why", why)
 		}
 		return b, nil
 	}

@@ -51,6 +51,8 @@ type LoadOptions struct {
 	GPUMemory    float64 // share of a GPU's memory that may be taken; 0: 0.9
 	EnforceEager bool    // no graphs on a GPU
 	Synchronous  bool    // no step is given to a GPU while another one runs
+	BLAS         string  // of a GPU: cuBLASLt's path, or auto or none; empty: auto
+	OneOrder     bool    // a GPU's sums have one order, however many rows share a step
 	SharedKV     bool    // other nodes read or write KV blocks
 
 	// KVMemory is the bytes of KV blocks. Default 1 GiB: on a CPU they are

@@ -28,14 +28,35 @@ static void run_gemm(const Run &r, const td_op &o, int rows, int spans) {
     // Enough blocks for the device, each with enough to do, all parts in memory.
     int64_t part = int64_t(rows) * o.n * 4;
     splits = std::min({(2 * r.processors + outs * down - 1) / (outs * down), tiles / 8, int(std::min<int64_t>(r.workspace_bytes / part, 16))});
-    splits = std::max(splits, 1);
+    splits = r.one_order ? 1 : std::max(splits, 1);
   }
   TD_LAUNCH(r.stream, outs, down, splits, kGemmThreads, sizeof(GemmStage<kType>) * kStages, gemm<kType>, o, r.step, splits, r.workspace, rows);
   if (splits > 1) TD_LAUNCH(r.stream, int((int64_t(rows) * o.n + 255) / 256), 1, 1, 256, 0, split_sum, o, r.step, splits, (const float *)r.workspace, rows);
 }
 
+// run_blas narrows the activations, unless the operation before has, puts the bias
+// where the product is added to, and leaves the rest to cuBLASLt.
+static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p) {
+  int64_t in = int64_t(rows) * o.k, out = int64_t(rows) * o.n;
+  if (r.narrowed != o.a) TD_LAUNCH(r.stream, int((in / 2 + 255) / 256), 1, 1, 256, 0, narrow, o, r.step, r.blas->narrowed, in);
+  r.narrowed = o.a;
+  if (o.bias) TD_LAUNCH(r.stream, int((out + 255) / 256), 1, 1, 256, 0, spread, o, out);
+  Stream *s = &r.stream;
+  Blas *b = r.blas;
+  const uint16_t *x = b->narrowed;  // it moves when a larger plan is recorded
+  device_call(r.stream, [s, b, p, o, x](void *stream) {
+    float one = 1, beta = o.bias ? 1 : 0;
+    float *dst = at<float>(o.dst);
+    int status = b->library.matmul(b->handle, p->desc, &one, at<const void>(o.w), p->w, x, p->x, &beta, dst, p->dst, dst, p->dst, &p->chosen.algorithm,
+                                   b->workspace, size_t(kBlasWorkspace), stream);
+    if (status && s->error.empty()) s->error = "cublasLtMatmul: status " + std::to_string(status);
+  });
+}
+
 void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
+  if (r.blas && blas_fits(o, rows))
+    if (blaslt::Product *p = r.blas->find(rows, o.n, o.k)) return run_blas(r, o, rows, p);
   if (o.table) {
     spans = std::min(rows, o.experts) + rows / kSpanSlots;  // of rows of heads: as many for each
     each = (rows + o.experts - 1) / o.experts;
@@ -44,10 +65,10 @@ void run_linear(const Run &r, const td_op &o) {
   switch (o.type) {
     case TD_F32: return run_gemvs<TD_F32>(r, o, each, spans);
     case TD_BF16:
-      if (each <= kGemvRows || o.k % 8) return run_gemvs<TD_BF16>(r, o, each, spans);
+      if ((each <= kGemvRows && !r.one_order) || o.k % 8) return run_gemvs<TD_BF16>(r, o, each, spans);
       return run_gemm<TD_BF16>(r, o, rows, spans);
     default:
-      if (each <= kGemvRows) return run_gemvs<TD_MXFP4>(r, o, each, spans);
+      if (each <= kGemvRows && !r.one_order) return run_gemvs<TD_MXFP4>(r, o, each, spans);
       return run_gemm<TD_MXFP4>(r, o, rows, spans);
   }
 }

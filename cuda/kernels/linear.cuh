@@ -250,3 +250,19 @@ TD_KERNEL(256) split_sum(td_op o, Step s, int splits, const float *partial, int 
   for (int z = 0; z < splits; z++) sum += partial[int64_t(z) * partial_rows * o.n + i];
   at<float>(o.dst)[i] = sum + (o.bias ? at<const float>(o.bias)[i % o.n] : 0);
 }
+
+// narrow is rows of activations in bf16; rows that are not live are zeros, so that
+// they stay finite.
+TD_KERNEL(256) narrow(td_op o, Step s, uint16_t *to, int64_t all) {
+  int64_t i = (int64_t(block_x()) * 256 + thread_id()) * 2;
+  if (i >= all) return;
+  bool there = i / o.k < live(s, o);
+  const float *from = at<const float>(o.a) + i;
+  reinterpret_cast<uint32_t *>(to)[i / 2] = there ? bf16_pack(from[0], from[1]) : 0;
+}
+
+// spread puts the bias into every row.
+TD_KERNEL(256) spread(td_op o, int64_t all) {
+  int64_t i = int64_t(block_x()) * 256 + thread_id();
+  if (i < all) at<float>(o.dst)[i] = at<const float>(o.bias)[i % o.n];
+}

@@ -18,6 +18,7 @@
 namespace {
 constexpr int64_t kStaging = 16 << 20;    // bytes of each of two pinned buffers
 constexpr int64_t kWorkspace = 64 << 20;  // bytes for parts of products
+constexpr int kBlasProducts = 4096;       // shapes that cuBLASLt is asked about
 
 // carve takes n elements from a block of memory laid out one array behind the other.
 template <class T>
@@ -52,6 +53,8 @@ struct td_device {
   std::vector<void *> registered;
   Nccl nccl;
 
+  std::unique_ptr<Blas> blas;
+
   char *staging[2] = {};
   device::Event staged[2];
   float *workspace = nullptr;
@@ -66,6 +69,10 @@ struct td_device {
     device::close(copies);
     for (void *p : registered) device::unregister(p);
     for (auto &p : plans) device::forget(p->graph);
+    if (blas) {
+      for (auto &p : blas->products) blaslt::forget(blas->library, p);
+      if (blas->handle) blas->library.destroy(blas->handle);
+    }
     for (auto &e : staged) e.close();
     for (void *p : memory) device::release(p);
     for (void *p : host) device::unpin(p);
@@ -132,9 +139,39 @@ struct td_device {
     return true;
   }
 
+  // choose asks cuBLASLt for algorithms for what a plan multiplies.
+  bool choose(const td_plan &p) {
+    Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false};
+    for (const td_op &o : p.ops) {
+      int rows = r.rows(o);
+      if (!blas_fits(o, rows)) continue;
+      if (int64_t need = int64_t(rows) * o.k; need > blas->room) {
+        blas->narrowed = static_cast<uint16_t *>(alloc(need * 2));  // plans before this one keep what they had
+        if (!blas->narrowed) return false;
+        blas->room = need;
+      }
+      bool known = false;
+      for (auto &q : blas->products) known = known || (q.rows == rows && q.out == o.n && q.in == o.k);
+      if (known) continue;
+      blas->products.reserve(kBlasProducts);  // plans point to them
+      if (int(blas->products.size()) == kBlasProducts) return true;
+      blaslt::Product made{};
+      made.rows = rows;
+      made.out = o.n;
+      made.in = o.k;
+      blaslt::make(blas->library, blas->handle, made, size_t(kBlasWorkspace));
+      blas->products.push_back(made);
+    }
+    return true;
+  }
+
   void run(td_plan *p, int from, int to) {
-    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl};
-    for (int i = from; i < to; i++) run_op(r, p->ops[size_t(i)]);
+    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0};
+    for (int i = from; i < to; i++) {
+      const td_op &o = p->ops[size_t(i)];
+      run_op(r, o);
+      if (o.dst == r.narrowed || (o.a == r.narrowed && o.kind == TD_NORM && o.b)) r.narrowed = 0;
+    }
     if (to == int(p->ops.size())) run_finish(r);
   }
 };
@@ -180,6 +217,20 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   snprintf(error, size_t(n), "%s", td_error(d));
   delete d;
   return nullptr;
+}
+
+int64_t td_blas(td_device *d, const char *path, char *error, int n) {
+  auto b = std::make_unique<Blas>();
+  std::string why = b->library.open(path);
+  if (why.empty() && b->library.version() < 120000) why = "version " + std::to_string(b->library.version()) + " is older than 12.0";
+  if (why.empty() && (!device::use(d->stream, d->ordinal) || b->library.create(&b->handle))) why = "cublasLtCreate failed";
+  if (why.empty() && !(b->workspace = static_cast<char *>(d->alloc(kBlasWorkspace)))) why = "no memory for its workspace";
+  if (!why.empty()) {
+    snprintf(error, size_t(n), "%s", why.c_str());
+    return 0;
+  }
+  d->blas = std::move(b);
+  return int64_t(d->blas->library.version());
 }
 
 void td_close(td_device *d) { delete d; }
@@ -255,6 +306,7 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
   p->ops.assign(ops, ops + n);
   p->tokens = tokens;
   p->outputs = outputs;
+  if (d->blas && !d->choose(*p)) return nullptr;
   if (graph) p->graph = device::record(d->stream, [&] { d->run(p.get(), 0, n); });
   if (!d->stream.error.empty()) return nullptr;
   d->plans.push_back(std::move(p));

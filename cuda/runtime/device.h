@@ -85,6 +85,12 @@ void launch(Stream &s, int x, int y, int z, int threads, size_t shared, void (*k
     if (!bad.empty()) to->error = std::string(name) + ": " + bad;
   });
 }
+
+// device_call calls a library that takes a stream.
+template <class F>
+void device_call(Stream &s, F f) {
+  s.run([=] { f(nullptr); });
+}
 #else
 #include <cuda_runtime.h>
 
@@ -98,6 +104,11 @@ struct Stream {
   }
 };
 using Graph = cudaGraphExec_t;
+
+template <class F>
+void device_call(Stream &s, F f) {
+  f(s.stream);
+}
 
 template <class... P, class... A>
 void launch(Stream &s, int x, int y, int z, int threads, size_t shared, void (*kernel)(P...), const char *name, A... args) {

@@ -1,6 +1,7 @@
 // A plan, and how its operations become launches.
 #pragma once
 #include "../kernels/common.cuh"
+#include "blaslt.h"
 #include "device.h"
 #include "nccl.h"
 
@@ -10,6 +11,30 @@ struct td_plan {
   Graph graph{};
 };
 
+// Blas is cuBLASLt, where it was found, and what was chosen before plans were recorded.
+struct Blas {
+  blaslt::Library library;
+  blaslt::Handle handle = nullptr;
+  std::vector<blaslt::Product> products;
+  char *workspace = nullptr;
+  uint16_t *narrowed = nullptr;  // activations in bf16
+  int64_t room = 0;              // of them, in numbers
+
+  // find is the product of a shape, if there is one that can be used.
+  blaslt::Product *find(int rows, int out, int in) {
+    for (auto &p : products)
+      if (p.rows == rows && p.out == out && p.in == in) return p.usable ? &p : nullptr;
+    return nullptr;
+  }
+};
+constexpr int64_t kBlasWorkspace = 32 << 20;
+constexpr int kBlasRows = 65;  // the fewest for which it is asked
+
+// blas_fits says whether an operation over so many rows is one for cuBLASLt.
+inline bool blas_fits(const td_op &o, int rows) {
+  return o.kind == TD_LINEAR && o.type == TD_BF16 && !o.table && o.slots <= 1 && rows >= kBlasRows && o.k % 8 == 0 && o.n % 8 == 0;
+}
+
 // Run is what a launch needs to know.
 struct Run {
   Stream &stream;
@@ -18,6 +43,9 @@ struct Run {
   float *workspace;
   int64_t workspace_bytes;
   const Nccl &nccl;
+  Blas *blas;       // null: none
+  bool one_order;   // of sums, whatever the number of rows
+  mutable td_address narrowed = 0;  // whose rows blas->narrowed has
 
   int rows(const td_op &o) const { return (o.outputs ? outputs : tokens) * (o.slots > 0 ? o.slots : 1); }
 };

@@ -62,7 +62,7 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 		Model:    path, Device: m.Device, Kernels: m.Kernels, Quantization: m.Quantization, Threads: m.Threads, Logger: log, ChatTemplate: template,
 		KVMemory: int64(m.KVMemory), MemoryLimit: process.MemoryLimit(os.DirFS("/")), KVDType: m.KVDType, BlockTokens: m.BlockTokens,
 		MaxModelLen: m.MaxModelLen, MaxSeqs: m.MaxSeqs, MaxBatchedTokens: m.MaxBatchedTokens, MaxQueued: m.MaxQueued,
-		CUDALibrary: m.CUDALibrary, NCCLLibrary: m.NCCLLibrary, GPUMemory: m.GPUMemory, EnforceEager: m.EnforceEager, Synchronous: !m.Ahead,
+		CUDALibrary: m.CUDALibrary, NCCLLibrary: m.NCCLLibrary, GPUMemory: m.GPUMemory, EnforceEager: m.EnforceEager, Synchronous: !m.Ahead, BLAS: m.BLAS, OneOrder: m.OneOrder,
 		Speculation: engine.Speculation{Tokens: m.Speculation.Tokens, Model: draft, Lookup: engine.Lookup{Min: m.Speculation.Min, Max: m.Speculation.Max}},
 	}, nil
 }

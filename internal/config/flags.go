@@ -17,9 +17,10 @@ type Model struct {
 	KVMemory                                   Bytes
 	CUDALibrary, NCCLLibrary                   string
 	GPUMemory                                  float64
-	EnforceEager, Ahead                        bool
+	EnforceEager, Ahead, OneOrder              bool
 	TensorParallel                             int
 	RankTimeout                                Seconds
+	BLAS                                       string
 	Speculation                                Speculation
 	LoRA                                       LoRA
 }
@@ -36,6 +37,8 @@ func (m *Model) Register(s *Set) {
 	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, by which --tensor-parallel-size has several GPUs compute a model")
 	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to take; KV blocks get what weights and steps leave of it")
 	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as graphs: slower, for comparison")
+	s.StringVar(&m.BLAS, "cublaslt", "auto", "what multiplies more than 64 rows on a GPU: auto (cuBLASLt where it is installed, else own kernels), none, or the library's path")
+	s.BoolVar(&m.OneOrder, "deterministic", false, "on a GPU: sums in one order, so that a request's logits have the same bits whichever others share its steps; slower. CPUs always do")
 	s.BoolVar(&m.Ahead, "async-scheduling", true, "give a GPU the next step of decoding while one runs; false is for comparison. CPUs run one step after the other")
 	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; amx is never chosen by auto, as it rounds what bf16 weights are multiplied with to bf16")
 	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 3
+const version = 4
 
 // TD_IN_CHUNK and its like.
 const (
@@ -61,7 +61,7 @@ type info struct {
 	name        [128]byte
 }
 
-type limits struct{ tokens, outputs, seqs, blocks int32 }
+type limits struct{ tokens, outputs, seqs, blocks, oneOrder int32 }
 
 type draw struct {
 	seed                    uint64

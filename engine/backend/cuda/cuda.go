@@ -51,6 +51,12 @@ const (
 // unknownBlock is in the host's copy of a block table where the device has nothing.
 const unknownBlock = -2
 
+// What Options.BLAS may say beside a path.
+const (
+	BLASNone = ""
+	BLASAuto = "auto"
+)
+
 // Options say how to run.
 type Options struct {
 	Library string         // path of the shared object; empty: LibraryName beside the program
@@ -58,6 +64,13 @@ type Options struct {
 	Limits  backend.Limits // largest step
 	Eager   bool           // no graphs: every operation is started by itself
 	Ranks   backend.Ranks  // that compute the model together, a device each; nil: this one does it alone
+
+	// BLAS is cuBLASLt for products of many rows: BLASAuto takes it where programs
+	// find it, BLASNone does without, else it is the library's path.
+	BLAS string
+	// Deterministic has every product add up in one order, so that the bits of a row
+	// do not depend on how many share its step. It excludes cuBLASLt.
+	Deterministic bool
 
 	// Mirror keeps a copy of the KV blocks that others read and write in memory of
 	// the host, pinned: KVRegion. MapKV maps that memory, where it is not nil.
@@ -81,6 +94,8 @@ type CUDA struct {
 	tables   map[backend.Weight]address // of experts, by the first
 	kv       kvStore
 	gathered map[backend.Buf]address // scratch of AllGather, by what is gathered
+	blas     int                     // cuBLASLt's version; 0: not used
+	noBLAS   error                   // why it is not
 
 	plans     map[backend.Key]*plan
 	recording *plan
@@ -180,6 +195,9 @@ func New(o Options) (*CUDA, error) {
 		int64(l.Seqs)*int64(l.Blocks) > 1<<31-1 {
 		return nil, fmt.Errorf("%w: limits %+v", backend.ErrShape, l)
 	}
+	if o.Deterministic && o.Ranks != nil && o.Ranks.Ranks() > 2 {
+		return nil, fmt.Errorf("%w: one order for all sums holds at one or two GPUs, not at %d: NCCL chooses an order of ranks by the size of what it adds up", backend.ErrShape, o.Ranks.Ranks())
+	}
 	lib, err := open(o.Library)
 	if err != nil {
 		return nil, err
@@ -200,13 +218,44 @@ func New(o Options) (*CUDA, error) {
 	if c.memory, ok = c.dev.groups(0, c.limits()); !ok {
 		return nil, errors.Join(c.failed("the step's memory"), c.Close())
 	}
+	if err := c.openBLAS(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
 	return c, nil
 }
 
 func (c *CUDA) limits() limits {
 	l := c.opts.Limits
-	return limits{int32(l.Tokens), int32(l.Outputs), int32(l.Seqs), int32(l.Blocks)}
+	one := int32(0)
+	if c.opts.Deterministic {
+		one = 1
+	}
+	return limits{int32(l.Tokens), int32(l.Outputs), int32(l.Seqs), int32(l.Blocks), one}
 }
+
+// openBLAS opens cuBLASLt. One that was asked for by its path must be there.
+func (c *CUDA) openBLAS() error {
+	path := c.opts.BLAS
+	switch {
+	case path == BLASNone:
+		c.noBLAS = errors.New("it is not asked for")
+		return nil
+	case c.opts.Deterministic && path != BLASAuto:
+		return fmt.Errorf("%w: cuBLASLt adds up in orders of its own: it and one order for all do not go together", backend.ErrShape)
+	case c.opts.Deterministic:
+		c.noBLAS = errors.New("it adds up in orders of its own")
+		return nil
+	case path == BLASAuto:
+		path = ""
+	}
+	if c.blas, c.noBLAS = c.dev.blas(path); c.noBLAS != nil && path != "" {
+		return fmt.Errorf("%w: cuBLASLt at %s: %w", backend.ErrNoDevice, path, c.noBLAS)
+	}
+	return nil
+}
+
+// BLAS is the version of cuBLASLt that is used, as in 130002, or 0 and why there is none.
+func (c *CUDA) BLAS() (version int, why error) { return c.blas, c.noBLAS }
 
 // failed is what the device says of its last failure.
 func (c *CUDA) failed(what string) error {
@@ -217,12 +266,20 @@ func (c *CUDA) failed(what string) error {
 	return fmt.Errorf("cuda: %s: %w", what, err)
 }
 
-// Variant names the chip's generation for the numerics class.
+// Variant names the chip's generation for the numerics class, and what else decides
+// how products add up.
 func (c *CUDA) Variant() string {
+	chip := fmt.Sprintf("sm%d", c.info.capability)
 	if c.info.twin != 0 {
-		return fmt.Sprintf("cuda-twin-%d", kernelVersion)
+		chip = "twin"
 	}
-	return fmt.Sprintf("cuda-sm%d-%d", c.info.capability, kernelVersion)
+	if c.opts.Deterministic {
+		chip += "-one-order"
+	}
+	if c.blas != 0 {
+		chip += fmt.Sprintf("-lt%d", c.blas)
+	}
+	return fmt.Sprintf("cuda-%s-%d", chip, kernelVersion)
 }
 
 // Name is the device's own.

@@ -98,12 +98,23 @@ type driver struct {
 
 func (l *library) open(ordinal int, m limits) (*driver, error) {
 	var why [256]C.char
-	lim := C.td_limits{tokens: C.int32_t(m.tokens), outputs: C.int32_t(m.outputs), seqs: C.int32_t(m.seqs), blocks: C.int32_t(m.blocks)}
+	lim := C.td_limits{tokens: C.int32_t(m.tokens), outputs: C.int32_t(m.outputs), seqs: C.int32_t(m.seqs), blocks: C.int32_t(m.blocks), one_order: C.int32_t(m.oneOrder)}
 	d := C.td_l_open(l.c, C.int(ordinal), lim, &why[0], C.int(len(why)))
 	if d == nil {
 		return nil, errors.New(C.GoString(&why[0]))
 	}
 	return &driver{l.c, d}, nil
+}
+
+// blas opens cuBLASLt and returns its version.
+func (d *driver) blas(path string) (version int, err error) {
+	var why [256]C.char
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	if version = int(C.td_l_blas(d.l, d.d, name, &why[0], C.int(len(why)))); version == 0 {
+		return 0, errors.New(C.GoString(&why[0]))
+	}
+	return version, nil
 }
 
 func (d *driver) close()     { C.td_l_close(d.l, d.d) }

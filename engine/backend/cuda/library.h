@@ -6,7 +6,7 @@
 #include "api.h"
 
 #define TD_FUNCTIONS(f) \
-	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy) f(nccl_id) f(ranks) f(leave)
+	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy) f(nccl_id) f(ranks) f(leave) f(blas)
 
 typedef struct {
 	void *handle;
@@ -44,6 +44,7 @@ static inline int td_l_groups(td_library *l, td_device *d, int n, td_step *s) { 
 static inline int td_l_tables(td_library *l, td_device *d, int w, int g, int s, int from, int n) { return l->tables(d, w, g, s, from, n); }
 static inline td_plan *td_l_record(td_library *l, td_device *d, const void *o, int n, int t, int out, int g) { return l->record(d, (const td_op *)o, n, t, out, g); }
 static inline int td_l_run(td_library *l, td_device *d, td_plan *p, int w, int from, int to) { return l->run(d, p, w, from, to); }
+static inline int64_t td_l_blas(td_library *l, td_device *d, const char *p, char *e, int n) { return l->blas(d, p, e, n); }
 static inline void *td_l_host(td_library *l, td_device *d, void *m, int64_t n) { return l->host(d, m, n); }
 static inline int td_l_copy(td_library *l, td_device *d, const void *p, int n, int to) { return l->copy(d, (const td_piece *)p, n, to); }
 static inline int td_l_poll(td_library *l, td_device *d) { return l->poll(d); }

@@ -28,6 +28,7 @@ func (*driver) groups(int, limits) (s [2]stepMemory, ok bool) { return s, false 
 func (*driver) tables(int, int, int, int, int) bool           { return false }
 func (*driver) record([]op, int, int, bool) (recorded, bool)  { return recorded{}, false }
 func (*driver) run(recorded, int, int, int) bool              { return false }
+func (*driver) blas(string) (int, error)                      { return 0, errBuild }
 func (*driver) host([]byte, int) []byte                       { return nil }
 func (*driver) copy([]piece, bool) bool                       { return false }
 func (*driver) poll() (bool, error)                           { return false, errBuild }

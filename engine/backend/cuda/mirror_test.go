@@ -17,6 +17,11 @@ import (
 // there is one page as the device has it, here is the host's copy.
 func (c *CUDA) there(region, block int) []byte {
 	n := c.kv.spec.PageBytes
+	if c.info.twin == 0 {
+		page := make([]byte, n)
+		c.dev.download(page, c.kv.regions[region]+address(block*n))
+		return page
+	}
 	return c.dev.memory(c.kv.regions[region]+address(block*n), n)
 }
 

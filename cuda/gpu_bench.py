@@ -1,0 +1,214 @@
+"""The table of speeds on a GPU, with what `make gpu-tests` built in bin/:
+
+    python3 cuda/gpu_bench.py            # on a machine with a GPU, under 8 minutes
+    python3 cuda/gpu_bench.py --rehearse # anywhere: tiny models on the CPU, to see that each row comes
+
+Each row is measured by itself and printed as it comes, with what the project aims at
+first. Weights are random, of real shapes, made here in memory (/dev/shm, where there
+is room). What does not fit, is missing or fails is a row that says so; the exit
+status is 1 then. When the time is up the rest of the rows say that.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+REHEARSE = "--rehearse" in sys.argv
+LIMIT = 470  # seconds in all
+BEGAN = time.monotonic()
+TANDEM = os.environ.get("TANDEM_BIN", str(ROOT / "bin" / "tandem"))
+failed = 0
+
+
+def row(name, value, aim="", note=""):
+    print(f"{name:<52} {value:>22}  {aim:<34} {note}", flush=True)
+
+
+def left():
+    return LIMIT - (time.monotonic() - BEGAN)
+
+
+def measure(name, aim, need, f):
+    """Runs f, which returns a row's value and note, if need seconds are left."""
+    global failed
+    try:
+        if left() < need:
+            raise RuntimeError(f"no time: {left():.0f} s are left, it takes about {need}")
+        value, note = f()
+        row(name, value, aim, note)
+    except Exception as e:  # noqa: BLE001: one row's failure is not the next one's
+        failed = 1
+        row(name, "-", aim, str(e).strip().splitlines()[-1][:160])
+
+
+def device():
+    return ["--device", "cpu" if REHEARSE else "cuda:0"]
+
+
+def latency(model, batch, inputs, outputs, *flags, iterations=2):
+    """Seconds of a batch of prompts, from the start to the last token."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as to:
+        run([TANDEM, "bench", "latency", "--model", model, "--disable-detokenize", *device(), "--batch-size", batch, "--input-len", inputs,
+             "--output-len", outputs, "--num-iters", iterations, "--num-iters-warmup", 1, "--max-num-batched-tokens", 2048, "--max-num-seqs", max(batch, 1),
+             "--output-json", to.name, *flags])
+        return json.load(open(to.name))["avg_latency"]
+
+
+def run(command):
+    p = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=max(left(), 5))
+    if p.returncode:
+        raise RuntimeError(p.stdout.strip() or f"{command[0]} ended with {p.returncode}")
+    return p.stdout
+
+
+def decode(model, batch, inputs, outputs, *flags):
+    """Output tokens per second beyond the first, by the difference of two lengths."""
+    short = 1 if inputs > 64 else outputs // 4
+    one, all_ = (latency(model, batch, inputs, n, *flags, iterations=1 if batch > 1 else 2) for n in (short, outputs))
+    if all_ <= one:
+        raise RuntimeError(f"{outputs} tokens took {all_:.4f} s, {short} took {one:.4f}: the machine is not quiet")
+    rate = batch * (outputs - short) / (all_ - one)
+    return f"{rate:,.0f} tok/s", f"{(all_ - one) / (outputs - short) * 1e3:.2f} ms a step"
+
+
+def prefill(model, tokens):
+    return f"{tokens / latency(model, 1, tokens, 1):,.0f} tok/s", "first token included"
+
+
+def ratio(model, outputs, flag):
+    with_, without = (latency(model, 1, 16, outputs, *f) for f in ([], [flag]))
+    step = (without - with_) / outputs * 1e6
+    return f"{without / with_:.2f} x", f"{step:.0f} us a step less than with {flag}"
+
+
+def load(model, *flags):
+    """Equal lengths, 32 at once, warmed, through the API."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    inputs, outputs, n = (16, 8, 8) if REHEARSE else (128, 128, 96)
+    with tempfile.TemporaryDirectory() as to:
+        server = subprocess.Popen([TANDEM, "serve", model, "--port", str(port), *device(), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            await_server(port, server)
+            run([TANDEM, "bench", "serve", "--port", port, "--dataset-name", "random", "--random-input-len", inputs, "--random-output-len", outputs, "--ignore-eos",
+                 "--num-prompts", n, "--num-warmups", 8, "--max-concurrency", 2, "--ready-check-timeout-sec", 60, "--skip-tokenizer-init",
+                 "--save-result", "--result-dir", to, "--result-filename", "r.json"])
+            r = json.load(open(os.path.join(to, "r.json")))
+        finally:
+            server.terminate()
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+    return f"{r['output_throughput']:,.0f} tok/s", f"TTFT {r['mean_ttft_ms']:.1f} ms, ITL {r['mean_itl_ms']:.2f} ms"
+
+
+def await_server(port, server):
+    until = time.monotonic() + min(60, left())
+    while time.monotonic() < until and server.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2).read()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError("the server did not come up")
+
+
+def kernels(name, pattern):
+    """A figure of the kernels' own benchmarks."""
+    binary = ROOT / "bin" / "cuda.test"
+    if not binary.exists():
+        raise RuntimeError("bin/cuda.test is missing: run make gpu-tests")
+    p = subprocess.run([str(binary), "-test.run", "^$", "-test.bench", name, "-test.benchtime", "1s"], cwd=ROOT / "engine" / "backend" / "cuda", text=True,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90,
+                       env=os.environ | ({} if REHEARSE else {"TANDEM_CUDA_LIBRARY": str(ROOT / "bin" / "tandem-cuda.so")}))
+    found = re.search(r"([\d.e+]+) " + pattern, p.stdout)
+    if not found:
+        raise RuntimeError(p.stdout.strip() or "no figure")
+    return f"{float(found[1]):,.1f} {pattern}", ""
+
+
+def torch(config):
+    """PyTorch's own decode of the same shape, where it is installed: eager, batch 1."""
+    script = ROOT / "cuda" / "torch_decode.py"
+    out = run([sys.executable, script, config, "cpu" if REHEARSE else "cuda"])
+    return out.strip().splitlines()[-1], "transformers, eager"
+
+
+def main():
+    if not os.access(TANDEM, os.X_OK) or not (REHEARSE or (ROOT / "bin" / "tandem-cuda.so").exists()):
+        sys.exit("gpu-bench: bin/tandem and bin/tandem-cuda.so are missing: run make gpu-tests, and carry bin/ here")
+    if not REHEARSE:
+        try:
+            print(run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]).strip())
+        except (OSError, RuntimeError) as e:
+            sys.exit(f"gpu-bench: no GPU here: nvidia-smi: {e}")
+    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=base) as folder:
+        rows(folder)
+    return failed
+
+
+def model(folder, shape, need):
+    """A checkpoint of a shape, the only one at a time: they are large."""
+    for old in pathlib.Path(folder).iterdir():
+        shutil.rmtree(old)
+    free = shutil.disk_usage(folder).free
+    if free < need * 1e9:
+        raise RuntimeError(f"{shape} needs {need} GB in {folder}, {free / 1e9:.0f} are free")
+    to = os.path.join(folder, shape)
+    run([sys.executable, ROOT / "cuda" / "random_model.py", "tiny-" + shape if REHEARSE else shape, to])
+    shutil.copy(ROOT / "engine" / "builtin" / "model" / "tokenizer.json", to)
+    return to
+
+
+def rows(folder):
+    n, long, many = (8, 40, 2) if REHEARSE else (128, 1024, 64)
+
+    def with_model(shape, need, body):
+        global failed
+        try:
+            body(model(folder, shape, need))
+        except Exception as e:  # noqa: BLE001
+            failed = 1
+            row(shape, "-", "", str(e).strip().splitlines()[-1][:160])
+
+    def one_b(m):
+        measure("Llama-3.2-1B bf16 decode, batch 1", "700, bar 1,300 tok/s", 20, lambda: decode(m, 1, 16, n))
+        measure("same, graphs to --enforce-eager", "3 x", 20, lambda: ratio(m, n, "--enforce-eager"))
+        measure("same, host time between steps", "< 20 us, bar 0", 20, lambda: ratio(m, n, "--async-scheduling=false"))
+        measure("same, what --deterministic costs", "published", 20, lambda: ratio(m, n, "--deterministic"))
+        measure("same, steady load over the API", "437.6 tok/s, 37 ms, 5.1 ms", 40, lambda: load(m))
+        measure("same, steady load, --enforce-eager", "", 40, lambda: load(m, "--enforce-eager"))
+        measure("same, PyTorch", "", 40, lambda: torch(os.path.join(m, "config.json")))
+
+    def eight_b(m):
+        measure("Llama-3.1-8B bf16 decode, batch 1", "170, bar 258 tok/s", 50, lambda: decode(m, 1, 16, n // 2))
+        measure(f"same, batch {many} at {long} tokens", "5,200, bar 9,300 tok/s", 60, lambda: decode(m, many, long, n // 2))
+        measure("same, prefill of 2k tokens", "24k, bar 38k tok/s", 30, lambda: prefill(m, 64 if REHEARSE else 2000))
+        measure("same, prefill without cuBLASLt", "", 30, lambda: prefill_flags(m))
+
+    def prefill_flags(m):
+        tokens = 64 if REHEARSE else 2000
+        return f"{tokens / latency(m, 1, tokens, 1, '--cublaslt', 'none'):,.0f} tok/s", ""
+
+    measure("decode attention, 4k context, batch 16", "60 %, bar 90 % of bandwidth", 30, lambda: kernels("BenchmarkDecodeAttention", "GB/s"))
+    measure("KV push that is not hidden", "< 5 % of prefill", 30, lambda: kernels("BenchmarkPush", "exposed-%"))
+    with_model("llama-1b", 3, one_b)
+    with_model("llama-8b", 17, eight_b)
+    for shape, need, aim in (("gpt-oss-20b", 15, "290, bar 700 tok/s"), ("gpt-oss-120b", 67, "215, bar 520 tok/s")):
+        with_model(shape, need, lambda m, shape=shape, aim=aim: measure(f"{shape} MXFP4 decode, batch 1", aim, 40, lambda: decode(m, 1, 16, n // 2)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

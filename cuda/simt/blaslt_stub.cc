@@ -1,0 +1,104 @@
+// A stand-in for cuBLASLt on the CPU: what blaslt.h calls of it, for bf16 times bf16
+// into fp32. Built as a library of its own, which tests have the twin open.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#define API extern "C" __attribute__((visibility("default")))
+
+namespace {
+struct Desc {
+  int compute, scale, transposed;
+};
+struct Layout {
+  int type;
+  uint64_t rows, cols;
+  int64_t stride;
+};
+struct Preference {
+  uint64_t workspace;
+};
+struct Algorithm {
+  uint64_t data[8];
+};
+struct Heuristic {
+  Algorithm algorithm;
+  size_t workspace;
+  int status;
+  float waves;
+  int reserved[4];
+};
+constexpr uint64_t kMagic = 0x5eed;
+enum { kOk = 0, kInvalid = 7 };
+int alive = 0;  // objects that have not been destroyed
+
+float widen(const uint16_t *p) {
+  uint32_t bits = uint32_t(*p) << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+template <class T>
+int made(void **to, T value) {
+  *to = new T(value);
+  alive++;
+  return kOk;
+}
+template <class T>
+int gone(void *p) {
+  delete static_cast<T *>(p);
+  alive--;
+  return kOk;
+}
+}  // namespace
+
+API size_t cublasLtGetVersion() { return getenv("TANDEM_STUB_LT_OLD") ? 110000 : 130002; }
+API int cublasLtCreate(void **h) { return made<int>(h, 1); }
+API int cublasLtDestroy(void *h) { return gone<int>(h); }
+API int cublasLtMatmulDescCreate(void **d, int compute, int scale) { return made(d, Desc{compute, scale, 0}); }
+API int cublasLtMatmulDescDestroy(void *d) { return gone<Desc>(d); }
+API int cublasLtMatmulDescSetAttribute(void *d, int attribute, const void *v, size_t n) {
+  if (attribute != 3 || n != 4) return kInvalid;
+  memcpy(&static_cast<Desc *>(d)->transposed, v, 4);
+  return kOk;
+}
+API int cublasLtMatrixLayoutCreate(void **l, int type, uint64_t rows, uint64_t cols, int64_t stride) { return made(l, Layout{type, rows, cols, stride}); }
+API int cublasLtMatrixLayoutDestroy(void *l) { return gone<Layout>(l); }
+API int cublasLtMatmulPreferenceCreate(void **p) { return made(p, Preference{0}); }
+API int cublasLtMatmulPreferenceDestroy(void *p) { return gone<Preference>(p); }
+API int cublasLtMatmulPreferenceSetAttribute(void *p, int attribute, const void *v, size_t n) {
+  if (attribute != 1 || n != 8) return kInvalid;
+  memcpy(&static_cast<Preference *>(p)->workspace, v, 8);
+  return kOk;
+}
+API int cublasLtMatmulAlgoGetHeuristic(void *, void *d, void *a, void *b, void *, void *to, void *p, int wanted, Heuristic *all, int *got) {
+  auto *desc = static_cast<Desc *>(d);
+  auto *w = static_cast<Layout *>(a), *x = static_cast<Layout *>(b), *dst = static_cast<Layout *>(to);
+  *got = 0;
+  if (wanted < 1 || desc->compute != 68 || desc->scale != 0 || desc->transposed != 1 || w->type != 14 || x->type != 14 || dst->type != 0 || w->rows != x->rows ||
+      dst->rows != w->cols || dst->cols != x->cols || w->stride % 8 || !static_cast<Preference *>(p)->workspace)
+    return kInvalid;
+  *all = Heuristic{};
+  all->algorithm.data[0] = kMagic;
+  all->algorithm.data[1] = x->cols;
+  all->workspace = 4096;
+  *got = 1;
+  return kOk;
+}
+API int cublasLtMatmul(void *, void *, const void *alpha, const void *a, void *al, const void *b, void *bl, const void *beta, const void *, void *, void *d, void *dl,
+                       const Algorithm *algorithm, void *workspace, size_t bytes, void *) {
+  auto *w = static_cast<Layout *>(al), *x = static_cast<Layout *>(bl), *dst = static_cast<Layout *>(dl);
+  if (algorithm->data[0] != kMagic || algorithm->data[1] != x->cols || bytes < 4096) return kInvalid;
+  memset(workspace, 0xff, 4096);  // whoever keeps something there finds out
+  float one = *static_cast<const float *>(alpha), old = *static_cast<const float *>(beta);
+  for (uint64_t row = 0; row < dst->cols; row++)
+    for (uint64_t out = 0; out < dst->rows; out++) {
+      float sum = 0, &to = static_cast<float *>(d)[row * uint64_t(dst->stride) + out];
+      const uint16_t *from = static_cast<const uint16_t *>(a) + out * uint64_t(w->stride), *in = static_cast<const uint16_t *>(b) + row * uint64_t(x->stride);
+      for (uint64_t i = 0; i < w->rows; i++) sum += widen(from + i) * widen(in + i);
+      to = one * sum + (old != 0 ? old * to : 0);
+    }
+  return kOk;
+}
+// What the real one does not have.
+API int tandem_stub_alive() { return alive; }
