@@ -44,7 +44,19 @@ typedef struct {
   int32_t position;
   float temperature, top_p, min_p;
   int32_t top_k;
+  int32_t probs; // 1 and as many best tokens as are wanted of td_probs; 0: nothing is
+  int32_t reserved;
 } td_draw;
+
+// What a client sees of a drawn token: its log-probability and rank (1 is the best)
+// before temperature and masks, and the best tokens.
+enum { TD_TOP = 20 };
+typedef struct {
+  float own;
+  int32_t rank;
+  int32_t tokens[TD_TOP];
+  float probs[TD_TOP];
+} td_probs;
 
 // Rows of one sequence that stand together within TD_CHUNK_ROWS rows are marked in
 // row_span by the host, in steps of more than TD_FEW: kernels then treat them
@@ -66,6 +78,7 @@ typedef struct {
   td_draw *draws;     // [outputs]
   int32_t *tables;    // [groups, seqs, blocks]
   int32_t *sampled;   // [outputs] written by the device
+  td_probs *probs;    // [outputs] written by the device, of outputs that want it
   uint32_t *copied;   // how many calls of td_copy have ended, written by the device
   uint32_t *done;     // sequence number of the last finished step, written by the device
 } td_step;
@@ -94,7 +107,7 @@ enum {
   TD_ADD, // dst = (a + b)·scale·w[0]
   TD_SOFTCAP,
   TD_COLUMNS,
-  TD_SAMPLE,
+  TD_SAMPLE,  // and, where a draw wants them, log-probabilities of the same a
   TD_ROUTE_GROUPS, // by σ(a) + bias: of heads groups of experts the kv_heads best; weights times scale
   TD_SPLIT,        // dst[head][row] = the first dim of each head's k columns of a; lists the heads' spans
   TD_JOIN,         // dst[row] = each head's dim columns of b[head][row], then what TD_SPLIT left of a's k

@@ -52,7 +52,7 @@ func (e *Engine) flies(b scheduler.Batch) bool {
 func (e *Engine) lookAhead(id scheduler.RequestID) scheduler.Next {
 	r := e.live[id]
 	switch {
-	case r == nil || r.job != nil || r.req.LogProbs || r.req.Sampling.Controls != nil || e.o.Probe != nil:
+	case r == nil || r.job != nil || r.req.LogProbs && !e.scored(r.req) || r.req.Sampling.Controls != nil || e.o.Probe != nil:
 		return scheduler.Waits
 	case r.output+1 >= r.req.MaxTokens:
 		return scheduler.Ends

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -17,8 +18,8 @@ import (
 )
 
 // answers runs requests of several kinds at once on a device and returns the tokens
-// of each, and what was logged.
-func answers(t *testing.T, o LoadOptions) ([][]int32, string) {
+// of each, the log-probabilities of those that want them, and what was logged.
+func answers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, log string) {
 	t.Helper()
 	var said strings.Builder
 	o.Logger = slog.New(slog.NewTextHandler(&said, nil))
@@ -38,7 +39,7 @@ func answers(t *testing.T, o LoadOptions) ([][]int32, string) {
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { e.Run(ctx) })
-	all := make([][]int32, 7)
+	all, probs = make([][]int32, 7), make([][]float32, 7)
 	var ended sync.WaitGroup
 	for i := range all {
 		prompt := make([]int32, 5+i*6)
@@ -49,12 +50,21 @@ func answers(t *testing.T, o LoadOptions) ([][]int32, string) {
 		if i%2 == 1 {
 			r.Sampling = Sampling{Seed: uint64(i), Temperature: 0.8, TopP: 0.9, TopK: 20}
 		}
+		if i%3 == 2 {
+			r.LogProbs, r.TopLogProbs = true, 3
+		}
 		ended.Add(1)
 		r.Emit = func(tk Token) {
 			if tk.Err != nil {
 				t.Error(tk.Err)
 			} else {
 				all[i] = append(all[i], tk.ID)
+				if p := tk.LogProbs; p != nil {
+					probs[i] = append(probs[i], p.LogProb, float32(p.Rank))
+					for _, best := range p.Top {
+						probs[i] = append(probs[i], best.LogProb)
+					}
+				}
 			}
 			if tk.Finish != 0 {
 				ended.Done()
@@ -67,7 +77,7 @@ func answers(t *testing.T, o LoadOptions) ([][]int32, string) {
 	ended.Wait()
 	stop()
 	running.Wait()
-	return all, said.String()
+	return all, probs, said.String()
 }
 
 // The whole engine over the kernels' host twin gives the tokens of the CPU backend:
@@ -78,12 +88,17 @@ func TestEngineOnTheTwin(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, MaxSeqs: 5, MaxBatchedTokens: 24, MaxModelLen: 96, KVDType: "float32", Device: "cpu"}
-	want, _ := answers(t, o)
+	want, wantProbs, _ := answers(t, o)
 	o.Device, o.CUDALibrary, o.SharedKV = "cuda:0", twin, true
 	for _, late := range []string{"1", "2"} {
 		t.Setenv("TANDEM_TWIN_LATE", late) // the device does what it is told some time after
 		o.EnforceEager = late == "2"
-		got, said := answers(t, o)
+		got, probs, said := answers(t, o)
+		for i := range probs {
+			if !slices.EqualFunc(probs[i], wantProbs[i], func(a, b float32) bool { return math.Abs(float64(a-b)) < 1e-4 }) || (i%3 == 2) != (len(probs[i]) == 5*12) {
+				t.Errorf("late %s: log-probabilities of request %d are %v, on the CPU %v", late, i, probs[i], wantProbs[i])
+			}
+		}
 		if !slices.EqualFunc(got, want, slices.Equal) {
 			t.Errorf("late %s, eager %v: tokens are %v, on the CPU %v", late, o.EnforceEager, got, want)
 		}

@@ -68,6 +68,9 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 	for _, m := range models {
 		step += m.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})
 	}
+	if o.BLAS != "none" && !o.OneOrder {
+		step += 32<<20 + step/8 // cuBLASLt's workspace, and activations in half their width
+	}
 	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - gpuReserve
 	if left <= 0 {
 		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are taken by others, weights need %s, a step %s, and %s are kept",

@@ -123,6 +123,7 @@ type Engine struct {
 	taken      []func()        // the inbox's other buffer
 	onMark     func(layer int) // layerDone, bound once
 
+	scorer     backend.Scorer // nil: log-probabilities are made here, of logits
 	mirror     backend.Mirror // nil: KVRegion is the device's own
 	fetch      [][]int32      // [groups] blocks that the step's jobs push and the mirror lacks
 	starter    starter        // nil: one step after the other
@@ -180,6 +181,7 @@ func New(o Options) (*Engine, error) {
 		adapters: newAdapters(o.AdapterPlaces),
 	}
 	e.mirror = mirrorOf(o.Backend)
+	e.scorer, _ = o.Backend.(backend.Scorer)
 	e.publishAdapters()
 	for _, m := range o.Modules {
 		a, err := model.OpenAdapter(m.Path)

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"math"
+
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
@@ -22,6 +24,9 @@ func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 		out := backend.Output{Row: int32(row + n - 1), Position: int32(q.Start + n)}
 		if r != nil {
 			out.Params = r.req.Sampling
+			if e.scored(r.req) {
+				out.Probs = 1 + r.req.TopLogProbs
+			}
 			if c := out.Params.Controls; c != nil {
 				out.Params.Controls = c.After(q.Tokens[first:n])
 			}
@@ -94,9 +99,7 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	}
 	t := Token{ID: token, Position: pos}
 	if req.LogProbs {
-		p := new(LogProbs)
-		p.LogProb, p.Rank, p.Top = sample.LogProbs(e.logitsOf(row), token, req.TopLogProbs, req.LogProbTokens, nil)
-		t.LogProbs = p
+		t.LogProbs = e.logProbs(req, token, row)
 	}
 	if c := req.Sampling.Controls; c != nil {
 		c.Add(token)
@@ -109,11 +112,30 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	return t.Finish
 }
 
+// scored says whether the device tells all log-probabilities that a request wants.
+func (e *Engine) scored(req *Request) bool {
+	return req.LogProbs && e.scorer != nil && len(req.LogProbTokens) == 0 && req.TopLogProbs < e.scorer.MostProbs() && req.Sampling.Controls == nil
+}
+
+// logProbs is what a request sees of a token that was drawn.
+func (e *Engine) logProbs(req *Request, token int32, row int) *LogProbs {
+	p := new(LogProbs)
+	if !e.scored(req) {
+		p.LogProb, p.Rank, p.Top = sample.LogProbs(e.logitsOf(row), token, req.TopLogProbs, req.LogProbTokens, nil)
+		return p
+	}
+	var ok bool
+	if p.LogProb, p.Rank, p.Top, ok = e.scorer.LogProbs(row, nil); !ok { // no logit is finite
+		p.LogProb, p.Rank = float32(math.Inf(-1)), e.o.Model.VocabSize()
+	}
+	return p
+}
+
 // wantsLogits says whether anybody looks at the logits of this batch.
 func (e *Engine) wantsLogits(b scheduler.Batch) bool {
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		if r := e.live[q.ID]; r != nil && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs || e.o.Probe != nil)) {
+		if r := e.live[q.ID]; r != nil && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs && !e.scored(r.req) || e.o.Probe != nil)) {
 			return true
 		}
 	}

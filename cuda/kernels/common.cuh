@@ -11,6 +11,7 @@ struct Step {
   const td_draw *draws;
   int32_t *drawn;    // [outputs] the last draws, for the step that follows
   int32_t *sampled;  // of the host: two of [outputs], of even and odd steps
+  td_probs *probs;   // of the host, two as well
   uint32_t *done;    // of the host
   int32_t outputs;   // most of them
   int32_t tokens, seqs, blocks;  // strides

@@ -55,6 +55,7 @@ static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p)
 
 void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
+  if (rows == 0) return;  // of a plan without outputs
   if (r.blas && blas_fits(o, rows))
     if (blaslt::Product *p = r.blas->find(rows, o.n, o.k)) return run_blas(r, o, rows, p);
   if (o.table) {

@@ -4,6 +4,7 @@
 
 void run_sample(const Run &r, const td_op &o) {
   TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(SampleMemory), sample, o, r.step);
+  TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(ProbsMemory), logprobs, o, r.step);
 }
 
 void run_finish(const Run &r) { TD_LAUNCH(r.stream, 1, 1, 1, 32, 0, finish, r.step); }

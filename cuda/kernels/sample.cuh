@@ -259,6 +259,109 @@ TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
   }
 }
 
+struct ProbsMemory {
+  double sums[kSampleThreads / 32];
+  float best[kSampleThreads / 32];
+  int at[kSampleThreads / 32];
+  int rank[kSampleThreads / 32];
+};
+
+// Better says whether token i with value v comes before j with w.
+TD_DEVICE bool better(float v, int i, float w, int j) { return v > w || (v == w && i < j); }
+
+// block_best is the best token of those that are behind (after, behind), by
+// log-probability as it is told: rounded, so that ties are the ones that a client sees.
+TD_DEVICE int block_best(const float *logits, int n, double norm, float after, int behind, float &best, ProbsMemory &m) {
+  int where = n;
+  best = -INFINITY;
+  for (int i = thread_id(); i < n; i += kSampleThreads) {
+    float v = logits[i], lp = v != v ? -INFINITY : float(add_rn(double(v), -norm));
+    if (better(after, behind, lp, i) && better(lp, i, best, where)) {
+      best = lp;
+      where = i;
+    }
+  }
+  for (int with = 16; with; with /= 2) {
+    float other = shuffle_xor(best, with);
+    int place = shuffle_xor(where, with);
+    if (better(other, place, best, where)) {
+      best = other;
+      where = place;
+    }
+  }
+  sync();
+  if (lane_id() == 0) {
+    m.best[thread_id() / 32] = best;
+    m.at[thread_id() / 32] = where;
+  }
+  sync();
+  for (int w = 0; w < kSampleThreads / 32; w++)
+    if (better(m.best[w], m.at[w], best, where)) {
+      best = m.best[w];
+      where = m.at[w];
+    }
+  return where;
+}
+
+// logprobs is what engine/sample's LogProbs tells of the drawn token.
+TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
+  ProbsMemory &m = *reinterpret_cast<ProbsMemory *>(shared_memory());
+  int row = block_x(), n = o.n, warp = thread_id() / 32;
+  if (row >= s.counts[1] || s.draws[row].probs == 0) return;
+  const float *logits = at<const float>(o.a) + int64_t(row) * n;
+  td_probs *to = s.probs + (s.counts[3] & 1) * s.outputs + row;
+  int token = s.drawn[row], wanted = s.draws[row].probs - 1;
+  float most;
+  block_best(logits, n, 0, INFINITY, -1, most, m);
+  if (!(most - most == 0)) {  // nothing to compare, or one that is infinitely likely
+    if (thread_id() == 0) {
+      to->own = -INFINITY;
+      to->rank = -1;  // the host looks for itself
+    }
+    return;
+  }
+  float mine = logits[token] != logits[token] ? -INFINITY : logits[token];
+  double sum = 0;
+  int rank = 0;
+  for (int i = thread_id(); i < n; i += kSampleThreads) {
+    float v = logits[i] != logits[i] ? -INFINITY : logits[i];
+    sum = add_rn(sum, weight_of(add_rn(double(v), -double(most))));
+    rank += better(v, i, mine, token);
+  }
+  for (int with = 16; with; with /= 2) {
+    sum = add_rn(sum, shuffle_xor(sum, with));
+    rank += shuffle_xor(rank, with);
+  }
+  sync();
+  if (lane_id() == 0) {
+    m.sums[warp] = sum;
+    m.rank[warp] = rank;
+  }
+  sync();
+  sum = 0;
+  rank = 1;
+  for (int w = 0; w < kSampleThreads / 32; w++) {
+    sum = add_rn(sum, m.sums[w]);
+    rank += m.rank[w];
+  }
+  double norm = add_rn(double(most), log(sum));
+  if (thread_id() == 0) {
+    to->own = float(add_rn(double(mine), -norm));
+    to->rank = rank;
+  }
+  float after = INFINITY;
+  int behind = -1;
+  for (int i = 0; i < wanted; i++) {
+    float best;
+    behind = block_best(logits, n, norm, after, behind, best, m);
+    after = best;
+    if (thread_id() == 0) {
+      to->tokens[i] = behind;
+      to->probs[i] = best;
+    }
+  }
+}
+
 // finish tells the host that the step with this number has ended.
 TD_KERNEL(32) finish(Step s) {
   if (thread_id() == 0) publish(s.done, uint32_t(s.counts[3]));

@@ -125,7 +125,8 @@ struct td_device {
       auto *sampled = reinterpret_cast<int32_t *>(pinned(2 * each));
       auto *done = reinterpret_cast<uint32_t *>(pinned(64));
       copied_host = reinterpret_cast<uint32_t *>(pinned(64));
-      if (!drawn || !sampled || !done || !copied_host) return false;
+      on_device.probs = reinterpret_cast<td_probs *>(pinned(2 * int64_t(limits.outputs) * int64_t(sizeof(td_probs))));
+      if (!drawn || !sampled || !done || !copied_host || !on_device.probs) return false;
       on_device.sampled = sampled;
       on_device.done = done;
     }
@@ -133,9 +134,10 @@ struct td_device {
       steps[i].sampled = on_device.sampled + i * limits.outputs;
       steps[i].done = on_device.done;
       steps[i].copied = copied_host;
+      steps[i].probs = on_device.probs + i * limits.outputs;
     }
     on_device = {there.counts, there.ids, there.positions, there.row_span, there.out_rows, there.slots, tables_device, there.draws,
-                 drawn, on_device.sampled, on_device.done, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
+                 drawn, on_device.sampled, on_device.probs, on_device.done, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
     return true;
   }
 

@@ -146,6 +146,10 @@ type Output struct {
 	Row      int32 // the token row whose hidden state gives the logits
 	Position int32 // position of the token being drawn; keys the generator
 	Params   sample.Params
+
+	// Probs is 1 and how many best tokens are wanted with the one that is drawn, of a
+	// Scorer; else 0.
+	Probs int
 }
 
 // Step is all that varies from one step to the next. The backend copies it
@@ -314,6 +318,15 @@ type Ahead interface {
 	// Finish waits for the oldest step that was started and writes what its outputs
 	// drew.
 	Finish(sampled []int32) error
+}
+
+// Scorer is a backend that tells log-probabilities of what it draws.
+type Scorer interface {
+	// MostProbs is the largest Output.Probs.
+	MostProbs() int
+	// LogProbs appends to top what sample.LogProbs tells of an output's token, of the
+	// step that has ended last. False: its logits have to be looked at.
+	LogProbs(output int, top []sample.Top) (own float32, rank int, all []sample.Top, ok bool)
 }
 
 // Mirror is a backend whose KVRegion may be a copy of memory that others cannot

@@ -68,7 +68,18 @@ type draw struct {
 	choice                  uint32
 	position                int32
 	temperature, topP, minP float32
-	topK                    int32
+	topK, probs, _          int32
+}
+
+// topProbs is TD_TOP.
+const topProbs = 20
+
+// probs is td_probs.
+type probs struct {
+	own    float32
+	rank   int32
+	tokens [topProbs]int32
+	top    [topProbs]float32
 }
 
 // piece is td_piece.
@@ -110,4 +121,5 @@ type stepMemory struct {
 	sampled   []int32 // [outputs]
 	done      *uint32
 	copied    *uint32
+	probs     []probs // [outputs]
 }

@@ -85,6 +85,8 @@ type CUDA struct {
 	dev    *driver
 	memory [2]stepMemory // of steps with even and odd numbers
 	step   stepState
+	told   []probs  // of the outputs of the step that has ended last
+	asked  []draw   // and what was asked of them
 	flying []flight // steps that were started, at most two, the oldest first
 
 	buffers  []*buffer
@@ -108,6 +110,7 @@ var (
 	_ backend.Capturer = (*CUDA)(nil)
 	_ backend.Ahead    = (*CUDA)(nil)
 	_ backend.Mirror   = (*CUDA)(nil)
+	_ backend.Scorer   = (*CUDA)(nil)
 )
 
 // buffer is fp32 [rows, cols], rows as many as the limits allow.
@@ -448,7 +451,7 @@ func (c *CUDA) Close() error {
 	}
 	c.dev = nil
 	c.buffers, c.weights, c.routes, c.plans = nil, nil, nil, nil
-	c.memory, c.kv, c.flying = [2]stepMemory{}, kvStore{}, nil
+	c.memory, c.kv, c.flying, c.told, c.asked = [2]stepMemory{}, kvStore{}, nil, nil, nil
 	return nil
 }
 

@@ -34,6 +34,8 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_draw{})-unsafe.Sizeof(draw{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_limits{})-unsafe.Sizeof(limits{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_expert{})-unsafe.Sizeof(expert{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_probs{})-unsafe.Sizeof(probs{})]
+	_ = [1]byte{}[C.TD_TOP-topProbs]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_piece{})-unsafe.Sizeof(piece{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
@@ -149,6 +151,7 @@ func (d *driver) groups(n int, m limits) (s [2]stepMemory, ok bool) {
 			counts: ints(c.counts, 4), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens),
 			outRows: ints(c.out_rows, outputs), slots: ints(c.slots, max(n, 1)*tokens), sampled: ints(c.sampled, outputs),
 			draws: unsafe.Slice((*draw)(unsafe.Pointer(c.draws)), outputs), done: (*uint32)(unsafe.Pointer(c.done)), copied: (*uint32)(unsafe.Pointer(c.copied)),
+			probs: unsafe.Slice((*probs)(unsafe.Pointer(c.probs)), outputs),
 		}
 		if n > 0 {
 			s[i].tables = ints(c.tables, n*int(m.seqs)*int(m.blocks))

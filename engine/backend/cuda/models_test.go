@@ -103,7 +103,7 @@ func load(rng *rand.Rand, talks []*talk, spec backend.KVSpec) (*backend.Step, []
 		}
 		k.done += n
 		if k.done == len(k.tokens) && len(s.Outputs) < modelLimits.Outputs {
-			s.Outputs = append(s.Outputs, backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params})
+			s.Outputs = append(s.Outputs, backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params, Probs: (k.done * 5) % 22})
 			who = append(who, k)
 		}
 		s.Spans = append(s.Spans, span)
@@ -191,6 +191,7 @@ func compareModels(t *testing.T, src *model.Source, want, got *seat, kv backend.
 			if own != step.Sampled[i] {
 				t.Errorf("step %d, output %d: token %d drawn, the host draws %d of the same logits", steps, i, step.Sampled[i], own)
 			}
+			compareProbs(t, got.Backend.(*CUDA), i, step.Outputs[i].Probs, b[i*vocab:(i+1)*vocab], own)
 			drawn++
 			if sampled[i] == step.Sampled[i] {
 				draws++
@@ -206,5 +207,27 @@ func compareModels(t *testing.T, src *model.Source, want, got *seat, kv backend.
 	t.Logf("worst error of a logit %.2g, %d of %d draws are the CPU's", worst, draws, drawn)
 	if worst > tolerance || drawn < 1 || draws < drawn*9/10 {
 		t.Errorf("a logit is off by %g, at most %g is allowed; %d of %d draws are the CPU's", worst, tolerance, draws, drawn)
+	}
+}
+
+// compareProbs holds what the device told of an output against sample.LogProbs of its
+// own logits.
+func compareProbs(t *testing.T, c *CUDA, output, asked int, logits []float32, token int32) {
+	t.Helper()
+	own, rank, top, ok := c.LogProbs(output, nil)
+	if ok != (asked > 0) {
+		t.Errorf("output %d: %d asked, told %v", output, asked, ok)
+	}
+	if !ok {
+		return
+	}
+	const close = 1e-6 // of sums in another order
+	wantOwn, wantRank, wantTop := sample.LogProbs(logits, token, asked-1, nil, nil)
+	same := math.Abs(float64(own-wantOwn)) <= close && rank == wantRank && len(top) == len(wantTop)
+	for i := range min(len(top), len(wantTop)) {
+		same = same && top[i].Token == wantTop[i].Token && math.Abs(float64(top[i].LogProb-wantTop[i].LogProb)) <= close
+	}
+	if !same {
+		t.Errorf("output %d: %v, rank %d, %v; the host finds %v, %d, %v", output, own, rank, top, wantOwn, wantRank, wantTop)
 	}
 }

@@ -24,6 +24,7 @@ type bench struct {
 	rows    int
 	results []backend.Buf
 	inputs  []func()
+	logits  backend.Buf // of a case that draws
 }
 
 func (b *bench) must(err error) {
@@ -83,10 +84,11 @@ func (b *bench) output(cols int) backend.Buf {
 
 // kernelCase makes buffers and returns what to record.
 type kernelCase struct {
-	name string
-	rows int
-	kv   func(rng *rand.Rand) backend.KVSpec
-	make func(b *bench) func()
+	name  string
+	rows  int
+	kv    func(rng *rand.Rand) backend.KVSpec
+	make  func(b *bench) func()
+	draws bool // each row is an output; see drawAll
 }
 
 var linearTypes = []backend.DType{backend.F32, backend.BF16, backend.MXFP4}
@@ -189,7 +191,7 @@ func attentionCases() (all []kernelCase) {
 			s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
 			return s
 		}
-		all = append(all, kernelCase{name, 90, spec, func(b *bench) func() {
+		all = append(all, kernelCase{name: name, rows: 90, kv: spec, make: func(b *bench) func() {
 			wide, second := c.dim, c.kvHeads*c.dim
 			first := second
 			if c.latent > 0 {
@@ -211,7 +213,7 @@ func attentionCases() (all []kernelCase) {
 }
 
 // benchLimits fit every case.
-var benchLimits = backend.Limits{Tokens: 90, Outputs: 1, Seqs: 4, Blocks: 30}
+var benchLimits = backend.Limits{Tokens: 90, Outputs: 12, Seqs: 4, Blocks: 30}
 
 // run plays a case on a backend and returns what its outputs held, step by step.
 func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32, err error) {
@@ -231,6 +233,11 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 		b.must(dev.AllocKV(spec))
 		steps = kvSteps(b.rng, c.rows, spec)
 	}
+	outputs := 0
+	if c.draws {
+		outputs = c.rows
+		drawAll(b.rng, steps[0])
+	}
 	body := c.make(b)
 	record := func() {
 		for _, f := range b.inputs {
@@ -239,11 +246,14 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 		body()
 	}
 	for _, s := range steps {
-		if err := dev.Replay(backend.Key{Tokens: c.rows}, s, record, nil); err != nil {
+		if err := dev.Replay(backend.Key{Tokens: c.rows, Outputs: outputs}, s, record, nil); err != nil {
 			return nil, err
 		}
 		for _, y := range b.results {
 			results = append(results, dev.Download(nil, y))
+		}
+		if c.draws {
+			results = append(results, drawn(dev, b.logits, s)...)
 		}
 	}
 	return results, nil
@@ -297,6 +307,9 @@ func kvSteps(rng *rand.Rand, rows int, spec backend.KVSpec) (all []*backend.Step
 func off(got, want [][]float32) float64 {
 	worst := 0.0
 	for i := range want {
+		if len(got[i]) != len(want[i]) {
+			return math.Inf(1)
+		}
 		scale := 0.0
 		for _, v := range want[i] {
 			scale = max(scale, math.Abs(float64(v)))
@@ -335,7 +348,7 @@ func onCPU(t *testing.T, c *kernelCase, seed uint64) [][]float32 {
 // land.
 func TestKernels(t *testing.T) {
 	lib := openTwin(t)
-	for _, c := range kernelCases() {
+	for _, c := range append(kernelCases(), drawCase()) {
 		t.Run(c.name, func(t *testing.T) {
 			seeds := uint64(2)
 			if c.kv != nil {

@@ -98,6 +98,7 @@ func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark
 		return nil
 	}
 	copy(step.Sampled, c.memory[which].sampled[:c.step.outputs])
+	c.tell(which, c.step.outputs)
 	for _, i := range c.step.controlled {
 		if err := c.drawHere(p.logits, step, i); err != nil {
 			return err
@@ -138,7 +139,30 @@ func (c *CUDA) Finish(sampled []int32) error {
 		return err
 	}
 	copy(sampled, c.memory[f.number&1].sampled)
+	c.tell(int(f.number)&1, f.outputs)
 	return nil
+}
+
+// MostProbs is how many best tokens the device finds, and one.
+func (c *CUDA) MostProbs() int { return 1 + topProbs }
+
+// tell keeps what LogProbs tells of: the memory of the step that has ended, which is
+// not filled again before the one behind it has ended too.
+func (c *CUDA) tell(which, outputs int) {
+	c.told, c.asked = c.memory[which].probs[:outputs], c.memory[which].draws[:outputs]
+}
+
+// LogProbs is what the device told of an output; see backend.Scorer. Of what the host
+// has drawn, or where there is no finite logit, it tells nothing.
+func (c *CUDA) LogProbs(output int, top []sample.Top) (own float32, rank int, all []sample.Top, ok bool) {
+	if output >= len(c.told) || c.asked[output].probs == 0 || c.told[output].rank < 1 {
+		return 0, 0, top, false
+	}
+	p := &c.told[output]
+	for i := range c.asked[output].probs - 1 {
+		top = append(top, sample.Top{Token: p.tokens[i], LogProb: p.top[i]})
+	}
+	return p.own, int(p.rank), top, true
 }
 
 // prepare finds the plan of a key and takes a step for it. Its tokens may be drawn by
@@ -217,6 +241,9 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		}
 	}
 	for i := range step.Outputs {
+		if p := step.Outputs[i].Probs; p < 0 || p > c.MostProbs() {
+			return fmt.Errorf("%w: output %d wants %d best tokens, at most %d", backend.ErrShape, i, p-1, topProbs)
+		}
 		if r := step.Outputs[i].Row; r < 0 || int(r) >= n {
 			return fmt.Errorf("%w: output %d reads row %d of %d", backend.ErrShape, i, r, n)
 		}
@@ -241,7 +268,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		}
 		to.draws[i] = draw{
 			seed: o.Params.Seed, choice: o.Params.Choice, position: o.Position, temperature: o.Params.Temperature,
-			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK,
+			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.Probs),
 		}
 	}
 	return nil
