@@ -110,9 +110,9 @@ TD_DEVICE double token_weight(const Draw &d, int i) {
 
 // select finds the key at which what lies above it and its own reach target, by
 // eleven bits a pass: tokens are counted, or weighed where d is given. It leaves
-// the key in m.prefix and what lies above it in m.before.
+// the key in m.prefix and what lies above it in m.before. Who calls it again has a
+// barrier between reading those and that.
 TD_DEVICE void select(const float *logits, int n, const Draw *d, uint64_t target, SampleMemory &m) {
-  sync();
   if (thread_id() == 0) {
     m.prefix = 0;
     m.before = 0;
@@ -189,7 +189,6 @@ TD_DEVICE int draw_token(const Draw &d, const Cut &c, double u, SampleMemory &m)
   int lo = tid * each < d.n ? tid * each : d.n, hi = lo + each < d.n ? lo + each : d.n;
   int ties = 0;
   for (int i = lo; i < hi; i++) ties += token_weight(d, i) > 0 && order_key(d.logits[i]) == c.key;
-  sync();
   m.counts[tid] = ties;
   sync();
   int before = 0;
@@ -245,7 +244,6 @@ TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
       int tid = thread_id();
       double sum = 0;
       for (int i = tid; i < o.n; i += kSampleThreads) sum += token_weight(d, i);
-      sync();
       m.sums[tid] = sum;
       sync();
       for (int t = 0; t < kSampleThreads; t++) total += m.sums[t];
@@ -332,7 +330,6 @@ TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
     sum = add_rn(sum, shuffle_xor(sum, with));
     rank += shuffle_xor(rank, with);
   }
-  sync();
   if (lane_id() == 0) {
     m.sums[warp] = sum;
     m.rank[warp] = rank;

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 
@@ -17,7 +18,8 @@ const drawVocab = 700
 // log-probabilities.
 func drawCase() kernelCase {
 	return kernelCase{name: "draws", rows: 12, draws: true, make: func(b *bench) func() {
-		x := b.input(drawVocab, 3)
+		x, table := b.buf(drawVocab), b.steps(b.rows, drawVocab)
+		b.inputs = append(b.inputs, func() { b.Embed(x, table) })
 		var err error
 		b.logits, err = b.Alloc(backend.OutputRows, drawVocab)
 		b.must(err)
@@ -26,6 +28,24 @@ func drawCase() kernelCase {
 			b.Sample(b.logits)
 		}
 	}}
+}
+
+// steps is a table whose rows have numbers of all sizes and, in turn, few, so that many
+// share one: of those that tie at an edge of top_p some stay and some do not.
+func (b *bench) steps(rows, cols int) backend.Weight {
+	var data []byte
+	for i := range rows {
+		for range cols {
+			v := 3 * b.rng.NormFloat64()
+			if i%3 == 1 { // the rows that top_p cuts
+				v = math.Round(v/4) * 4
+			}
+			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(v)))
+		}
+	}
+	w, err := b.Load(backend.Tensor{Name: "steps", DType: backend.F32, Shape: []int{rows, cols}, Data: data})
+	b.must(err)
+	return w
 }
 
 // drawAll makes every row of a step an output.
