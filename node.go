@@ -273,7 +273,7 @@ func runPrefill(v *command.Invocation) error {
 	p := prefill.New(prefill.Options{
 		Engine: n.eng, Writer: w, Logger: d.Log, Tracer: n.tr,
 		RunAheadTokens: 2 * n.Scheduler.MaxBatchedTokens, MaxQueued: f.m.MaxQueued,
-		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
+		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
 		Transferred: meter.Transferred(n.meters.Set),
 	})
 	n.meters.Prefill(p.Counters, p.Queued, p.Limit(), w.Stats)
@@ -347,7 +347,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 	role := decode.New(decode.Options{
 		Engine: n.eng, Reader: r, Dial: dial, Logger: n.Log, Tracer: n.tr,
 		MaxModelLen: n.Scheduler.MaxModelLen, BlockTokens: n.Scheduler.Pool.BlockTokens, MaxRunning: n.Scheduler.MaxSeqs,
-		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash()},
+		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
 		Bundle:   n.bundle(),
 	})
 	n.meters.Decode(role.Counters, role.Owned, role.PrefillLegs)

@@ -37,6 +37,7 @@ type Identity struct {
 	Fingerprint uint64
 	Class       string // numerics class
 	Layout      uint64 // hash of the KV layout
+	KV          string // the same in words
 }
 
 // Options configure a node. Zero durations and counts take the defaults.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -447,6 +449,17 @@ func (l *Loaded) LayoutHash() uint64 {
 	s := l.KV
 	s.Blocks = 0 // pools may differ in size
 	return xxhash.Sum64String(fmt.Sprintf("%s %+v", l.Class, s))
+}
+
+// KVText says in words how a page's bytes are laid out, for people whose nodes' LayoutHash differ.
+func (l *Loaded) KVText() string {
+	var sizes []string
+	for _, g := range l.KV.Groups {
+		if s := strconv.Itoa(g.BlockTokens); !slices.Contains(sizes, s) {
+			sizes = append(sizes, s)
+		}
+	}
+	return fmt.Sprintf("blocks of %s tokens in %v, %d regions of pages of %d bytes", strings.Join(sizes, " and "), l.KV.DType, l.Regions(), l.KV.PageBytes)
 }
 
 // Regions is how many regions of pages all ranks have together, for kvtransfer to

@@ -122,7 +122,7 @@ func newBed(t *testing.T, change func(*Options, *scheduler.Config)) *bed {
 	c := scheduler.Config{Pool: kvcache.Config{Blocks: blocks, BlockTokens: blockTokens}, MaxSeqs: 4, MaxBatchedTokens: stepTokens, MaxModelLen: 200}
 	o := Options{
 		Writer: b.writer, RunAheadTokens: 100,
-		Identity: Identity{Fingerprint: 5, Class: "class", Layout: 9},
+		Identity: Identity{Fingerprint: 5, Class: "class", Layout: 9, KV: "blocks of 8"},
 	}
 	if change != nil {
 		change(&o, &c)
@@ -281,7 +281,7 @@ func tokens(n, salt int) []int32 {
 func (d *decodePeer) ask(tokens []int32, change func(*nodepb.Prefill)) *ask {
 	d.b.t.Helper()
 	a := &ask{d: d, id: d.conn.NewStream(), wants: make(chan struct{}), over: make(chan struct{})}
-	a.m = &nodepb.Prefill{RequestId: "r", Attempt: 1, Tokens: tokens, Fingerprint: 5, NumericsClass: "class", Layout: 9}
+	a.m = &nodepb.Prefill{RequestId: "r", Attempt: 1, Tokens: tokens, Fingerprint: 5, NumericsClass: "class", Layout: 9, Kv: "blocks of 16"}
 	if change != nil {
 		change(a.m)
 	}

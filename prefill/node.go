@@ -34,6 +34,7 @@ type Identity struct {
 	Fingerprint uint64
 	Class       string // numerics class
 	Layout      uint64 // hash of the KV layout
+	KV          string // the same in words
 }
 
 // Options configure a node. Zero durations and counts take the defaults.
@@ -241,7 +242,7 @@ func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 	case p.NumericsClass != id.Class:
 		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("numerics class %q asked, %q here: both need the same weights, kernels and --kv-cache-dtype", p.NumericsClass, id.Class)
 	case p.Layout != id.Layout:
-		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("KV layout %016x asked, %016x here: both need the same --block-size and --kv-cache-dtype", p.Layout, id.Layout)
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("KV layout %016x asked (%s), %016x here (%s): both need the same --block-size and --kv-cache-dtype", p.Layout, p.Kv, id.Layout, id.KV)
 	}
 	if a := p.GetAdapter(); a != nil {
 		if err := n.o.Engine.CheckAdapter(a.Name, a.Digest); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -67,6 +68,9 @@ func TestRefusals(t *testing.T) {
 			<-a.over
 			if a.ended(c.code); !a.asked.IsZero() {
 				t.Errorf("%s: it asked for a grant", name)
+			}
+			if m := a.end.GetMessage(); name == "other layout" && (!strings.Contains(m, "blocks of 16") || !strings.Contains(m, "blocks of 8")) {
+				t.Errorf("%s: it says %q, which is not how both lay out their blocks", name, m)
 			}
 		}
 		first := b.dec.ask(tokens(90, 1), nil)

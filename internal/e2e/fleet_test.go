@@ -218,7 +218,7 @@ func (f *fleet) startDecode(o engine.LoadOptions) {
 	h := hello("decode", l)
 	n = decode.New(decode.Options{
 		Engine: eng, Reader: reader, MaxModelLen: l.Scheduler.MaxModelLen, BlockTokens: l.Scheduler.Pool.BlockTokens,
-		Identity: decode.Identity{Model: "tiny", Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash()},
+		Identity: decode.Identity{Model: "tiny", Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash(), KV: l.KVText()},
 		Dial: func(h2 rpc.Handler) decode.Dialer {
 			p := rpc.NewPool(rpc.Options{Hello: h, Dial: f.net.Dial}, h2)
 			f.stop = append(f.stop, p.Close)
@@ -289,7 +289,7 @@ func (f *fleet) startPrefill(o engine.LoadOptions) {
 	})
 	f.prefill = prefill.New(prefill.Options{
 		Engine: eng, Writer: w,
-		Identity: prefill.Identity{Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash()},
+		Identity: prefill.Identity{Fingerprint: l.Fingerprint, Class: l.Class, Layout: l.LayoutHash(), KV: l.KVText()},
 	})
 	f.serve("prefill", hello("prefill", l), f.prefill)
 }

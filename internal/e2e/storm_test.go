@@ -313,7 +313,7 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	seed := rng.Uint64()
 	do := decode.Options{
 		Engine: n.eng, Reader: n.leases, Logger: log, MaxModelLen: maxLen, BlockTokens: n.device.Scheduler.Pool.BlockTokens, Bundle: c.bundle, MaxRunning: n.maxSeqs,
-		Identity: decode.Identity{Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
+		Identity: decode.Identity{Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash(), KV: n.device.KVText()},
 		Dial: func(toPrefill rpc.Handler) decode.Dialer {
 			l := &lossy{Handler: toPrefill, c: c, rng: rand.New(rand.NewPCG(seed, 2)), drop: []rpc.Type{rpc.FrameGrantRequest, rpc.FrameEnd, rpc.FramePrefillDone}}
 			p := rpc.NewPool(rpc.Options{Hello: h, Counters: n.asks, Dial: func(ctx context.Context, addr string) (net.Conn, error) {
@@ -353,7 +353,7 @@ func (n *node) startPrefill(ctx context.Context, rng *rand.Rand) rpc.Handler {
 	po := prefill.Options{
 		Engine: n.eng, Writer: n.writer,
 		RunAheadTokens: 100 + rng.IntN(300),
-		Identity:       prefill.Identity{Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash()},
+		Identity:       prefill.Identity{Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash(), KV: n.device.KVText()},
 	}
 	if n.meters != nil {
 		po.Transferred = meter.Transferred(n.meters.Set)

@@ -17,22 +17,27 @@ func TestUnlikeEndsPrefillForThemselves(t *testing.T) {
 	base := engine.LoadOptions{Model: dir, Kernels: native(), Threads: 1, KVMemory: 8 << 20, MaxSeqs: 4, MaxBatchedTokens: 64, MaxModelLen: 192, KVDType: "float32"}
 	rng := rand.New(rand.NewPCG(11, 1))
 	ways := map[string]kvtransfer.Network{"mem": nil, "tcp": kvtransfer.TCP{}, "shm": sharedTCP{}}
+	same := func(*engine.LoadOptions) {}
 	for name, c := range map[string]struct {
-		change func(*engine.LoadOptions)
+		change func(*engine.LoadOptions) // of the prefill node
+		decode func(*engine.LoadOptions) // of the decode node
 		remote uint64
 	}{
-		"alike":       {func(*engine.LoadOptions) {}, 1},
-		"block size":  {func(o *engine.LoadOptions) { o.BlockTokens = 32 }, 0},
-		"type of KV":  {func(o *engine.LoadOptions) { o.KVDType = "bfloat16" }, 0},
-		"memory size": {func(o *engine.LoadOptions) { o.KVMemory = 4 << 20 }, 1}, // which may differ
+		"alike":          {same, same, 1},
+		"larger blocks":  {func(o *engine.LoadOptions) { o.BlockTokens = 32 }, same, 0},
+		"smaller blocks": {same, func(o *engine.LoadOptions) { o.BlockTokens = 32 }, 0},
+		"narrower KV":    {func(o *engine.LoadOptions) { o.KVDType = "bfloat16" }, same, 0},
+		"wider KV":       {same, func(o *engine.LoadOptions) { o.KVDType = "bfloat16" }, 0},
+		"memory size":    {func(o *engine.LoadOptions) { o.KVMemory = 4 << 20 }, same, 1}, // which may differ
 	} {
 		for way, network := range ways {
 			t.Run(name+"/"+way, func(t *testing.T) {
-				pre := base
+				pre, dec := base, base
 				c.change(&pre)
-				f := newFleetOver(t, network, base, &pre)
+				c.decode(&dec)
+				f := newFleetOver(t, network, dec, &pre)
 				defer f.close()
-				alone := newFleet(t, base, nil)
+				alone := newFleet(t, dec, nil)
 				defer alone.close()
 				g := &nodepb.Generate{RequestId: "r", Attempt: 1, Prompt: randomTokens(rng, 100, f.loaded[0].Model.VocabSize()), MaxTokens: 8, IgnoreEos: true,
 					Sampling: &nodepb.Sampling{Seed: 3}, Prefill: []string{"prefill"}}

@@ -1374,6 +1374,7 @@ type Prefill struct {
 	Priority      int32                  `protobuf:"varint,10,opt,name=priority,proto3" json:"priority,omitempty"`
 	Trace         *TraceContext          `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`     // of the span that this is part of; unset: none
 	Adapter       *Adapter               `protobuf:"bytes,12,opt,name=adapter,proto3" json:"adapter,omitempty"` // that computes it; unset: none
+	Kv            string                 `protobuf:"bytes,13,opt,name=kv,proto3" json:"kv,omitempty"`           // decode's KV blocks in words, for who reads why layouts differ
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1490,6 +1491,13 @@ func (x *Prefill) GetAdapter() *Adapter {
 		return x.Adapter
 	}
 	return nil
+}
+
+func (x *Prefill) GetKv() string {
+	if x != nil {
+		return x.Kv
+	}
+	return ""
 }
 
 // Queued tells decode that its Prefill still waits; sent while it does.
@@ -2227,7 +2235,7 @@ const file_node_proto_rawDesc = "" +
 	"\aattempt\x18\x01 \x01(\rR\aattempt\x12#\n" +
 	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\" \n" +
 	"\x06Cancel\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x98\x03\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xa8\x03\n" +
 	"\aPrefill\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -2244,7 +2252,8 @@ const file_node_proto_rawDesc = "" +
 	"\bpriority\x18\n" +
 	" \x01(\x05R\bpriority\x122\n" +
 	"\x05trace\x18\v \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\x121\n" +
-	"\aadapter\x18\f \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\"$\n" +
+	"\aadapter\x18\f \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\x12\x0e\n" +
+	"\x02kv\x18\r \x01(\tR\x02kv\"$\n" +
 	"\x06Queued\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\rR\bposition\"\x14\n" +
 	"\fGrantRequestJ\x04\b\x01\x10\x02\"\x8e\x01\n" +
