@@ -294,7 +294,12 @@ func (w *watch) run() {
 	defer close(w.done)
 	var b [64]byte // on a stack as small as they begin
 	for len(w.c.ahead) < maxReadAhead {
-		n, err := w.c.Conn.Read(b[:])
+		n, err := 0, error(nil)
+		if w.c.raw != nil {
+			n, err = w.c.raw.Read(b[:])
+		} else {
+			n, err = w.c.Conn.Read(b[:])
+		}
 		w.c.ahead = append(w.c.ahead, b[:n]...)
 		if err == nil {
 			continue

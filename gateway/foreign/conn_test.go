@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // script is a connection that gives bytes in pieces of a size, then ends.
@@ -192,5 +194,35 @@ func TestSendHasDeadline(t *testing.T) {
 				t.Errorf("%d bytes: %v after %v", size, err, took)
 			}
 		})
+	}
+}
+
+// A probe's connection is kept for requests, and is as good as one opened for them.
+func TestProbesLeavePlainSockets(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		nc, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer nc.Close()
+		_, _ = fmt.Fprint(nc, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		_, _ = io.Copy(io.Discard, nc)
+	}()
+	p := &Pool{o: Options{Dial: new(net.Dialer).DialContext, Log: slog.New(slog.DiscardHandler)}}
+	s, err := newServer(p, Target{URL: "http://" + l.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.shut()
+	if _, _, err := s.get(t.Context(), "/health", 1); err != nil || len(s.idle) != 1 {
+		t.Fatalf("%d connections are kept: %v", len(s.idle), err)
+	}
+	if c := s.idle[0]; (c.raw == nil) != (sock.Of(c.nc) == nil) {
+		t.Errorf("the socket is used as a plain one: %v", c.raw != nil)
 	}
 }

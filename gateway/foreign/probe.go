@@ -233,7 +233,7 @@ func (s *Server) takeProbe(ctx context.Context, until time.Time) (*conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{nc: nc, server: s, quiet: peeker(below(nc))}
+	c := s.newConn(nc)
 	s.mu.Lock()
 	s.activate(c)
 	s.mu.Unlock()

@@ -222,7 +222,7 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 		s.Kick()
 		return nil, err
 	}
-	c := &conn{nc: nc, raw: sock.Of(nc), server: s, quiet: peeker(below(nc))}
+	c := s.newConn(nc)
 	s.mu.Lock()
 	s.activate(c)
 	s.mu.Unlock()
@@ -231,6 +231,11 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrServer, s.Name, err)
 	}
 	return c, nil
+}
+
+// newConn is what a fresh connection is kept in.
+func (s *Server) newConn(nc net.Conn) *conn {
+	return &conn{nc: nc, raw: sock.Of(nc), server: s, quiet: peeker(below(nc))}
 }
 
 // below is the connection under TLS.

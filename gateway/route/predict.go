@@ -38,13 +38,13 @@ const (
 type side struct {
 	*ring
 	states []State
-	class  string // only nodes of this one; empty: all
-	most   int    // of bound; negative: not counted yet
+	class  int32 // only nodes of this one; anyClass: all
+	most   int   // of bound; negative: not counted yet
 }
 
 // fits says whether the node may get the request.
 func (s *side) fits(i int) bool {
-	return s.states[i].Usable && (s.class == "" || s.nodes[i].Class == s.class)
+	return s.states[i].Usable && (s.class == anyClass || s.ring.class[i] == s.class)
 }
 
 // compute is the time from now to the prompt's KV on a node, in seconds.
@@ -83,7 +83,7 @@ func transfer(n int, rate float64) float64 {
 type remotes struct {
 	n    int
 	best [4]struct { // more classes at once are an upgrade gone wrong
-		class   string
+		class   int32
 		seconds float64
 	}
 }
@@ -94,21 +94,21 @@ func (f *remotes) predict(g *ring, states []State, r *Request) {
 		if !states[i].Usable {
 			continue
 		}
-		seconds, at := s.compute(r, i)+transferSetup, 0
-		for at < f.n && f.best[at].class != g.nodes[i].Class {
+		seconds, at, class := s.compute(r, i)+transferSetup, 0, g.class[i]
+		for at < f.n && f.best[at].class != class {
 			at++
 		}
 		switch {
 		case at < f.n:
 			f.best[at].seconds = min(f.best[at].seconds, seconds)
 		case f.n < len(f.best):
-			f.best[at].class, f.best[at].seconds = g.nodes[i].Class, seconds
+			f.best[at].class, f.best[at].seconds = class, seconds
 			f.n++
 		}
 	}
 }
 
-func (f *remotes) of(class string) float64 {
+func (f *remotes) of(class int32) float64 {
 	for i := range f.n {
 		if f.best[i].class == class {
 			return f.best[i].seconds
@@ -120,7 +120,7 @@ func (f *remotes) of(class string) float64 {
 // first is what the first token costs on a decode node: where prefill nodes can
 // compute the prompt, the time of the faster of the two; where none can, as price.
 func (s *side) first(r *Request, i int, far *remotes) float64 {
-	n, remote := &s.states[i], far.of(s.nodes[i].Class)
+	n, remote := &s.states[i], far.of(s.ring.class[i])
 	load := perRequest * float64(max(0, n.Load))
 	if math.IsInf(remote, 1) {
 		return s.price(r, i)*s.slowed(i) + load

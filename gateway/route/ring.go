@@ -19,14 +19,34 @@ type point struct {
 
 type ring struct {
 	nodes  []Node
+	class  []int32 // of nodes, as classes number them
 	points []point // by hash, then by the node's name
 	sorted []int32 // the nodes' indices by name
 }
 
-func newRing(nodes []Node) ring {
+// classes numbers numerics classes, from 1, in the order in which they are met; the
+// empty one is anyClass. Decisions compare numbers, a thousand nodes' at a time.
+type classes map[string]int32
+
+const anyClass = 0
+
+func (c classes) number(class string) int32 {
+	if class == "" {
+		return anyClass
+	}
+	n, ok := c[class]
+	if !ok {
+		n = int32(len(c) + 1)
+		c[class] = n
+	}
+	return n
+}
+
+func newRing(nodes []Node, known classes) ring {
 	r := ring{nodes: slices.Clone(nodes), points: make([]point, 0, len(nodes)*virtualNodes)}
 	var b []byte
 	for i, n := range nodes {
+		r.class = append(r.class, known.number(n.Class))
 		for v := range uint32(virtualNodes) {
 			b = binary.LittleEndian.AppendUint32(append(b[:0], n.Name...), v)
 			r.points = append(r.points, point{hash: xxhash.Sum64(b), node: int32(i)})
@@ -127,7 +147,7 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 // bound is loadBound of the side, counted once a decision.
 func (s *side) bound() int {
 	if s.most < 0 {
-		s.most = loadBound(s.states, s.nodes, s.class)
+		s.most = loadBound(s.states, s.ring.class, s.class)
 	}
 	return s.most
 }
@@ -135,10 +155,10 @@ func (s *side) bound() int {
 // loadBound is the load that no usable node may exceed once it has taken the
 // request, 0 when nobody is usable. Only nodes of the class
 // count, where one is given. Some usable node is always below it: it is above the mean.
-func loadBound(states []State, nodes []Node, class string) int {
+func loadBound(states []State, of []int32, class int32) int {
 	usable, load := 0, 0
-	for i, s := range states {
-		if s.Usable && (class == "" || nodes[i].Class == class) {
+	for i := range states {
+		if s := &states[i]; s.Usable && (class == anyClass || of[i] == class) {
 			usable++
 			load += max(s.Load, 0)
 		}

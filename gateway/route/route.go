@@ -144,7 +144,8 @@ type Table struct {
 
 // New builds the rings of a fleet.
 func New(decode, prefill []Node) *Table {
-	return &Table{decode: newRing(decode), prefill: newRing(prefill)}
+	known := classes{}
+	return &Table{decode: newRing(decode, known), prefill: newRing(prefill, known)}
 }
 
 // Decode is the list given to New.
@@ -177,7 +178,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 		d.PrefillReason = ReasonShort
 		return d
 	}
-	prefill := side{ring: &t.prefill, states: v.Prefill, class: t.decode.nodes[d.Decode].Class, most: -1}
+	prefill := side{ring: &t.prefill, states: v.Prefill, class: t.decode.class[d.Decode], most: -1}
 	best := -1
 	if r.Policy == Prefix {
 		best, _ = prefill.nearest(&r, func(i int) float64 { return prefill.price(&r, i) })
