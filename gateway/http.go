@@ -18,6 +18,10 @@ import (
 
 const requestIDHeader = "X-Request-Id"
 
+// answerBytes is what the server gathers of an answer, in bytes. Most answers fit, head
+// included, and leave by one write; a stream holds it all its life, and its events go past it.
+const answerBytes = 2 << 10
+
 // newServer makes the HTTP server. Its answers carry no Date; a handler keeps it
 // so by never resetting the whole response, as RequestCtx.Error does.
 func (g *Gateway) newServer() *fasthttp.Server {
@@ -26,6 +30,7 @@ func (g *Gateway) newServer() *fasthttp.Server {
 		ErrorHandler:                 g.badHTTP,
 		Name:                         "tandem",
 		ReadBufferSize:               headBytes,
+		WriteBufferSize:              answerBytes,
 		ReduceMemoryUsage:            true, // a request that is being answered holds no buffer of its head's, of headBytes
 		ReadTimeout:                  longestArrival,
 		IdleTimeout:                  idleTimeout,
