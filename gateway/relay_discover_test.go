@@ -146,3 +146,35 @@ func TestRelaySourcesChange(t *testing.T) {
 	set("http://s1", s1)
 	<-third.ended
 }
+
+// What an operator drains stays drained where a source drops it for a moment; who is
+// taken from the list and put back is used again.
+func TestRelayDrainOutlastsItsSource(t *testing.T) {
+	b := newRelayed(t, Options{}, "s1", "s2")
+	set := func(want string, static []foreign.Target, sources ...foreign.Source) {
+		t.Helper()
+		if err := b.g.SetUpstreams(static, sources); err != nil {
+			t.Fatal(err)
+		}
+		b.until(func() bool {
+			var names []string
+			for _, s := range b.g.foreign.Now().Servers {
+				names = append(names, fmt.Sprint(s.Name, " ", s.Draining()))
+			}
+			return strings.Join(names, ", ") == want
+		})
+	}
+	source := func() *fixed { return &fixed{b.far["s2"].url(), make(chan struct{})} }
+	s1 := []foreign.Target{{URL: b.far["s1"].url()}}
+	set("http://s1 false, http://s2 false", s1, source())
+	for _, s := range b.g.foreign.Now().Servers {
+		s.Drain(true)
+	}
+	set("", nil)
+	set("http://s1 false, http://s2 true", s1, source())
+	for _, s := range b.g.foreign.Now().Servers {
+		s.Drain(false)
+	}
+	set("", nil)
+	set("http://s1 false, http://s2 false", s1, source())
+}

@@ -105,9 +105,10 @@ func (r *relay) atOnce(s, prefill *foreign.Server, force foreign.Forced) error {
 	r.fed = err == nil
 	unfed := r.unfed && !r.gone
 	r.mu.Unlock()
-	if err == nil || !unfed {
+	if !unfed {
 		return err
 	}
+	// What came in spite of it is not taken: its connection is closed.
 	<-l.done
 	// The decode leg was ended because of the other: the error is that one's.
 	r.drop(nil)
@@ -139,8 +140,11 @@ func (l *leg) run(fail func()) {
 	aborted := l.aborted
 	l.mu.Unlock()
 	switch {
-	case err == nil:
+	case err == nil && !aborted:
 		l.call.Close(nil)
+		return
+	case err == nil: // its connection was closed when all of the answer had been read
+		l.call.NoVerdict()
 		return
 	case aborted, l.status > 0: // of its own doing; Head has told
 		l.call.NoVerdict()

@@ -109,7 +109,7 @@ func page(all map[string]*result) string {
 	var b strings.Builder
 	b.WriteString("# The gateway beside nginx, haproxy, vllm-router and smg\n\nAll over the same mock OpenAI backend (two processes), in turn, on one machine; medians of rounds. " +
 		"CPU is that of the proxy's processes alone, by the kernel's accounts. Tandem checks an API key, keeps metrics and routes by prefix; the others do what their defaults say. " +
-		"Direct is the backend itself: its CPU per token is what a write of a token to a loopback socket costs, timer included.\n\nWritten by `make bench-gateway`; bench/gateway says what is measured.\n")
+		"Direct is the backend itself: its CPU per token is what a write of a token to a loopback socket costs, timer included.\n\nWritten by `make bench-gateway`; bench/gateway says what is measured, [gateway-attempts.md](gateway-attempts.md) what was tried for bars that are missed or close.\n")
 	if v := verdicts(all); v != "" {
 		b.WriteString("\n## The bar\n\n| | ours | nginx | ratio | must | | aim | |\n|---|---|---|---|---|---|---|---|\n" + v)
 	}
@@ -143,10 +143,20 @@ func page(all map[string]*result) string {
 	b.WriteString("\n## Runs\n\n")
 	for _, part := range parts {
 		if r := all[part]; r != nil {
-			fmt.Fprintf(&b, "- %s: %s, commit %s, `%s`, %s.%s\n", part, r.Machine, r.Commit, r.Command, r.When.Format("2006-01-02 15:04"), r.rounds())
+			fmt.Fprintf(&b, "- %s: %s, commit %s, `%s`, %s.%s%s\n", part, r.Machine, r.Commit, r.Command, r.When.Format("2006-01-02 15:04"), r.rounds(), r.age(all))
 		}
 	}
 	return b.String()
+}
+
+// age says so where other parts were measured at another commit since.
+func (r *result) age(all map[string]*result) string {
+	for _, other := range all {
+		if other.Commit != r.Commit && other.When.After(r.When) {
+			return " Not measured again since."
+		}
+	}
+	return ""
 }
 
 // rounds tells how many there were, and what of.
@@ -227,8 +237,17 @@ func verdicts(all map[string]*result) string {
 	if us := r.of("tandem", "1000 streams, "+perSecond); !math.IsNaN(us / best) {
 		fmt.Fprintf(&b, "| tokens/s at 1,000 streams (against %s) | %.0f | %.0f | %.2f | ≥ 1.6× | %s | ≥ 2× | %s |\n", name, us, best, us/best, word(us >= 1.6*best), word(us >= 2*best))
 	}
+	if r := all["decision"]; r != nil {
+		us, allocs := r.of("LookAndPick", "cpu-ns/op")/1e3, r.of("LookAndPick", "allocs/op")
+		fmt.Fprintf(&b, "| CPU per decision over 1,000 nodes and 10 million blocks | %s | – | – | < %v µs | %s | – | – |\n", short(us, "µs"), mostDecision, word(us < mostDecision))
+		fmt.Fprintf(&b, "| allocations per such decision | %.0f | – | – | 0 | %s | – | – |\n", allocs, word(allocs == 0))
+	}
 	return b.String()
 }
+
+// mostDecision bounds the CPU time of a routing decision with the look at what is known
+// of the nodes, in µs.
+const mostDecision = 20.0
 
 func word(ok bool) string {
 	if ok {

@@ -25,6 +25,9 @@ const (
 	atOnce     = 256 << 10 // and up to this without waiting, as far as a plain socket takes them
 )
 
+// lookAgain is how long an end that came with the last bytes before it may go unseen.
+const lookAgain = time.Second
+
 // Errors of exchanges.
 var (
 	// ErrServer is behind every failure of a server to answer at all.
@@ -55,6 +58,7 @@ type conn struct {
 	quiet  func() bool // nothing is to be read: neither data nor an end
 	server *Server
 	kept   time.Time    // when it became idle; zero: never yet
+	until  time.Time    // how long reads wait
 	bed    int          // its place among the server's active ones
 	heard  atomic.Int64 // the server's era when bytes came last
 
@@ -205,18 +209,44 @@ func (c *conn) each(took func() bool) error {
 			}
 		}
 	}
-	err := c.raw.Each((*lending)(c), func(n int) bool {
+	came := func(n int) bool {
 		c.came(n)
 		return took()
-	})
-	if err != nil {
+	}
+	if c.body == toEnd { // whose end must not come late
+		return c.broken(c.raw.Each((*lending)(c), false, came))
+	}
+	for {
+		soon := time.Now().Add(lookAgain)
+		last := !soon.Before(c.until)
+		if last {
+			soon = c.until
+		}
+		err := c.nc.SetReadDeadline(soon)
+		if err == nil {
+			err = c.raw.Each((*lending)(c), !last, came)
+		}
+		if !last && errors.Is(err, os.ErrDeadlineExceeded) {
+			continue
+		}
+		if again := c.nc.SetReadDeadline(c.until); err == nil {
+			err = again
+		}
 		return c.broken(err)
 	}
-	return nil
+}
+
+// patience is how long reads wait from now on.
+func (c *conn) patience(until time.Time) error {
+	c.until = until
+	return c.nc.SetReadDeadline(until)
 }
 
 // broken is what a failed read means within a body; io.EOF: it is the body's end.
 func (c *conn) broken(err error) error {
+	if err == nil {
+		return nil
+	}
 	if c.body == toEnd && errors.Is(err, io.EOF) {
 		c.ended, c.closing = true, true
 		return io.EOF

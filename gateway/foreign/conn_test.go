@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -225,4 +226,71 @@ func TestProbesLeavePlainSockets(t *testing.T) {
 	if c := s.idle[0]; (c.raw == nil) != (sock.Of(c.nc) == nil) {
 		t.Errorf("the socket is used as a plain one: %v", c.raw != nil)
 	}
+}
+
+// An answer that breaks off is noticed, also where its last bytes and the connection's end
+// come together, and its patience is what it was.
+func TestEachNoticesEndsThatComeWithData(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = fmt.Fprint(nc, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+				_, _ = io.ReadFull(nc, make([]byte, 1))
+				_, _ = fmt.Fprint(nc, "3\r\ntwo\r\n")
+				nc.Close()
+			}()
+		}
+	}()
+	p := &Pool{o: Options{Dial: new(net.Dialer).DialContext, Log: slog.New(slog.DiscardHandler)}}
+	s, err := newServer(p, Target{URL: "http://" + l.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			until := time.Now().Add(time.Minute)
+			c, err := s.take(t.Context(), until)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer s.give(c, false)
+			c.hold()
+			if _, _, err := c.head(); err != nil {
+				t.Error(err)
+				return
+			}
+			got := ""
+			took := func() bool {
+				for {
+					piece, err := c.next(false)
+					if got += string(piece); err != nil {
+						t.Error(err)
+					}
+					if piece == nil {
+						break
+					}
+				}
+				if got == "one" {
+					_, _ = c.nc.Write([]byte("x"))
+				}
+				return true
+			}
+			took() // of what came with the head
+			if err := c.each(took); !errors.Is(err, ErrBroken) || got != "onetwo" || !c.until.Equal(until) {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -61,16 +61,17 @@ func (o *Options) Any() bool { return len(o.Targets)+len(o.Sources) > 0 }
 
 // Pool is the gateway's servers.
 type Pool struct {
-	o    Options
-	ctx  context.Context
-	end  context.CancelFunc
-	wg   sync.WaitGroup // keepers
-	now  atomic.Pointer[Snapshot]
-	mu   sync.Mutex // of the servers
-	all  map[string]*Server
-	left []*Server                     // that are gone and may have requests in hand
-	told map[string][]Target           // by each source, by its name
-	ends map[string]context.CancelFunc // of those that are watched
+	o       Options
+	ctx     context.Context
+	end     context.CancelFunc
+	wg      sync.WaitGroup // keepers
+	now     atomic.Pointer[Snapshot]
+	mu      sync.Mutex // of the servers
+	all     map[string]*Server
+	left    []*Server                     // that are gone and may have requests in hand
+	told    map[string][]Target           // by each source, by its name
+	ends    map[string]context.CancelFunc // of those that are watched
+	drained drained
 }
 
 // Snapshot is servers and models at one moment. It is not changed afterwards.
@@ -108,7 +109,7 @@ func New(o Options) (*Pool, error) {
 	if strings.ContainsFunc(o.APIKey, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return nil, errors.New("foreign: the key for upstreams has characters that a header cannot carry")
 	}
-	p := &Pool{o: o, all: map[string]*Server{}, told: map[string][]Target{}, ends: map[string]context.CancelFunc{}}
+	p := &Pool{o: o, all: map[string]*Server{}, told: map[string][]Target{}, ends: map[string]context.CancelFunc{}, drained: drained{}}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.now.Store(&Snapshot{})
 	if err := p.SetTargets(o.Targets); err != nil {
@@ -186,7 +187,8 @@ func (p *Pool) update(static []Target) error {
 		return nil
 	}
 	next := make(map[string]*Server, len(targets))
-	for _, t := range targets {
+	listed := map[string]bool{}
+	for i, t := range targets {
 		s, err := newServer(p, t)
 		if err != nil {
 			return err
@@ -198,9 +200,12 @@ func (p *Pool) update(static []Target) error {
 			return fmt.Errorf("foreign: upstream %s is given as %s and as %s", s.Name, next[s.Name].Role, s.Role)
 		}
 		next[s.Name] = s
+		listed[s.Name] = listed[s.Name] || i < len(static)
 	}
+	now := time.Now()
 	for name, s := range p.all {
 		if next[name] != s {
+			p.drained.left(s, now)
 			s.stop()
 			s.shut()
 			p.left = append(p.left, s)
@@ -208,7 +213,12 @@ func (p *Pool) update(static []Target) error {
 	}
 	p.left = slices.DeleteFunc(p.left, func(s *Server) bool { return s.InFlight.Load() == 0 })
 	for name, s := range next {
+		s.listed = listed[name]
 		if p.all[name] != s {
+			if p.drained.joined(name, now) {
+				s.Drain(true)
+				p.o.Log.Warn("upstream is back, and still drained", "upstream", name)
+			}
 			var ctx context.Context
 			ctx, s.stop = context.WithCancel(p.ctx)
 			p.wg.Go(func() { s.keep(ctx) })

@@ -65,6 +65,7 @@ type Server struct {
 	InFlight atomic.Int64 // requests of this gateway that it has in hand
 
 	p      *Pool
+	listed bool   // no source told of it; guarded by p.mu
 	host   string // of the Host header
 	dial   string // host:port
 	base   string // path before /v1
@@ -212,7 +213,7 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 		s.idle = s.idle[:n-1]
 		s.activate(c)
 		s.mu.Unlock()
-		if time.Since(c.kept) < keepIdle && c.nc.SetReadDeadline(patience) == nil && c.quiet() {
+		if time.Since(c.kept) < keepIdle && c.patience(patience) == nil && c.quiet() {
 			return c, nil
 		}
 		s.give(c, false)
@@ -226,7 +227,7 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 	s.mu.Lock()
 	s.activate(c)
 	s.mu.Unlock()
-	if err := nc.SetReadDeadline(patience); err != nil {
+	if err := c.patience(patience); err != nil {
 		s.give(c, false)
 		return nil, fmt.Errorf("%w: %s: %w", ErrServer, s.Name, err)
 	}
@@ -405,7 +406,7 @@ func (k *Call) verdict(err error) {
 func (k *Call) Abort() { k.c.abort() }
 
 // Patience is how long reads wait from now on.
-func (k *Call) Patience(t time.Time) error { return k.c.nc.SetReadDeadline(t) }
+func (k *Call) Patience(t time.Time) error { return k.c.patience(t) }
 
 // Send writes the request. Errors wrap ErrServer.
 func (k *Call) Send(head, body []byte, deadline time.Time) error {

@@ -23,7 +23,7 @@ type Lender interface {
 func (*Conn) ReadInto(Lender) (int, error) { panic("sock: no sockets here") }
 
 // Each is not called.
-func (*Conn) Each(Lender, func(int) bool) error { panic("sock: no sockets here") }
+func (*Conn) Each(Lender, bool, func(int) bool) error { panic("sock: no sockets here") }
 
 // WriteNow is not called.
 func (*Conn) WriteNow([]byte) (int, error) { panic("sock: no sockets here") }

@@ -143,7 +143,7 @@ func TestEachTakesAllThatComes(t *testing.T) {
 	var got []byte
 	buf, stops := make([]byte, 4096), 0
 	for {
-		err := Of(near).Each(&lender{buf: buf}, func(n int) bool {
+		err := Of(near).Each(&lender{buf: buf}, false, func(n int) bool {
 			got = append(got, buf[:n]...)
 			return len(got)%3 != 0
 		})
@@ -163,7 +163,7 @@ func TestEachEndsWithTheConnection(t *testing.T) {
 	near, _ := pair(t)
 	ended := make(chan error)
 	go func() {
-		ended <- Of(near).Each(&lender{buf: make([]byte, 10)}, func(int) bool { return true })
+		ended <- Of(near).Each(&lender{buf: make([]byte, 10)}, false, func(int) bool { return true })
 	}()
 	near.Close()
 	if err := <-ended; !errors.Is(err, net.ErrClosed) {
@@ -227,10 +227,33 @@ func TestEachSeesItsDeadline(t *testing.T) {
 		return true
 	}
 	room := &lender{buf: p}
-	if err := c.Each(room, took); err != nil {
+	if err := c.Each(room, false, took); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Each(room, took); !errors.Is(err, os.ErrDeadlineExceeded) || reads != maxEach {
+	if err := c.Each(room, false, took); !errors.Is(err, os.ErrDeadlineExceeded) || reads != maxEach {
 		t.Fatalf("%d reads, %v", reads, err)
+	}
+}
+
+// Trusting short reads spares the look for more, misses nothing that comes later, and
+// begins with a look.
+func TestEachTrustsShortReads(t *testing.T) {
+	near, far := pair(t)
+	c, l, got := Of(near), &lender{buf: make([]byte, 4)}, ""
+	took := func(n int) bool {
+		if got += string(l.buf[:n]); got == "abcdefg" { // a full read, then a short one
+			go func() { _, _ = far.Write([]byte("h")) }()
+		}
+		return len(got) < 8
+	}
+	if _, err := far.Write([]byte("abcdefg")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Each(l, true, took); err != nil || got != "abcdefgh" || l.idle == 0 {
+		t.Fatalf("%q, %v, %d", got, err, l.idle)
+	}
+	far.Close()
+	if err := c.Each(l, true, took); err != io.EOF {
+		t.Fatal(err)
 	}
 }
