@@ -70,7 +70,7 @@ func (f *faults) wrap(e endpoint) endpoint {
 	return &faultyEnd{endpoint: e, f: f, rng: mrand.New(mrand.NewPCG(f.seed, 1<<32+f.nConn.Add(1)))}
 }
 
-// faultyEnd freezes for longer than leases and quarantines last, sends bytes that are not the page's, and repeats writes.
+// faultyEnd freezes for longer than leases and quarantines last, sends bytes that are not the page's or too few of them, and repeats and reorders writes.
 type faultyEnd struct {
 	endpoint
 	f   *faults
@@ -101,6 +101,13 @@ func (e *faultyEnd) Write(w []fabric.Write, token uint64, data uint32) (int, err
 		if n, err := e.endpoint.Write(w[:1], token, data); n == 0 {
 			return 0, err
 		}
+	case 4:
+		e.f.cuts.Add(1)
+		w = append([]fabric.Write(nil), w...)
+		w[e.rng.IntN(len(w))].Bytes /= 2
+	case 5, 6, 7, 8: // in place, so that the caller's rest is what was not started
+		e.f.reorder.Add(1)
+		e.rng.Shuffle(len(w), func(i, k int) { w[i], w[k] = w[k], w[i] })
 	}
 	return e.endpoint.Write(w, token, data)
 }
@@ -356,7 +363,7 @@ func TestFabricViolations(t *testing.T) {
 						n, _ := s.rdma.end.Write([]fabric.Write{w}, 0, c.data) // it ends some time
 						posted += n
 					}
-					_, _ = s.rdma.end.Poll(make([]fabric.Event, 8))
+					_, _ = s.rdma.end.Poll(make([]fabric.Event, 8), 1)
 					select {
 					case e = <-ended:
 					case <-time.After(100 * time.Microsecond):

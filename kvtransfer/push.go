@@ -110,7 +110,7 @@ func (p *Push) Send(region int, srcPages []int32, firstIndex int) error {
 		p.waiting = true
 		s.turn = append(s.turn, p)
 	}
-	if len(srcPages) > maxBatch {
+	if s.rdma.rouse(); len(srcPages) > maxBatch {
 		s.work.Broadcast()
 	} else {
 		s.work.Signal()

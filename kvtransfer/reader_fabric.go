@@ -17,23 +17,15 @@ import (
 // endpoint is a session's end of a fabric; tests put faults between.
 type endpoint interface {
 	Write(w []fabric.Write, token uint64, data uint32) (int, error)
-	Poll(into []fabric.Event) (int, error)
-	Wait(d time.Duration, looks int)
+	Poll(into []fabric.Event, looks int) (int, error)
 	Close() error
 }
 
 // fabricDepth is how many of a session's pages may be on their way: those of maxUncopied frames.
 const fabricDepth = maxUncopied * maxBatch
 
-// fabricWait is how long an end that expects something sleeps at most between two looks, should its provider forget to wake it.
-const fabricWait = 5 * time.Millisecond
-
-// readerLooks and writerLooks are how often an end looks in vain before it sleeps. A reader's pages come microseconds apart; a writer's sender looks
-// by itself when it has no room, so that its poller has time.
-const (
-	readerLooks = 256
-	writerLooks = 4
-)
+// fabricTick is how often a reader lets its provider work while leases may be written to but no frame is on its way.
+const fabricTick = 5 * time.Millisecond
 
 // readerFabric is a reader's memory as writers may write to it.
 type readerFabric struct {
@@ -123,7 +115,7 @@ func (r *Reader) dropKeyLocked(l *leaseInfo) {
 type fabricReader struct {
 	*dataReader
 	end  endpoint
-	wake chan struct{} // live is more than 0
+	wake chan struct{} // a header has come, or live is more than 0
 	live int           // leases that may be written to; under Reader.mu
 
 	mu     sync.Mutex // of all below and of dataReader
@@ -136,6 +128,7 @@ type fabricReader struct {
 // incoming is a frame of which something has come.
 type incoming struct {
 	header []byte // nil: not yet
+	count  int    // pages that it says there are
 	pages  int    // that have landed
 	done   bool
 }
@@ -233,37 +226,45 @@ func (f *fabricReader) meet() (*fabric.Endpoint, error) {
 	return e, err
 }
 
-// poll takes what lands, and sleeps while no lease may be written to.
+// poll takes what lands. A frame's header leaves before its pages do, so without one there is hardly anything to look for; and nothing
+// while no lease may be written to either.
 func (f *fabricReader) poll(stop <-chan struct{}) error {
-	events := make([]fabric.Event, 64)
+	events, nap := make([]fabric.Event, 64), newNap()
+	expects := false
 	for {
 		select {
 		case <-stop:
 			return nil
 		default:
 		}
-		n, err := f.end.Poll(events)
-		for _, e := range events[:n] {
-			if e.Kind == fabric.Landed && err == nil {
-				err = f.landed(e.Data)
-			}
+		looks := 1
+		if expects {
+			looks = nap.looks()
 		}
-		if err != nil {
+		n, err := f.end.Poll(events, looks)
+		if err = errors.Join(err, f.took(events[:n])); err != nil {
 			return err
 		}
 		if n > 0 {
+			nap.over()
+			expects = true
+			continue
+		}
+		f.mu.Lock()
+		expects = len(f.frames) > f.nWhole
+		f.mu.Unlock()
+		if expects {
+			nap.sleep(f.wake, stop)
 			continue
 		}
 		f.r.mu.Lock()
 		live := f.live
 		f.r.mu.Unlock()
-		if live > 0 {
-			f.end.Wait(fabricWait, readerLooks)
-			continue
-		}
-		select {
-		case <-f.wake:
-		case <-stop:
+		if nap.over(); live > 0 {
+			expects = nap.sleepFor(fabricTick, f.wake, stop)
+		} else {
+			nap.wait(f.wake, stop)
+			expects = true
 		}
 	}
 }
@@ -281,16 +282,31 @@ func (f *fabricReader) at(number uint64) *incoming {
 	return in
 }
 
-// landed counts a page.
-func (f *fabricReader) landed(low uint32) error {
+// took counts the pages that have landed.
+func (f *fabricReader) took(events []fabric.Event) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for _, e := range events {
+		if e.Kind != fabric.Landed {
+			continue
+		}
+		if err := f.landed(e.Data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// landed counts a page; it needs f.mu.
+func (f *fabricReader) landed(low uint32) error {
 	number := f.base + uint64(int64(int32(low-uint32(f.base))))
 	in := f.at(number)
 	if in == nil || in.done || in.pages == maxBatch {
 		return fmt.Errorf("%w: a page of frame %d landed, expected are those of %d to %d", ErrProtocol, number, f.base, f.base+fabricWindow-1)
 	}
-	in.pages++
+	if in.pages++; in.header != nil && in.pages < in.count {
+		return nil
+	}
 	return f.check(number, in)
 }
 
@@ -315,7 +331,8 @@ func (f *fabricReader) frame(b []byte) error {
 		f.r.stats.DuplicatePieces += uint64(f.f.count)
 		return nil
 	}
-	in.header = append([]byte(nil), b...)
+	in.header, in.count = append([]byte(nil), b...), f.f.count
+	signal(f.wake)
 	return f.check(number, in)
 }
 

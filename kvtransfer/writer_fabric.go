@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -45,15 +43,13 @@ type writerFabric struct {
 	end     endpoint
 	targets []fabric.Target // [region]
 	fixed   bool            // their keys are the session's
-	wake    chan struct{}   // something is on its way
+	wake    chan struct{}   // there is work for the sender
 	events  []fabric.Event  // the sender's
-	active  atomic.Bool     // the sender has just taken completions
 
 	mu     sync.Mutex
-	room   *sync.Cond
 	frames map[uint64]*outgoing // by number
+	writes int                  // of theirs that are not over here
 	oldest uint64               // no frame before it is there
-	ended  bool
 }
 
 // outgoing is a frame whose pages the provider may still read, or that its reader has not acknowledged.
@@ -109,7 +105,6 @@ func (s *writerSession) meet(ctx context.Context, conn net.Conn) (_ *writerFabri
 	if s.w.wrap != nil {
 		f.end = s.w.wrap(e)
 	}
-	f.room = sync.NewCond(&f.mu)
 	return f, nil
 }
 
@@ -122,48 +117,23 @@ func (s *writerSession) permitLocked(p *Push, key uint64) {
 	if len(p.queue) > 0 && !p.waiting {
 		p.waiting = true
 		s.turn = append(s.turn, p)
-		s.work.Broadcast()
+		s.rdma.rouse()
 	}
 }
+
+// headersAtOnce is how many frames' headers leave in one write, where as many batches wait.
+const headersAtOnce = 4
 
 // sendFabric writes batches to the reader's memory until the session ends, with the headers on the data connection. A batch's pages are read
 // until the provider has said so of each, and the reader that all have landed.
 func (s *writerSession) sendFabric(conn net.Conn) error {
 	f := s.rdma
-	var loops sync.WaitGroup
-	loops.Go(func() {
-		s.lost(s.receiveLanded(conn, f))
-		f.stop()
-	})
-	loops.Go(func() {
-		if err := s.pollFabric(f); err != nil {
-			s.lost(err)
-		}
-	})
-	header, one := make([]byte, sharedSize), make([]batch, 0, 1)
-	for number := uint64(0); ; number++ {
-		one = s.next(one[:0])
-		if len(one) == 0 {
-			break
-		}
-		if !f.add(number, one[0]) {
-			s.sent(one[0], net.ErrClosed)
-			break
-		}
-		h := s.frame(one[0])
-		h.number = number
-		h.encode(header)
-		conn.SetWriteDeadline(time.Now().Add(s.w.o.FrameTimeout))
-		_, err := conn.Write(header)
-		if err == nil {
-			err = s.post(f, number, one[0])
-		}
-		if err != nil {
-			s.lost(err)
-			break
-		}
+	var acks sync.WaitGroup
+	acks.Go(func() { s.lost(s.receiveLanded(conn, f)) })
+	if err := s.writeFabric(conn, f); err != nil {
+		s.lost(err)
 	}
-	loops.Wait() // the session has ended, and its connections are closed
+	acks.Wait() // the session has ended, and its connections are closed
 	err := f.close()
 	for _, o := range f.frames { // nothing reads their pages any more
 		s.sent(o.batch, net.ErrClosed)
@@ -171,33 +141,100 @@ func (s *writerSession) sendFabric(conn net.Conn) error {
 	return err
 }
 
-// add waits for room; false: the session is over.
-func (f *writerFabric) add(number uint64, b batch) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for !f.ended {
-		for f.oldest < number && f.frames[f.oldest] == nil {
-			f.oldest++
+// writeFabric starts writes and takes their completions, in one goroutine: what is handed from one to another costs more than a write. It sleeps while nothing
+// is on its way, and for ever longer while what is needs nothing of it.
+func (s *writerSession) writeFabric(conn net.Conn, f *writerFabric) error {
+	headers, most := make([]byte, headersAtOnce*sharedSize), make([]batch, headersAtOnce)
+	nap := newNap()
+	for number := uint64(0); ; {
+		room := min(headersAtOnce, f.room(number))
+		s.mu.Lock()
+		dead := s.err != nil
+		batches := s.takeLocked(most[:0:room], headersAtOnce*maxBatch)
+		s.mu.Unlock()
+		if dead {
+			return nil
 		}
-		if number < f.oldest+maxUncopied { // so that the reader knows what can come
-			break
+		if len(batches) > 0 {
+			if err := s.startFrames(conn, f, number, batches, headers); err != nil {
+				return err
+			}
+			number += uint64(len(batches))
+			nap.over()
+			if _, err := s.poll(f, 1); err != nil {
+				return err
+			}
+			continue
 		}
-		f.room.Wait()
+		flying, writes := f.flying()
+		looks := 1
+		if writes {
+			looks = nap.looks()
+		}
+		if n, err := s.poll(f, looks); err != nil {
+			return err
+		} else if n > 0 {
+			nap.over()
+		} else if flying {
+			nap.sleep(f.wake, s.gone)
+		} else {
+			nap.wait(f.wake, s.gone)
+		}
 	}
-	if f.ended {
-		return false
-	}
-	f.frames[number] = &outgoing{batch: b, left: len(b.pages)}
-	signal(f.wake)
-	return true
 }
 
-// stop wakes whoever waits.
-func (f *writerFabric) stop() {
+// startFrames sends the batches' headers and starts their writes.
+func (s *writerSession) startFrames(conn net.Conn, f *writerFabric, number uint64, batches []batch, headers []byte) error {
+	f.add(number, batches)
+	for i, b := range batches {
+		h := s.frame(b)
+		h.number = number + uint64(i)
+		h.encode(headers[i*sharedSize:][:sharedSize])
+	}
+	conn.SetWriteDeadline(time.Now().Add(s.w.o.FrameTimeout))
+	if _, err := conn.Write(headers[:len(batches)*sharedSize]); err != nil {
+		return err
+	}
+	for i, b := range batches {
+		if err := s.post(f, number+uint64(i), b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rouse wakes the sender: there is work, or room.
+func (f *writerFabric) rouse() {
+	if f != nil {
+		signal(f.wake)
+	}
+}
+
+// room is how many frames may be started from number on, so that the reader knows what can come.
+func (f *writerFabric) room(number uint64) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.ended = true
-	f.room.Broadcast()
+	for f.oldest < number && f.frames[f.oldest] == nil {
+		f.oldest++
+	}
+	return int(f.oldest + maxUncopied - number)
+}
+
+// add notes frames that are about to be started.
+func (f *writerFabric) add(number uint64, batches []batch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, b := range batches {
+		f.frames[number+uint64(i)] = &outgoing{batch: b, left: len(b.pages)}
+		f.writes += len(b.pages)
+	}
+}
+
+// flying says whether frames are on their way, and whether writes of them are not over here.
+func (f *writerFabric) flying() (frames, writes bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.frames) > 0, f.writes > 0
 }
 
 // over notes that a write is over here, or that all of a frame have landed there; the batch comes back when both are so.
@@ -212,12 +249,12 @@ func (f *writerFabric) over(number uint64, acked bool) (b batch, done bool) {
 		o.acked = true
 	} else {
 		o.left--
+		f.writes--
 	}
 	if !o.acked || o.left > 0 {
 		return b, false
 	}
 	delete(f.frames, number)
-	f.room.Signal()
 	return o.batch, true
 }
 
@@ -237,51 +274,40 @@ func (s *writerSession) post(f *writerFabric, number uint64, b batch) error {
 	return s.start(f, number, all[:len(b.pages)])
 }
 
-// A writer whose provider takes no more looks so often for completions before it sleeps so long, as while the two connect.
-const (
-	fullLooks = 200
-	fullSleep = 50 * time.Microsecond
-)
-
-// senderPolls is how long the poller leaves completions to a sender that takes them by itself.
-const senderPolls = 100 * time.Microsecond
-
 // start starts writes, as soon as there is room for them.
 func (s *writerSession) start(f *writerFabric, number uint64, rest []fabric.Write) error {
-	var deadline time.Time
-	for idle := 0; ; {
+	nap := newNap()
+	for began := time.Now(); ; {
 		n, err := f.end.Write(rest, number, uint32(number))
 		if err != nil {
 			return err
 		}
-		took, err := s.poll(f, f.events)
-		f.active.Store(true)
-		if rest = rest[n:]; err != nil || len(rest) == 0 {
+		if rest = rest[n:]; len(rest) == 0 {
+			return nil
+		}
+		took, err := s.poll(f, nap.looks())
+		if err != nil {
 			return err
 		}
-		if idle++; took > 0 || n > 0 {
-			idle = 0
-		}
-		if idle < fullLooks {
-			runtime.Gosched()
+		if took > 0 || n > 0 {
+			nap.over()
 			continue
 		}
 		select {
 		case <-s.gone:
 			return net.ErrClosed
-		case <-time.After(fullSleep):
+		default:
 		}
-		if now := time.Now(); deadline.IsZero() {
-			deadline = now.Add(s.w.o.FrameTimeout)
-		} else if now.After(deadline) {
+		if nap.sleep(nil, s.gone); time.Since(began) > s.w.o.FrameTimeout {
 			return fmt.Errorf("%w: %d writes could not be started", ErrTimeout, len(rest))
 		}
 	}
 }
 
-func (s *writerSession) poll(f *writerFabric, events []fabric.Event) (n int, err error) {
-	n, err = f.end.Poll(events)
-	for _, e := range events[:n] {
+// poll takes completions, and looks so often for some.
+func (s *writerSession) poll(f *writerFabric, looks int) (n int, err error) {
+	n, err = f.end.Poll(f.events, looks)
+	for _, e := range f.events[:n] {
 		if e.Kind == fabric.Written {
 			if b, done := f.over(e.Token, false); done {
 				s.sent(b, nil)
@@ -289,40 +315,6 @@ func (s *writerSession) poll(f *writerFabric, events []fabric.Event) (n int, err
 		}
 	}
 	return n, err
-}
-
-// pollFabric takes completions, and sleeps while nothing is on its way.
-func (s *writerSession) pollFabric(f *writerFabric) error {
-	events := make([]fabric.Event, 64)
-	for {
-		select {
-		case <-s.gone:
-			return nil
-		default:
-		}
-		if f.active.Swap(false) { // two that poll only stand in each other's way
-			time.Sleep(senderPolls)
-			continue
-		}
-		n, err := s.poll(f, events)
-		if err != nil {
-			return err
-		}
-		if n > 0 {
-			continue
-		}
-		f.mu.Lock()
-		busy := len(f.frames) > 0
-		f.mu.Unlock()
-		if busy {
-			f.end.Wait(fabricWait, writerLooks)
-			continue
-		}
-		select {
-		case <-f.wake:
-		case <-s.gone:
-		}
-	}
 }
 
 // receiveLanded takes the reader's word for which frames have landed.
@@ -337,6 +329,9 @@ func (s *writerSession) receiveLanded(conn net.Conn, f *writerFabric) error {
 		}
 		if done, ok := f.over(le.Uint64(b[4:]), true); ok {
 			s.sent(done, nil)
+		}
+		if in.Buffered() < copiedSize {
+			f.rouse() // there is room
 		}
 	}
 }

@@ -423,25 +423,21 @@ type batch struct {
 func (s *writerSession) next(into []batch) []batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	nPages := 0
 	for {
-		if s.err != nil {
-			for _, b := range into { // their pushes have ended
-				b.p.nSending--
-				s.settleLocked(b.p)
-			}
-			return nil
-		}
-		if len(s.turn) == 0 {
-			if len(into) > 0 {
-				return into
-			}
-			s.work.Wait()
-			continue
-		}
-		p := s.turn[0]
-		if len(into) > 0 && len(p.queue) > 0 && (len(into) == cap(into) || nPages+min(len(p.queue[0].pages), maxBatch) > maxBatch) {
+		if into = s.takeLocked(into, maxBatch); len(into) > 0 || s.err != nil {
 			return into
+		}
+		s.work.Wait()
+	}
+}
+
+// takeLocked takes batches in turn from the pushes that have some, as many as cap(into) allows and, behind the first, no more than most pages.
+func (s *writerSession) takeLocked(into []batch, most int) []batch {
+	nPages := 0
+	for s.err == nil && len(s.turn) > 0 && len(into) < cap(into) {
+		p := s.turn[0]
+		if len(into) > 0 && len(p.queue) > 0 && nPages+min(len(p.queue[0].pages), maxBatch) > most {
+			break
 		}
 		s.turn = append(s.turn[:0], s.turn[1:]...)
 		if len(p.queue) == 0 { // ended while it waited
@@ -455,6 +451,7 @@ func (s *writerSession) next(into []batch) []batch {
 		nPages += len(b.pages)
 		into = append(into, b)
 	}
+	return into
 }
 
 // sent accounts for a batch that no longer reads its pages.

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -35,10 +36,10 @@ const (
 
 // options are the command's.
 type options struct {
-	binary, peers, plain, fabric, python, prefix, out, keep string
-	repeat, rounds, smalls                                  int
-	most                                                    time.Duration
-	others                                                  float64
+	binary, peers, plain, fabric, python, prefix, out, keep, only string
+	repeat, rounds, smalls                                        int
+	most                                                          time.Duration
+	others                                                        float64
 }
 
 // result is what one run of a program tells.
@@ -70,6 +71,7 @@ func main() {
 	flag.StringVar(&o.prefix, "prefix", "", "command line that each run is given to, such as 'nice -n -5'")
 	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
 	flag.StringVar(&o.keep, "keep", "", "file that keeps the runs: those of an earlier call count too, for machines that are quiet only for a while")
+	flag.StringVar(&o.only, "only", "", "programs to run, by the names of --keep with * and ?, and commas between: '*fabric*,memcpy'; empty: all")
 	flag.DurationVar(&o.most, "for", time.Hour, "no new turn begins after so long")
 	flag.Float64Var(&o.others, "others", 0.1, "a run counts only when processes outside of it took at most so much of the machine, from 0 to 1")
 	flag.IntVar(&o.repeat, "repeat", 5, "runs of each program")
@@ -94,7 +96,10 @@ func (o *options) bench(ctx context.Context) error {
 	if out, err := exec.CommandContext(ctx, "gcc", "-O2", "-o", o.plain, filepath.Join(o.peers, "plain.c")).CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling plain.c: %w\n%s", err, out)
 	}
-	all := contenders(o.python != "")
+	all, err := chosen(contenders(o.python != ""), o.only)
+	if err != nil {
+		return err
+	}
 	o.fabric = filepath.Join(dir, "fabric")
 	if out, err := exec.CommandContext(ctx, "gcc", "-O2", "-o", o.fabric, filepath.Join(o.peers, "fabric.c"), "-lfabric").CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling fabric.c, for which Debian has libfabric-dev: %w\n%s", err, out)
@@ -131,6 +136,28 @@ func (o *options) bench(ctx context.Context) error {
 	}
 	before, _ := os.ReadFile(o.out) // there may be none
 	return os.WriteFile(o.out, []byte(text+notes(string(before))), 0o644)
+}
+
+// chosen are those whose id a pattern of only fits.
+func chosen(all []*contender, only string) ([]*contender, error) {
+	if only == "" {
+		return all, nil
+	}
+	var some []*contender
+	for _, c := range all {
+		for p := range strings.SplitSeq(only, ",") {
+			if ok, err := path.Match(p, c.id); err != nil {
+				return nil, fmt.Errorf("--only %s: %w", p, err)
+			} else if ok {
+				some = append(some, c)
+				break
+			}
+		}
+	}
+	if len(some) == 0 {
+		return nil, fmt.Errorf("--only %s: no program has such a name", only)
+	}
+	return some, nil
 }
 
 // maxTries bounds the runs of a program for each that is to count.

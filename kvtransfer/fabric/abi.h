@@ -35,8 +35,8 @@
 #define OFI_MR_PROV_KEY  (1 << 6)
 #define OFI_MR_HMEM      (1 << 10)
 
-enum { OFI_EP_RDM = 3, OFI_CQ_FORMAT_DATA = 3, OFI_WAIT_NONE = 0, OFI_WAIT_FD = 3, OFI_THREAD_SAFE = 1 };
-enum { OFI_GETWAIT = 5, OFI_ENABLE = 6 };
+enum { OFI_EP_RDM = 3, OFI_CQ_FORMAT_DATA = 3, OFI_WAIT_NONE = 0, OFI_THREAD_SAFE = 1 };
+enum { OFI_ENABLE = 6 };
 enum { OFI_HMEM_SYSTEM = 0, OFI_HMEM_CUDA = 1 };
 enum { OFI_EAVAIL = 259, OFI_ENOKEY = 266 };
 
@@ -97,7 +97,7 @@ struct ofi_ops_fabric {
 	size_t size;
 	int (*domain)(struct ofi_fabric *, struct ofi_info *, struct ofi_domain **, void *context);
 	void *passive_ep, *eq_open, *wait_open;
-	int (*trywait)(struct ofi_fabric *, struct ofi_fid **, int count);
+	void *trywait;
 };
 struct ofi_fabric {
 	struct ofi_fid fid;

@@ -16,7 +16,7 @@ ofi_ep_attr type protocol protocol_version max_msg_size
 ofi_domain_attr domain name threading control_progress data_progress resource_mgmt av_type mr_mode mr_key_size cq_data_size
 =ofi_fabric_attr fabric name prov_name prov_version api_version
 ofi_info next caps mode addr_format src_addrlen dest_addrlen src_addr dest_addr handle tx_attr rx_attr ep_attr domain_attr fabric_attr
-ofi_ops_fabric size domain trywait
+ofi_ops_fabric size domain
 ofi_fabric=fid_fabric fid ops
 =ofi_av_attr type rx_ctx_bits count ep_per_node name map_addr flags
 =ofi_cq_attr size flags format wait_obj signaling_vector wait_cond wait_set
@@ -40,7 +40,7 @@ ofi_ep=fid_ep fid cm rma
 
 // abiNumbers are abi.h's constants.
 const abiNumbers = `MSG RMA WRITE RECV TRANSMIT REMOTE_WRITE REMOTE_CQ_DATA COMPLETION HMEM SOURCE CONTEXT CONTEXT2 MR_LOCAL MR_VIRT_ADDR
-MR_ALLOCATED MR_PROV_KEY MR_HMEM EP_RDM CQ_FORMAT_DATA WAIT_NONE WAIT_FD THREAD_SAFE GETWAIT ENABLE HMEM_SYSTEM HMEM_CUDA EAVAIL ENOKEY`
+MR_ALLOCATED MR_PROV_KEY MR_HMEM EP_RDM CQ_FORMAT_DATA WAIT_NONE THREAD_SAFE ENABLE HMEM_SYSTEM HMEM_CUDA EAVAIL ENOKEY`
 
 // abiCheck is a C file that compiles only if abi.h says what libfabric's headers say. What newer headers add behind a field is no
 // difference; FI_MR_DMABUF is compared where they have it.

@@ -9,7 +9,6 @@ package fabric
 #cgo nocallback td_post
 #cgo noescape td_poll
 #cgo nocallback td_poll
-#cgo nocallback td_trywait
 #include <stdlib.h>
 #include "fabric.h"
 */

@@ -11,21 +11,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"sync"
-	"sync/atomic"
-	"syscall"
-	"time"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // MaxName bounds an endpoint's name.
 const MaxName = 256
 
-// Endpoint writes to one peer and is written to by it. Its methods may be called from any goroutine; Wait from one.
+// Endpoint writes to one peer and is written to by it. Its methods may be called from any goroutine.
 type Endpoint struct {
 	d    *Device
 	mu   sync.Mutex
@@ -33,9 +27,6 @@ type Endpoint struct {
 	over bool      // Close was called
 	name []byte
 	out  []C.td_write
-	wait *os.File // readable when there may be completions; nil: the provider has no such thing
-	raw  syscall.RawConn
-	idle atomic.Int32 // calls of Wait since a Poll that found something
 
 	peer *Endpoint // see inside; guarded by its mutex
 }
@@ -55,47 +46,20 @@ func (d *Device) Endpoint(depth int) (*Endpoint, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := said(ErrFabric, C.td_endpoint(d.c, C.int(depth), 1, &e.c)); err != nil {
+	if err := said(ErrFabric, C.td_endpoint(d.c, C.int(depth), &e.c)); err != nil {
 		d.leave()
 		return nil, fmt.Errorf("%w (%s)", err, d.info.Provider)
 	}
 	name, n := make([]byte, MaxName), C.size_t(MaxName)
 	err := said(ErrFabric, C.td_name(e.c, unsafe.Pointer(&name[0]), &n))
-	if err == nil {
-		e.name = name[:n]
-		err = e.openWait()
-	}
 	if err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
+	e.name = name[:n]
 	inside.Lock()
 	inside.ends[string(e.name)] = e
 	inside.Unlock()
 	return e, nil
-}
-
-// openWait takes what the provider offers to wait on, if it does.
-func (e *Endpoint) openWait() error {
-	fd := int(C.td_fd(e.c))
-	if fd < 0 {
-		return nil
-	}
-	fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	if err == nil {
-		err = unix.SetNonblock(fd, true)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: what to wait on: %w", ErrFabric, err)
-	}
-	e.wait = os.NewFile(uintptr(fd), "fabric completions")
-	if e.raw, err = e.wait.SyscallConn(); err == nil {
-		err = e.wait.SetReadDeadline(time.Time{})
-	}
-	if err != nil { // the runtime cannot wait on it
-		e.wait.Close()
-		e.wait = nil
-	}
-	return nil
 }
 
 // Name is what a peer needs for Peer.
@@ -147,54 +111,17 @@ func (e *Endpoint) Write(w []Write, token uint64, data uint32) (int, error) {
 	return int(n), said(ErrFabric, why)
 }
 
-// Poll tells completions, and lets the provider work: without polls nothing lands here and nothing leaves. The error of a Failed
-// event comes with it.
-func (e *Endpoint) Poll(into []Event) (int, error) {
+// Poll tells completions, and lets the provider work: without polls nothing lands here and nothing leaves. While there are none it looks again at
+// once, at most looks times, without leaving its thread. The error of a Failed event comes with it.
+func (e *Endpoint) Poll(into []Event, looks int) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.over {
 		return 0, ErrClosed
 	}
 	var why *C.char
-	n := C.td_poll(e.c, (*C.td_event)(unsafe.Pointer(&into[0])), C.int(len(into)), &why)
-	if n > 0 {
-		e.idle.Store(0)
-	}
+	n := C.td_poll(e.c, (*C.td_event)(unsafe.Pointer(&into[0])), C.int(len(into)), C.int(looks), &why)
 	return max(int(n), 0), said(ErrFabric, why)
-}
-
-// How Wait sleeps where the provider has nothing to wait on.
-const (
-	sleepsEach  = 32
-	firstSleep  = 20 * time.Microsecond
-	maxDoubling = 5
-)
-
-// Wait returns when Poll may find something, or after d; it may return for nothing, and does at once for so many looks after a Poll that found
-// something.
-func (e *Endpoint) Wait(d time.Duration, looks int) {
-	idle := int(e.idle.Add(1))
-	if idle < looks {
-		runtime.Gosched()
-		return
-	}
-	if e.wait == nil {
-		time.Sleep(min(d, firstSleep<<min((idle-looks)/sleepsEach, maxDoubling)))
-		return
-	}
-	e.mu.Lock()
-	ready := e.over || C.td_trywait(e.c) != 0
-	e.mu.Unlock()
-	if ready {
-		runtime.Gosched()
-		return
-	}
-	_ = e.wait.SetReadDeadline(time.Now().Add(d)) // it was asked when it was opened
-	_ = e.raw.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(p, 0)
-		return n != 0 || err != nil
-	})
 }
 
 // Close ends the endpoint: when it returns nil, nothing that the peer wrote or writes changes memory here any more, and no memory here is read. After
@@ -229,8 +156,5 @@ func (e *Endpoint) close() error {
 	}
 	e.c = nil
 	e.d.leave()
-	if e.wait != nil {
-		return e.wait.Close()
-	}
 	return nil
 }

@@ -59,7 +59,7 @@ struct td_end {
 	struct ofi_cq *cq;
 	uint64_t peer;
 	op *ops, *free;
-	int depth, fd;
+	int depth;
 	char why[sizeof why]; // what td_post and td_poll say; whoever calls them takes turns
 };
 
@@ -82,6 +82,8 @@ static void restore(const handlers *h) {
 static const char *load(const char *path) {
 	// Registrations here are explicit and live as long as their memory, so the library needs no cache of its own, for which it would patch munmap.
 	setenv("FI_MR_CACHE_MONITOR", "disabled", 0);
+	// Nor are messages sent, for whose coming ofi_rxm would set memory aside and fill it with zeros at each meeting: 16 KiB each, thousands of them.
+	setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0);
 	void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!so) return plain(dlerror());
 	struct { const char *name, *version; void **to; } want[] = {
@@ -236,22 +238,14 @@ const char *td_unregister(td_mr *m) {
 	return rc ? failed("closing a memory registration", rc) : NULL;
 }
 
-static const char *open_cq(td_end *e, int wait) {
-	struct ofi_cq_attr a = {.size = (size_t)e->depth * 2, .format = OFI_CQ_FORMAT_DATA, .wait_obj = wait ? OFI_WAIT_FD : OFI_WAIT_NONE};
-	int rc = e->d->domain->ops->cq_open(e->d->domain, &a, &e->cq, NULL);
-	if (rc && wait) return open_cq(e, 0);
-	if (rc) return failed("fi_cq_open", rc);
-	if (wait && e->cq->fid.ops->control(&e->cq->fid, OFI_GETWAIT, &e->fd)) e->fd = -1;
-	return NULL;
-}
-
-static const char *open_end(td_end *e, int wait) {
+// A queue has nothing to wait on: software providers then tell it of each completion by a system call here, and another there.
+static const char *open_end(td_end *e) {
 	td_device *d = e->d;
 	struct ofi_av_attr av = {.count = 1};
 	int rc = d->domain->ops->av_open(d->domain, &av, &e->av, NULL);
 	if (rc) return failed("fi_av_open", rc);
-	const char *bad = open_cq(e, wait);
-	if (bad) return bad;
+	struct ofi_cq_attr cq = {.size = (size_t)e->depth * 2, .format = OFI_CQ_FORMAT_DATA, .wait_obj = OFI_WAIT_NONE};
+	if ((rc = d->domain->ops->cq_open(d->domain, &cq, &e->cq, NULL))) return failed("fi_cq_open", rc);
 	if ((rc = d->domain->ops->endpoint(d->domain, d->info, &e->ep, NULL))) return failed("fi_endpoint", rc);
 	struct ofi_fid *f = &e->ep->fid;
 	if ((rc = f->ops->bind(f, &e->av->fid, 0))) return failed("fi_ep_bind of the addresses", rc);
@@ -260,7 +254,7 @@ static const char *open_end(td_end *e, int wait) {
 	return NULL;
 }
 
-const char *td_endpoint(td_device *d, int depth, int wait, td_end **out) {
+const char *td_endpoint(td_device *d, int depth, td_end **out) {
 	td_end *e = calloc(1, sizeof *e);
 	if (!e || !(e->ops = calloc((size_t)depth, sizeof *e->ops))) {
 		free(e);
@@ -268,14 +262,13 @@ const char *td_endpoint(td_device *d, int depth, int wait, td_end **out) {
 	}
 	e->d = d;
 	e->depth = depth;
-	e->fd = -1;
 	for (int i = 0; i < depth; i++) {
 		e->ops[i].next = e->free;
 		e->free = &e->ops[i];
 	}
 	handlers h;
 	save(&h);
-	const char *bad = open_end(e, wait);
+	const char *bad = open_end(e);
 	restore(&h);
 	if (bad) {
 		static _Thread_local char first[sizeof why];
@@ -295,13 +288,6 @@ const char *td_name(td_end *e, void *to, size_t *n) {
 const char *td_peer(td_end *e, const void *name) {
 	int n = e->av->ops->insert(e->av, name, 1, &e->peer, 0, NULL);
 	return n == 1 ? NULL : failed("fi_av_insert", n < 0 ? n : EINVAL);
-}
-
-int td_fd(td_end *e) { return e->fd; }
-
-int td_trywait(td_end *e) {
-	struct ofi_fid *f = &e->cq->fid;
-	return e->d->fabric->ops->trywait(e->d->fabric, &f, 1);
 }
 
 static const char *keep(td_end *e, const char *s) {
@@ -360,28 +346,37 @@ static int broken(td_end *e, td_event *ev, const char **bad) {
 	return 1;
 }
 
+// tell makes an event of what the queue says; 0: it is none.
+static int tell(td_end *e, const struct ofi_cq_data_entry *in, td_event *ev) {
+	memset(ev, 0, sizeof *ev);
+	if (in->flags & OFI_REMOTE_CQ_DATA) {
+		ev->kind = TD_LANDED;
+		ev->data = (uint32_t)in->data;
+	} else if (done(e, in->op_context, &ev->token)) {
+		ev->kind = TD_WRITTEN;
+	}
+	return ev->kind != 0;
+}
+
 enum { AT_ONCE = 64 };
 
-// td_poll reads completions, which also lets the provider do its work, and returns how many; negative: the queue is broken.
-int td_poll(td_end *e, td_event *ev, int n, const char **bad) {
+// td_poll reads completions, which also lets the provider do its work, and returns how many; negative: the queue is broken. While there are
+// none it looks again at once, at most so often; once there are some it goes on until there are no more, or n.
+int td_poll(td_end *e, td_event *ev, int n, int looks, const char **bad) {
 	struct ofi_cq_data_entry in[AT_ONCE];
-	*bad = NULL;
-	ssize_t got = e->cq->ops->read(e->cq, in, (size_t)(n < AT_ONCE ? n : AT_ONCE));
-	if (got == -EAGAIN) return 0;
-	if (got == -OFI_EAVAIL) return broken(e, ev, bad);
-	if (got < 0) {
-		*bad = keep(e, failed("fi_cq_read", got));
-		return -1;
-	}
 	int k = 0;
-	for (ssize_t i = 0; i < got; i++) {
-		memset(&ev[k], 0, sizeof *ev);
-		if (in[i].flags & OFI_REMOTE_CQ_DATA) {
-			ev[k].kind = TD_LANDED;
-			ev[k++].data = (uint32_t)in[i].data;
-		} else if (done(e, in[i].op_context, &ev[k].token)) {
-			ev[k++].kind = TD_WRITTEN;
+	*bad = NULL;
+	while (k < n) {
+		ssize_t got = e->cq->ops->read(e->cq, in, (size_t)(n - k < AT_ONCE ? n - k : AT_ONCE));
+		if (got == -EAGAIN && k == 0 && --looks > 0) continue;
+		if (got < 0 && k > 0) return k; // an error is there the next time, too
+		if (got == -EAGAIN) return 0;
+		if (got == -OFI_EAVAIL) return broken(e, ev, bad);
+		if (got < 0) {
+			*bad = keep(e, failed("fi_cq_read", got));
+			return -1;
 		}
+		for (ssize_t i = 0; i < got; i++) k += tell(e, &in[i], &ev[k]);
 	}
 	return k;
 }

@@ -41,13 +41,11 @@ const char *td_close(td_device *);
 const char *td_register(td_device *, uint64_t at, uint64_t len, uint64_t key, int remote, int device, int dmabuf, uint64_t offset, td_mr **);
 uint64_t td_key(td_mr *);
 const char *td_unregister(td_mr *);
-const char *td_endpoint(td_device *, int depth, int wait, td_end **);
+const char *td_endpoint(td_device *, int depth, td_end **);
 const char *td_name(td_end *, void *to, size_t *n);
 const char *td_peer(td_end *, const void *name);
-int td_fd(td_end *);
-int td_trywait(td_end *);
 int td_post(td_end *, const td_write *, int n, uint64_t token, uint32_t data, const char **why);
-int td_poll(td_end *, td_event *, int n, const char **why);
+int td_poll(td_end *, td_event *, int n, int looks, const char **why);
 const char *td_end_close(td_end *);
 
 #endif

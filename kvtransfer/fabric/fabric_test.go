@@ -84,7 +84,7 @@ func (e *ends) page(from, to, n int) Write {
 // post starts one write, which takes as long as the two need to meet.
 func (e *ends) post(t *testing.T, w Write) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; e.to.Wait(time.Millisecond, 64) {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Microsecond) {
 		n, err := e.from.Write([]Write{w}, 0, 7)
 		if n == 1 {
 			return
@@ -93,7 +93,7 @@ func (e *ends) post(t *testing.T, w Write) {
 			t.Fatalf("the write was not started: %v", err)
 		}
 		for _, end := range []*Endpoint{e.from, e.to} {
-			if _, err := end.Poll(make([]Event, 1)); err != nil {
+			if _, err := end.Poll(make([]Event, 1), 1); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -127,7 +127,7 @@ func TestWrites(t *testing.T) {
 					}
 				}
 				for _, end := range []*Endpoint{e.from, e.to} {
-					n, err := end.Poll(events)
+					n, err := end.Poll(events, 1)
 					if err != nil || time.Now().After(deadline) {
 						t.Fatal(err, done)
 					}
@@ -140,9 +140,6 @@ func TestWrites(t *testing.T) {
 						default:
 							t.Fatalf("%+v", ev)
 						}
-					}
-					if n == 0 {
-						end.Wait(time.Millisecond, 64)
 					}
 				}
 			}
@@ -220,7 +217,7 @@ func lateWriter(t *testing.T, provider string) {
 			}
 			next += n
 		}
-		if _, err := e.Poll(events); err != nil { // that the peer is gone
+		if _, err := e.Poll(events, 1); err != nil { // that the peer is gone
 			next = latePages
 		}
 		time.Sleep(20 * time.Microsecond)
@@ -294,8 +291,8 @@ func lateRoundLands(t *testing.T, d *Device, writer *os.Process, said *bufio.Sca
 		t.Fatal(err)
 	}
 	events, landed := make([]Event, 1), 0
-	for deadline := time.Now().Add(10 * time.Second); landed < n && landed < latePages; e.Wait(time.Millisecond, 64) {
-		got, err := e.Poll(events)
+	for deadline := time.Now().Add(10 * time.Second); landed < n && landed < latePages; time.Sleep(10 * time.Microsecond) {
+		got, err := e.Poll(events, 1)
 		if err != nil || time.Now().After(deadline) {
 			t.Fatal(landed, err)
 		}
@@ -355,7 +352,7 @@ func TestKeys(t *testing.T) {
 				events := make([]Event, 8)
 				for range 200 {
 					for _, end := range []*Endpoint{e.from, e.to} {
-						n, _ := end.Poll(events)
+						n, _ := end.Poll(events, 1)
 						for _, ev := range events[:n] {
 							if ev.Kind == Landed {
 								t.Errorf("%s: a write landed", name)
@@ -439,12 +436,11 @@ func TestNothingLeaks(t *testing.T) {
 			events := make([]Event, 4)
 			for landed, deadline := false, time.Now().Add(10*time.Second); !landed; { // a connection that is being made when its endpoint is closed costs a descriptor with libfabric 1.17
 				for _, end := range []*Endpoint{e.from, e.to} {
-					n, err := end.Poll(events)
+					n, err := end.Poll(events, 1)
 					if err != nil || time.Now().After(deadline) {
 						t.Fatal(provider, err)
 					}
 					landed = landed || n > 0 && events[0].Kind == Landed
-					end.Wait(time.Millisecond, 64)
 				}
 			}
 			if err := errors.Join(e.from.Close(), e.to.Close(), e.source.Close(), e.key.Close()); err != nil {
@@ -556,7 +552,7 @@ func TestRefusals(t *testing.T) {
 	if err := errors.Join(e.Close(), e.Close()); err != nil {
 		t.Error(err)
 	}
-	if _, err := e.Poll(make([]Event, 1)); !errors.Is(err, ErrClosed) {
+	if _, err := e.Poll(make([]Event, 1), 1); !errors.Is(err, ErrClosed) {
 		t.Errorf("polling a closed endpoint: %v", err)
 	}
 	if _, err := e.Write(make([]Write, 1), 0, 0); !errors.Is(err, ErrClosed) {

@@ -2,10 +2,7 @@
 
 package fabric
 
-import (
-	"fmt"
-	"time"
-)
+import "fmt"
 
 // MaxName bounds an endpoint's name.
 const MaxName = 256
@@ -41,6 +38,5 @@ func (*Key) Close() error                                    { return errBuild }
 func (*Endpoint) Name() []byte                               { return nil }
 func (*Endpoint) Peer([]byte) error                          { return errBuild }
 func (*Endpoint) Write([]Write, uint64, uint32) (int, error) { return 0, errBuild }
-func (*Endpoint) Poll([]Event) (int, error)                  { return 0, errBuild }
-func (*Endpoint) Wait(time.Duration, int)                    {}
+func (*Endpoint) Poll([]Event, int) (int, error)             { return 0, errBuild }
 func (*Endpoint) Close() error                               { return errBuild }
