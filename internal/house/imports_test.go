@@ -97,7 +97,7 @@ var mayImport = map[string][]string{
 	"internal/openai":        {},
 	"internal/process":       {"internal/logs", "internal/tlsconf"},
 	"internal/sock":          {},
-	"internal/rpc":           {"internal/rpc/nodepb"},
+	"internal/rpc":           {"internal/rpc/nodepb", "internal/sock"},
 	"internal/rpc/nodepb":    {},
 	"internal/tlsconf":       {},
 	"internal/trace":         {"internal/rpc/nodepb"},

@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // Accept errors other than a closed listener are mostly a lack of file
@@ -98,7 +100,7 @@ func secure(ctx context.Context, raw net.Conn, o Options, wrap func(net.Conn, *t
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
 	defer cancel()
-	t := wrap(raw, o.TLS)
+	t := wrap(sock.Under(raw), o.TLS)
 	if err := t.HandshakeContext(ctx); err != nil {
 		raw.Close()
 		return nil, fmt.Errorf("%w: TLS with %s: %w", ErrHandshake, raw.RemoteAddr(), err)

@@ -13,3 +13,38 @@
 // The package opens and closes nothing, and knows plain TCP only: Of is nil for
 // anything else, and on systems other than Linux.
 package sock
+
+import "net"
+
+// Under is a connection for what is spoken over it, such as TLS: its reads and writes are
+// this package's where there is a plain socket, and otherwise its own.
+func Under(nc net.Conn) net.Conn {
+	raw := Of(nc)
+	if raw == nil {
+		return nc
+	}
+	return &under{nc, raw}
+}
+
+type under struct {
+	net.Conn
+	raw *Conn
+}
+
+// Read implements net.Conn.
+func (u *under) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return u.raw.Read(p)
+}
+
+// Write implements net.Conn; it waits only for what the socket does not take at once.
+func (u *under) Write(p []byte) (int, error) {
+	n, err := u.raw.WriteNow(p)
+	if err != nil || n == len(p) {
+		return n, err
+	}
+	rest, err := u.Conn.Write(p[n:])
+	return n + rest, err
+}

@@ -257,3 +257,31 @@ func TestEachTrustsShortReads(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// What is spoken over a socket arrives whole, also where it has to wait, with the
+// deadlines and the end of the connection below.
+func TestUnder(t *testing.T) {
+	near, far := pair(t)
+	a, b := Under(near), Under(far)
+	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
+	go func() {
+		_, _ = a.Write(want)
+		near.Close()
+	}()
+	time.Sleep(time.Millisecond) // the writer is likely to wait by now
+	if got, err := io.ReadAll(b); err != nil || !bytes.Equal(got, want) {
+		t.Fatal(len(got), err)
+	}
+	if _, err := a.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+	if err := b.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if p, q := net.Pipe(); Under(p) != p || Under(q) != q {
+		t.Error("a pipe is a socket")
+	}
+}
