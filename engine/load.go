@@ -257,13 +257,16 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err != nil {
 		return refuse(o.Model, err)
 	}
+	if device.gpu { // whose kernels have no products with it
+		l.Source.ExpandFP8()
+	}
 	if l.WeightBytes, err = l.Source.WeightBytes(l.Quantization); err != nil {
 		return refuse(o.Model, err)
 	}
 	if o.TensorParallel.Ranks > 1 {
 		l.WeightBytes = config.WeightBytes(l.Quantization)
 	}
-	drafts, err := l.lookAtDraft(&o)
+	drafts, err := l.lookAtDraft(&o, device)
 	if err != nil {
 		return err
 	}
@@ -280,7 +283,8 @@ func (l *Loaded) load(o LoadOptions) error {
 				"kv_memory", memory.Bytes(o.KVMemory), "limit", memory.Bytes(o.MemoryLimit), "weights", memory.Bytes(l.WeightBytes))
 		}
 	}
-	if l.Source.Config.FP8 != nil {
+	stored := l.Source.Config.FP8 != nil && l.Quantization == model.AsStored && !device.gpu
+	if l.Source.Config.FP8 != nil && !stored {
 		as := "bfloat16"
 		if l.Quantization != model.AsStored {
 			as = l.Quantization.String()
@@ -340,8 +344,12 @@ func (l *Loaded) load(o LoadOptions) error {
 	// Equal classes give equal bits: weights, quantization, kernels, parallel
 	// degree and KV type. Only what this build can vary is spelled out.
 	l.Class = fmt.Sprintf("%016x/%s/kv-%s/tp%d", l.Fingerprint, l.Backend.Variant(), l.KV.DType, l.Ranks())
-	if l.Quantization != model.AsStored {
-		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp%d", l.Fingerprint, l.Quantization, l.Backend.Variant(), l.KV.DType, l.Ranks())
+	as := l.Quantization.String()
+	if stored {
+		as = backend.FP8.String()
+	}
+	if stored || l.Quantization != model.AsStored {
+		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp%d", l.Fingerprint, as, l.Backend.Variant(), l.KV.DType, l.Ranks())
 	}
 	return l.loadDraft(o, &drafts, forDraft)
 }

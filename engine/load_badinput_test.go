@@ -2,9 +2,14 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tandem-serving/tandem/engine/memory"
 )
 
 // The default of KV memory leaves the weights and as much again as it takes.
@@ -29,17 +34,23 @@ func TestDefaultKVFitsTheLimit(t *testing.T) {
 // neither leaves a device behind that Close would trip over.
 func TestLoadRefuses(t *testing.T) {
 	const dir = "model/testdata/mha"
+	gguf := t.TempDir()
+	if err := os.WriteFile(filepath.Join(gguf, "tiny-Q4_0.gguf"), []byte("GGUF"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for what, c := range map[string]struct {
 		o    LoadOptions
 		kind error
 		want string
 	}{
-		"kernels":   {LoadOptions{Model: dir, Kernels: "sse"}, ErrOption, "--cpu-kernels sse"},
-		"device":    {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
-		"a format":  {LoadOptions{Model: dir, Quantization: "awq"}, ErrOption, `--quantization "awq"`},
-		"GGUF":      {LoadOptions{Model: dir, Quantization: "gguf"}, ErrOption, "GGUF"},
-		"no memory": {LoadOptions{Model: dir, MemoryLimit: 1}, ErrOption, "--kv-cache-memory-bytes 0"},
-		"no folder": {LoadOptions{Model: "testdata/nowhere"}, ErrModel, "testdata/nowhere"},
+		"kernels":     {LoadOptions{Model: dir, Kernels: "sse"}, ErrOption, "--cpu-kernels sse"},
+		"device":      {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
+		"a format":    {LoadOptions{Model: dir, Quantization: "awq"}, ErrOption, `--quantization "awq"`},
+		"GGUF":        {LoadOptions{Model: dir, Quantization: "gguf"}, ErrOption, "GGUF"},
+		"a GGUF file": {LoadOptions{Model: filepath.Join(gguf, "tiny-Q4_0.gguf")}, ErrModel, "tiny-Q4_0.gguf is a GGUF file, which is not read; give the model's Hugging Face folder"},
+		"its folder":  {LoadOptions{Model: gguf}, ErrModel, "holds tiny-Q4_0.gguf and no config.json: GGUF is not read"},
+		"no memory":   {LoadOptions{Model: dir, MemoryLimit: 1}, ErrOption, "--kv-cache-memory-bytes 0"},
+		"no folder":   {LoadOptions{Model: "testdata/nowhere"}, ErrModel, "testdata/nowhere"},
 	} {
 		l, err := Load(c.o)
 		if l != nil || !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.want) {
@@ -67,5 +78,38 @@ func TestLoadRefuses(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A checkpoint in fp8 takes about the memory that it has on disk, which plans say
+// before there are weights, and is a class of its own.
+func TestFP8TakesWhatItHasOnDisk(t *testing.T) {
+	const dir = "model/testdata/deepseek-fp8"
+	l, err := Load(LoadOptions{Model: dir, Device: "cpu", KVMemory: 4 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	info, err := os.Stat(dir + "/model.safetensors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := PlanMemory(PlanOptions{Model: dir, KVMemory: 4 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const header = 16 << 10 // names, at most
+	if n := l.WeightBytes; n > info.Size() || n < info.Size()-header {
+		t.Errorf("%d bytes of weights, %d on disk", n, info.Size())
+	}
+	if want := memory.Bytes(l.WeightBytes); !strings.Contains(plan.Lines[0], fmt.Sprint(want)) {
+		t.Errorf("planned: %s; loaded: %s", plan.Lines[0], want)
+	}
+	if !strings.Contains(l.Class, "/fp8/cpu-") {
+		t.Errorf("the class is %s", l.Class)
 	}
 }

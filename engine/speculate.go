@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/draft"
@@ -33,7 +34,10 @@ func (e *Engine) guess(asks []scheduler.Ask) {
 		e.asks = append(e.asks, to)
 	}
 	if err := e.o.Drafter.Draft(e.asks); err != nil {
-		e.log.Error("guessing failed", "err", err)
+		e.count.FailedDrafts++
+		if n := e.count.FailedDrafts; bits.OnesCount64(n) == 1 { // 1, 2, 4, …: it may fail in each step
+			e.log.Error("guessing failed", "times", n, "err", err)
+		}
 	}
 	for i := range asks {
 		asks[i].Tokens = e.asks[i].Tokens
@@ -55,7 +59,7 @@ type draftModel struct {
 
 // lookAtDraft opens the draft model that o names, and refuses what cannot guess for
 // the target.
-func (l *Loaded) lookAtDraft(o *LoadOptions) (d draftModel, err error) {
+func (l *Loaded) lookAtDraft(o *LoadOptions, device choice) (d draftModel, err error) {
 	name := o.Speculation.Model
 	if name == "" {
 		return d, nil
@@ -63,6 +67,9 @@ func (l *Loaded) lookAtDraft(o *LoadOptions) (d draftModel, err error) {
 	src, err := OpenModel(name)
 	if err != nil {
 		return d, fmt.Errorf("--speculative-config: %w", refuse(name, err))
+	}
+	if device.gpu {
+		src.ExpandFP8()
 	}
 	d.config = src.Config
 	d.weights, err = src.WeightBytes(l.Quantization)

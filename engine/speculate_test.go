@@ -1,8 +1,11 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +97,52 @@ func TestDraftModelChangesNothing(t *testing.T) {
 		if s.Scheduler.Drafts == 0 || share < c.least || share > c.most {
 			t.Errorf("%s: %.3f of %d guesses were accepted, want %v to %v", draft, share, s.Scheduler.Drafted, c.least, c.most)
 		}
+	}
+}
+
+// unable is a Drafter that fails whenever it is asked.
+type unable struct{}
+
+func (unable) Draft([]draft.Ask) error { return draft.ErrStep }
+func (unable) Forget(uint64)           {}
+func (unable) Check() error            { return nil }
+
+// A drafter that fails in every step costs no token, and is not spoken of in each.
+func TestDraftFailsQuietly(t *testing.T) {
+	l, err := Load(LoadOptions{Model: "model/testdata/qwen3", Threads: 1, KVMemory: 4 << 20, Speculation: Speculation{Tokens: 2, Model: "model/testdata/qwen3"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	o := l.Options()
+	o.Drafter, o.Logger = unable{}, slog.New(slog.NewTextHandler(&said, nil))
+	e, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	go e.Run(ctx)
+	tokens, done := 0, make(chan error, 1)
+	r := &Request{Prompt: []int32{5, 6, 7}, MaxTokens: 40, Root: 1}
+	r.Emit = func(tok Token) {
+		if tokens++; tok.Finish != 0 {
+			done <- tok.Err
+		}
+	}
+	if _, _, err := e.Add(r); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	failed := e.Stats().FailedDrafts
+	stop()
+	<-e.Done()
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(said.String(), "guessing failed"); tokens != 40 || failed < 30 || n != bits.Len64(failed) {
+		t.Errorf("%d tokens, %d failures, said %d times:\n%s", tokens, failed, n, said.String())
 	}
 }
 

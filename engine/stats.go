@@ -11,6 +11,7 @@ import (
 type Stats struct {
 	Steps          uint64
 	FailedSteps    uint64
+	FailedDrafts   uint64 // steps that a draft model was to guess for, and could not
 	BatchedSteps   uint64 // with more than one sequence
 	PromptComputed uint64 // prompt tokens put through the device, recomputation included
 	// PromptRate is the tokens per second of the steps that compute prompts,

@@ -32,12 +32,15 @@ const (
 	// whole numbers with a scale for each group of 32 inputs.
 	INT8
 	INT4
+	// FP8 is of matrices alone: E4M3, a byte each, and Tensor.Scales, which they are
+	// multiplied by.
+	FP8
 )
 
 // Quantized says whether the type is one that is made at Load.
 func (d DType) Quantized() bool { return d == INT8 || d == INT4 }
 
-// MatrixBytes is the size of a matrix [out, in].
+// MatrixBytes is the size of a matrix [out, in], of FP8 without its scales.
 func (d DType) MatrixBytes(out, in int) int {
 	groups := 2 * ((in + 63) / 64) // an even number, the last ones filled up
 	switch d {
@@ -51,10 +54,13 @@ func (d DType) MatrixBytes(out, in int) int {
 	return out * in * d.Size()
 }
 
-// Size is the number of bytes of one element of F32 or BF16.
+// Size is the number of bytes of one element of F32, BF16 or FP8.
 func (d DType) Size() int {
-	if d == BF16 {
+	switch d {
+	case BF16:
 		return 2
+	case FP8:
+		return 1
 	}
 	return 4
 }
@@ -72,6 +78,8 @@ func (d DType) String() string {
 		return "int8"
 	case INT4:
 		return "int4"
+	case FP8:
+		return "fp8"
 	}
 	return "invalid"
 }
@@ -110,6 +118,8 @@ type Tensor struct {
 	DType DType
 	Shape []int // [out, in] for matrices, [n] for vectors
 	Data  []byte
+
+	Scales *Scales // of FP8, else nil
 
 	As DType // INT8 or INT4: what a matrix of F32 or BF16 is to be turned into; else 0
 

@@ -113,9 +113,7 @@ func match(all []binding, stacked []stack, c *safetensors.Checkpoint, q *fp8Conf
 				continue
 			}
 			stacked[i].tensors = append(stacked[i].tensors, t.Tensor)
-			if t.DType == "F8_E4M3" || t.DType == "F16" {
-				stacked[i].whole = t.whole
-			}
+			stacked[i].from = &t
 		}
 		if len(stacked[i].tensors) == len(stacked[i].names) {
 			if fault := stacked[i].fault(); fault != "" {
@@ -144,4 +142,4 @@ func summary(faults []string) string {
 }
 
 // dtypes are the element types that a backend takes, by their file names.
-var dtypes = map[string]backend.DType{"F32": backend.F32, "BF16": backend.BF16}
+var dtypes = map[string]backend.DType{"F32": backend.F32, "BF16": backend.BF16, "F8_E4M3": backend.FP8}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -12,13 +13,30 @@ import (
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
-// Types of files that no backend computes with are expanded as they are loaded:
-// F16 to float32, which holds its values exactly, and F8_E4M3 with its scales to
-// bfloat16, or to float32 where it is turned into 8 or 4 bits next.
+// F16 is expanded to float32, which holds its values exactly, as it is loaded.
+// F8_E4M3 stays with its scales, unless it is turned into 8 or 4 bits, from float32,
+// or the backend has no products with it: then it becomes bfloat16.
 
 // fp8Config is how a checkpoint scales its weights in 8 bits; nil without any.
 type fp8Config struct {
-	Block [2]int // rows and columns of a block with one scale; 0: per row or per tensor
+	Block [2]int   // rows and columns of a block with one scale; 0: per row or per tensor
+	Wide  bool     // they are expanded
+	Kept  []string // modules that are not in 8 bits, or re: and a pattern of them; files decide
+}
+
+// kept says whether the config leaves a weight out.
+func (c *fp8Config) kept(name string) bool {
+	module := strings.TrimSuffix(name, ".weight")
+	for _, k := range c.Kept {
+		if pattern, ok := strings.CutPrefix(k, "re:"); ok {
+			if found, err := regexp.MatchString("^(?:"+pattern+")", module); err == nil && found {
+				return true
+			}
+		} else if module == k || strings.HasPrefix(module, k+".") {
+			return true
+		}
+	}
+	return false
 }
 
 // fp8Of reads quantization_config: quant_method fp8 as DeepSeek and Qwen have it
@@ -31,6 +49,8 @@ func (r *rawConfig) fp8Of() (*fp8Config, error) {
 		Block  []int                      `json:"weight_block_size"`
 		KV     json.RawMessage            `json:"kv_cache_scheme"`
 		Groups map[string]json.RawMessage `json:"config_groups"`
+		Kept   []string                   `json:"modules_to_not_convert"`
+		Ignore []string                   `json:"ignore"`
 	}
 	if err := json.Unmarshal(r.Quantization, &q); err != nil {
 		return nil, fmt.Errorf("%w: config.json: quantization_config: %w", ErrConfig, err)
@@ -42,9 +62,13 @@ func (r *rawConfig) fp8Of() (*fp8Config, error) {
 	case q.Method == "fp8" && !slices.Contains([]string{"", "e4m3", "float8_e4m3fn"}, q.Format):
 		return nil, refuse("quantization_config.fmt", q.Format, "e4m3")
 	case q.Method == "fp8":
-		return blocks(q.Block)
+		c, err := blocks(q.Block)
+		if err == nil {
+			c.Kept = q.Kept
+		}
+		return c, err
 	}
-	c := &fp8Config{}
+	c := &fp8Config{Kept: q.Ignore}
 	for name, text := range q.Groups {
 		var group struct {
 			Weights struct {
@@ -67,7 +91,7 @@ func (r *rawConfig) fp8Of() (*fp8Config, error) {
 			if err != nil || c.Block != [2]int{} && c.Block != b.Block {
 				return nil, refuse("quantization_config", "compressed-tensors with blocks of "+fmt.Sprint(w.Block), "one size, of two numbers")
 			}
-			c = b
+			c.Block = b.Block
 		}
 	}
 	if len(q.Groups) == 0 {
@@ -91,6 +115,7 @@ type stored struct {
 	safetensors.Tensor
 	scales safetensors.Tensor // of F8_E4M3
 	block  [2]int             // rows and columns that share a scale
+	wide   bool               // F8_E4M3 is expanded
 }
 
 // find is a tensor with the scales that belong to it, and what is wrong with them.
@@ -111,6 +136,7 @@ func find(c *safetensors.Checkpoint, name string, q *fp8Config) (s stored, fault
 			return s, fmt.Sprintf("%s: no %[1]s_scale_inv and no %[1]s_scale", name)
 		}
 	}
+	s.wide = q.Wide
 	n := 1
 	for _, d := range s.scales.Shape {
 		n *= d
@@ -143,7 +169,7 @@ func scaleOf(name string, expected map[string]bool) bool {
 	return ok && expected[of+".weight"]
 }
 
-// widths are the bytes of the types that number reads.
+// widths are the bytes of the types that are read; number reads all but the last.
 var widths = map[string]int{"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 
 // number is element i of data.
@@ -153,25 +179,9 @@ func number(data []byte, i int, dtype string) float32 {
 		return math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
 	case "BF16":
 		return math.Float32frombits(uint32(binary.LittleEndian.Uint16(data[2*i:])) << 16)
-	case "F16":
-		return half(binary.LittleEndian.Uint16(data[2*i:]))
 	}
-	return fp8[data[i]]
+	return half(binary.LittleEndian.Uint16(data[2*i:]))
 }
-
-// fp8 are the values of F8_E4M3: no infinity, and one NaN of either sign.
-var fp8 = func() (t [256]float32) {
-	for i := range t {
-		exponent, mantissa := i>>3&15, float64(i&7)
-		v := math.Ldexp(mantissa, -9)
-		if exponent > 0 {
-			v = math.Ldexp(8+mantissa, exponent-10)
-		}
-		t[i] = float32(math.Copysign(v, float64(127-i)))
-	}
-	t[0x7f], t[0xff] = float32(math.NaN()), float32(math.NaN())
-	return t
-}()
 
 // part is a rank's part of the weight, as a backend takes it: where it lies, if
 // that is in one piece.
@@ -193,45 +203,70 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 	if !cols.whole() {
 		t.Data = appendRows(nil, t.Data, span(0, rows.n), row, cols.from*t.DType.Size(), cols.n*t.DType.Size())
 	}
+	if t.DType != backend.FP8 {
+		return t
+	}
+	t.Scales = &backend.Scales{Rows: s.block[0], Cols: s.block[1], Row: rows.from % s.block[0], Col: cols.from % s.block[1]}
+	for i := rows.from / s.block[0]; i <= (rows.from+rows.n-1)/s.block[0]; i++ {
+		for j := cols.from / s.block[1]; j <= (cols.from+cols.n-1)/s.block[1]; j++ {
+			t.Scales.Values = append(t.Scales.Values, s.scale(i, j))
+		}
+	}
+	return s.widen(t)
+}
+
+// scale is that of a block.
+func (s *stored) scale(down, across int) float32 {
+	return number(s.scales.Data, down*((s.Shape[1]-1)/s.block[1]+1)+across, s.scales.DType)
+}
+
+// pickScales are those of rows of the matrix, which turned become columns: then
+// they are neighbours, as far as blocks have several.
+func (s *stored) pickScales(rows []int, turned bool) *backend.Scales {
+	p := &backend.Scales{Rows: 1, Cols: s.block[1]}
+	across := (s.Shape[1]-1)/s.block[1] + 1
+	if !turned {
+		for _, row := range rows {
+			for j := range across {
+				p.Values = append(p.Values, s.scale(row/s.block[0], j))
+			}
+		}
+		return p
+	}
+	p.Rows, p.Cols, p.Col = s.block[1], s.block[0], rows[0]%s.block[0]
+	for j := range across {
+		for i := rows[0] / p.Cols; i <= rows[len(rows)-1]/p.Cols; i++ {
+			p.Values = append(p.Values, s.scale(i, j))
+		}
+	}
+	return p
+}
+
+// widen expands FP8 where it does not stay.
+func (s *stored) widen(t backend.Tensor) backend.Tensor {
+	switch {
+	case t.As != 0:
+		return t.Expand(backend.F32)
+	case s.wide:
+		return t.Expand(backend.BF16)
+	}
 	return t
 }
 
 // whole is all of a weight of a type that backends do not take.
-func (s *stored) whole(as backend.DType) backend.Tensor {
-	t := backend.Tensor{Name: s.Name, Shape: s.Shape, As: as}
+func (s *stored) whole() backend.Tensor {
+	t := backend.Tensor{Name: s.Name, Shape: s.Shape}
 	cols := s.Shape[len(s.Shape)-1]
 	s.expand(&t, whole(len(s.Data)/widths[s.DType]/cols), whole(cols))
 	return t
 }
 
-// expand fills a tensor with a part of a weight, in a type that backends take.
+// expand fills a tensor with a part of a weight in half precision, as float32.
 func (s *stored) expand(t *backend.Tensor, rows, cols part) {
 	t.DType = backend.F32
-	if s.DType == "F8_E4M3" && t.As == 0 {
-		t.DType = backend.BF16
-	}
 	t.Data = make([]byte, rows.n*cols.n*t.DType.Size())
-	scale := float32(1)
 	for i := range rows.n * cols.n {
-		row, col := rows.from+i/cols.n, cols.from+i%cols.n
-		if s.DType == "F8_E4M3" && (i%cols.n == 0 || col%s.block[1] == 0) {
-			at := row / s.block[0] * ((cols.of-1)/s.block[1] + 1)
-			scale = number(s.scales.Data, at+col/s.block[1], s.scales.DType)
-		}
-		v := number(s.Data, row*cols.of+col, s.DType) * scale
-		if t.DType == backend.BF16 {
-			binary.LittleEndian.PutUint16(t.Data[2*i:], roundBF16(v))
-		} else {
-			binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v))
-		}
+		v := number(s.Data, (rows.from+i/cols.n)*cols.of+cols.from+i%cols.n, s.DType)
+		binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v))
 	}
-}
-
-// roundBF16 rounds to nearest even; a NaN stays one.
-func roundBF16(f float32) uint16 {
-	u := math.Float32bits(f)
-	if f != f {
-		return uint16(u>>16) | 0x40
-	}
-	return uint16((u + 0x7fff + u>>16&1) >> 16)
 }

@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
@@ -16,21 +20,21 @@ import (
 func TestFP8Values(t *testing.T) {
 	sum := 0.0
 	for i := range 127 {
-		sum += float64(fp8[i])
-		if fp8[i|0x80] != -fp8[i] || i > 0 && fp8[i] <= fp8[i-1] {
-			t.Errorf("%#x is %g, %#x is %g", i, fp8[i], i|0x80, fp8[i|0x80])
+		sum += float64(backend.E4M3[i])
+		if backend.E4M3[i|0x80] != -backend.E4M3[i] || i > 0 && backend.E4M3[i] <= backend.E4M3[i-1] {
+			t.Errorf("%#x is %g, %#x is %g", i, backend.E4M3[i], i|0x80, backend.E4M3[i|0x80])
 		}
 	}
-	if sum != 5407.875 || fp8[1] != 0.001953125 || fp8[8] != 0.015625 || fp8[126] != 448 || !math.Signbit(float64(fp8[0x80])) || fp8[0x7f] == fp8[0x7f] {
-		t.Errorf("positive values sum to %g: %v", sum, fp8[:127])
+	if sum != 5407.875 || backend.E4M3[1] != 0.001953125 || backend.E4M3[8] != 0.015625 || backend.E4M3[126] != 448 || !math.Signbit(float64(backend.E4M3[0x80])) || backend.E4M3[0x7f] == backend.E4M3[0x7f] {
+		t.Errorf("positive values sum to %g: %v", sum, backend.E4M3[:127])
 	}
 }
 
 // nearestFP8 is the byte whose value is nearest to f.
 func nearestFP8(f float64) byte {
 	size := math.Abs(f)
-	i, _ := slices.BinarySearch(fp8[:127], float32(size))
-	if i > 0 && (i == 127 || size-float64(fp8[i-1]) < float64(fp8[i])-size) {
+	i, _ := slices.BinarySearch(backend.E4M3[:127], float32(size))
+	if i > 0 && (i == 127 || size-float64(backend.E4M3[i-1]) < float64(backend.E4M3[i])-size) {
 		i--
 	}
 	if f < 0 {
@@ -40,12 +44,12 @@ func nearestFP8(f float64) byte {
 }
 
 // halve stores a matrix's values in fp8, with a scale for each block of rows and
-// columns in the given shape, and gives what they mean, rounded to bfloat16.
+// columns in the given shape, and gives what they mean.
 func halve(x safetensors.Tensor, rows, cols int, shape []int) (small, scales, means safetensors.Tensor) {
 	out, in := x.Shape[0], x.Shape[1]
 	small = safetensors.Tensor{DType: "F8_E4M3", Shape: x.Shape, Data: make([]byte, out*in)}
 	scales = safetensors.Tensor{DType: "F32", Shape: shape}
-	means = safetensors.Tensor{DType: "BF16", Shape: x.Shape, Data: make([]byte, 2*out*in)}
+	means = safetensors.Tensor{DType: "F32", Shape: x.Shape, Data: make([]byte, 4*out*in)}
 	for r := 0; r < out; r += rows {
 		for c := 0; c < in; c += cols {
 			var at []int
@@ -60,8 +64,7 @@ func halve(x safetensors.Tensor, rows, cols int, shape []int) (small, scales, me
 			scales.Data = binary.LittleEndian.AppendUint32(scales.Data, math.Float32bits(scale))
 			for _, i := range at {
 				small.Data[i] = nearestFP8(float64(number(x.Data, i, x.DType)) / float64(scale))
-				v := math.Float32bits(float32(float64(fp8[small.Data[i]]) * float64(scale)))
-				binary.LittleEndian.PutUint16(means.Data[2*i:], uint16((v+0x7fff+v>>16&1)>>16))
+				binary.LittleEndian.PutUint32(means.Data[4*i:], math.Float32bits(backend.E4M3[small.Data[i]]*scale))
 			}
 		}
 	}
@@ -116,7 +119,9 @@ func TestFP8(t *testing.T) {
 						}
 					}
 				}
-				stored, err := tryLoad(t, memoryCopy(t, folder, map[string]any{"quantization_config": l.config, "dtype": "bfloat16"}, change(false)), Options{})
+				files := memoryCopy(t, folder, map[string]any{"quantization_config": l.config, "dtype": "bfloat16"}, change(false))
+				checkFP8Bytes(t, files)
+				stored, err := tryLoad(t, files, Options{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -141,6 +146,80 @@ func TestFP8(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// checkFP8Bytes: what a checkpoint takes is a byte a value and its scales, or two
+// where they are expanded; its config says about as much, before there are files.
+func checkFP8Bytes(t *testing.T, files fstest.MapFS) {
+	t.Helper()
+	for _, expand := range []bool{false, true} {
+		src, err := OpenFS(files, "fp8")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if expand {
+			src.ExpandFP8()
+		}
+		held := &weighing{}
+		loadQuantized(t, src, cpu.Variants()[0], AsStored, func(b backend.Backend) backend.Backend {
+			held.Backend = b
+			return held
+		})
+		got, err := src.WeightBytes(AsStored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := math.Abs(float64(got-held.bytes)) / float64(held.bytes); d > 0.02 { // heads cut blocks
+			t.Errorf("expanded %t: said to take %d bytes, takes %d", expand, got, held.bytes)
+		}
+		if plan := src.Config.WeightBytes(AsStored); math.Abs(float64(plan-got))/float64(got) > 0.1 {
+			t.Errorf("expanded %t: the config says %d bytes, the files %d", expand, plan, got)
+		}
+		if eight := held.types[backend.FP8] > 0; eight == expand {
+			t.Errorf("expanded %t: loaded as %v", expand, held.types)
+		}
+	}
+}
+
+// A part of a matrix in FP8, and rows of it, also as columns, mean what they mean in
+// the whole, wherever blocks are cut.
+func TestFP8Parts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	const out, in = 41, 53
+	for range 300 {
+		block := [2]int{1 + rng.IntN(out), 1 + rng.IntN(in)}
+		s := stored{Tensor: safetensors.Tensor{Name: "w", DType: "F8_E4M3", Shape: []int{out, in}, Data: make([]byte, out*in)},
+			scales: safetensors.Tensor{DType: "F32"}, block: block}
+		for i := range s.Data {
+			s.Data[i] = byte(rng.IntN(127))
+		}
+		for range ((out-1)/block[0] + 1) * ((in-1)/block[1] + 1) {
+			s.scales.Data = binary.LittleEndian.AppendUint32(s.scales.Data, math.Float32bits(rng.Float32()))
+		}
+		all := s.part(&binding{parts: []part{whole(out), whole(in)}}, 0)
+		want := floatsOf(all.Expand(backend.F32))
+		same := func(what string, got backend.Tensor, at func(row, col int) (r, c int)) {
+			t.Helper()
+			if !got.Scales.Fit(got.Shape[0], got.Shape[1]) {
+				t.Fatalf("%s, blocks of %v: scales %+v of %v", what, block, got.Scales, got.Shape)
+			}
+			for i, v := range floatsOf(got.Expand(backend.F32)) {
+				if r, c := at(i/got.Shape[1], i%got.Shape[1]); v != want[r*in+c] {
+					t.Fatalf("%s, blocks of %v: [%d] is %g, want %g", what, block, i, v, want[r*in+c])
+				}
+			}
+		}
+		rows, cols := part{of: out, from: rng.IntN(out)}, part{of: in, from: rng.IntN(in)}
+		rows.n, cols.n = 1+rng.IntN(out-rows.from), 1+rng.IntN(in-cols.from)
+		same("part", s.part(&binding{parts: []part{rows, cols}}, 0), func(r, c int) (int, int) { return rows.from + r, cols.from + c })
+		picked := span(rows.from, rows.n)
+		stacked := stack{names: []string{"w"}, tensors: []safetensors.Tensor{s.Tensor}, in: whole(in), from: &s}
+		stacked.rows = func(int, int) ([]int, bool) { return picked, true }
+		same("turned", stacked.pick(0, 0), func(r, c int) (int, int) { return picked[c], r })
+		rng.Shuffle(len(picked), func(i, j int) { picked[i], picked[j] = picked[j], picked[i] })
+		stacked.rows = func(int, int) ([]int, bool) { return picked, false }
+		same("rows", stacked.pick(0, 0), func(r, c int) (int, int) { return picked[r], c })
 	}
 }
 
@@ -191,14 +270,20 @@ func TestFP8Refuses(t *testing.T) {
 		change func(map[string]safetensors.Tensor)
 		says   string
 	}{
-		"fmt":         {map[string]any{"quant_method": "fp8", "fmt": "e5m2"}, nil, "quantization_config.fmt is e5m2"},
-		"blocks":      {map[string]any{"quant_method": "fp8", "weight_block_size": []int{0}}, nil, "blocks of [0]"},
-		"4 bits":      {group(map[string]any{"num_bits": 4, "type": "int", "strategy": "group"}), nil, "int of 4 bits per group"},
-		"no groups":   {map[string]any{"quant_method": "compressed-tensors"}, nil, "without config_groups"},
-		"KV":          {map[string]any{"quant_method": "fp8", "kv_cache_scheme": map[string]any{"num_bits": 8}}, nil, "kv_cache_scheme"},
-		"AWQ":         {map[string]any{"quant_method": "awq"}, nil, "quantization_config is awq"},
-		"GPTQ":        {map[string]any{"quant_method": "gptq"}, nil, "quantization_config is gptq"},
-		"no scale":    {fp8, nil, name + ": no " + name + "_scale_inv"},
+		"fmt":       {map[string]any{"quant_method": "fp8", "fmt": "e5m2"}, nil, "quantization_config.fmt is e5m2"},
+		"blocks":    {map[string]any{"quant_method": "fp8", "weight_block_size": []int{0}}, nil, "blocks of [0]"},
+		"4 bits":    {group(map[string]any{"num_bits": 4, "type": "int", "strategy": "group"}), nil, "int of 4 bits per group"},
+		"no groups": {map[string]any{"quant_method": "compressed-tensors"}, nil, "without config_groups"},
+		"KV":        {map[string]any{"quant_method": "fp8", "kv_cache_scheme": map[string]any{"num_bits": 8}}, nil, "kv_cache_scheme"},
+		"AWQ":       {map[string]any{"quant_method": "awq"}, nil, "quantization_config is awq"},
+		"GPTQ":      {map[string]any{"quant_method": "gptq"}, nil, "quantization_config is gptq"},
+		"no scale":  {fp8, nil, name + ": no " + name + "_scale_inv"},
+		"no number": {fp8, func(all map[string]safetensors.Tensor) {
+			x := all[name]
+			x.Data = slices.Repeat([]byte{0x7f}, len(x.Data))
+			all[name] = x
+			all[name+"_scale_inv"] = safetensors.Tensor{DType: "F32", Shape: []int{1}, Data: []byte{0, 0, 128, 63}}
+		}, name + ": fp8 with a value or a scale that is no finite number"},
 		"unexplained": {nil, nil, "which config.json's quantization_config does not explain"},
 		"scale's shape": {fp8, func(all map[string]safetensors.Tensor) {
 			all[name+"_scale_inv"] = safetensors.Tensor{DType: "F32", Shape: []int{2, 2}, Data: make([]byte, 16)}

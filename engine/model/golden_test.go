@@ -26,7 +26,7 @@ const tolerance = 1e-4
 const blockTokens = 16
 
 // checkpoints are the folders that testdata/make_goldens.py made.
-var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain", "gpt-oss", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple", "deepseek", "deepseek-plain", "gemma4-multimodal"}
+var checkpoints = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full", "qwen3", "qwen3-moe", "qwen3-moe-plain", "gpt-oss", "gpt-oss-mxfp4", "gemma4-moe", "gemma4-ple", "deepseek", "deepseek-plain", "deepseek-fp8", "gemma4-multimodal"}
 
 // llamas are those of checkpoints whose network is Llama's.
 var llamas = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-full"}

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
 // Quantization is what a checkpoint's matrices are turned into as they are loaded.
@@ -49,38 +50,73 @@ func (q Quantization) of(b *binding) backend.DType {
 	return q.dtype()
 }
 
-// WeightBytes is the memory of the weights in the type that the config says they
+// WeightBytes is the memory of the weights in the types that the config says they
 // have, or of what they are turned into.
-func (c *Config) WeightBytes(q Quantization) (n int64) {
-	stored := backend.BF16
-	if c.DType == "float32" || c.DType == "float16" { // which is expanded
-		stored = backend.F32
-	}
-	size := func(as backend.DType, out, in int) int64 {
-		if as == 0 {
-			as = stored
+func (c *Config) WeightBytes(q Quantization) int64 {
+	return c.weightBytes(q, func(name string, matrix bool) stored {
+		s := stored{Tensor: safetensors.Tensor{DType: "BF16"}}
+		switch {
+		case c.FP8 != nil && matrix && !c.FP8.kept(name):
+			s.DType, s.block, s.wide = "F8_E4M3", c.FP8.Block, c.FP8.Wide
+		case c.DType == "float32" || c.DType == "float16":
+			s.DType = "F32"
 		}
-		return int64(as.MatrixBytes(out, in))
-	}
+		return s
+	})
+}
+
+// weightBytes asks what a weight is stored as; a matrix that words are looked up in,
+// or experts chosen by, is none.
+func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) stored) (n int64) {
 	net := architectures[c.Architecture].network(c)
 	for _, b := range net.weights() {
-		n += size(q.of(&b), b.parts[0].n, b.in().n)
+		matrix := len(b.shape) == 2 && b.out != "experts" && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens")
+		s := as(b.name, matrix)
+		n += s.memory(q.of(&b), b.parts[0].n, b.in().n)
 	}
 	if s, ok := net.(stacker); ok {
 		for _, st := range s.stacks() {
-			as := q.dtype()
-			switch {
-			case len(st.names) == 2:
-				as = backend.MXFP4
-			case st.in.of == 0:
-				as = 0
-			}
 			each := len(st.targets) // of as many rows
 			if st.rows != nil {     // a matrix that experts, or heads, share out
 				st.experts, each = 1, 1
 			}
-			n += int64(st.experts*each) * size(as, st.out.n, max(st.in.n, 1))
+			in := max(st.in.n, 1)
+			if len(st.names) == 2 {
+				n += int64(st.experts*each) * int64(backend.MXFP4.MatrixBytes(st.out.n, in))
+				continue
+			}
+			made := q.dtype()
+			if st.in.of == 0 {
+				made = 0
+			}
+			from := as(st.names[0], st.rows != nil)
+			n += int64(st.experts*each) * from.memory(made, st.out.n, in)
 		}
 	}
 	return n
 }
+
+// memory is what a weight [out, in] takes, made something else or, with 0, not.
+func (s *stored) memory(made backend.DType, out, in int) int64 {
+	t := dtypes[s.DType]
+	switch {
+	case made != 0:
+		t = made
+	case t == 0:
+		t = backend.F32
+	case t == backend.FP8 && s.wide:
+		t = backend.BF16
+	}
+	n := int64(t.MatrixBytes(out, in))
+	if t == backend.FP8 {
+		rows, cols := max(s.block[0], 1), s.block[1] // the scale of a row, unless there are blocks
+		if cols == 0 {
+			cols = in
+		}
+		n += int64((out-1)/min(rows, fp8Rows)+1) * int64((in-1)/cols+1) * int64(backend.F32.Size())
+	}
+	return n
+}
+
+// fp8Rows are the rows that share a copy of a scale, if they share one.
+const fp8Rows = 16

@@ -44,7 +44,9 @@ func roundGroup(w []float32, as backend.DType) {
 	step := math.Abs(largest) / 127
 	least, most := -127.0, 127.0
 	if as == backend.INT4 {
-		step, least, most = -largest/8, -8, 7
+		// As it is stored, or numbers in the middle of two, as fp8 has many, go the other way.
+		u := math.Float32bits(float32(-largest / 8))
+		step, least, most = float64(math.Float32frombits((u+0x7fff+u>>16&1)&^0xffff)), -8, 7
 	}
 	for i, v := range w {
 		if step != 0 {
@@ -166,6 +168,7 @@ func TestWeightBytes(t *testing.T) {
 type weighing struct {
 	backend.Backend
 	bytes int64
+	types map[backend.DType]int
 }
 
 func (w *weighing) Load(t backend.Tensor) (backend.Weight, error) {
@@ -177,6 +180,13 @@ func (w *weighing) Load(t backend.Tensor) (backend.Weight, error) {
 		in = t.Shape[1]
 	}
 	w.bytes += int64(as.MatrixBytes(t.Shape[0], in))
+	if t.Scales != nil {
+		w.bytes += int64(4 * len(t.Scales.Values))
+	}
+	if w.types == nil {
+		w.types = map[backend.DType]int{}
+	}
+	w.types[as]++
 	return w.Backend.Load(t)
 }
 

@@ -20,6 +20,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/tandem-serving/tandem/engine/safetensors"
@@ -49,11 +50,17 @@ type Source struct {
 	close   func() error
 }
 
+// wantFolder says what to give instead of another format.
+const wantFolder = "give the model's Hugging Face folder, with config.json and safetensors; --quantization int8 or int4 makes it small as it is loaded"
+
 // OpenDir opens a checkpoint folder on disk.
 func OpenDir(dir string) (*Source, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSource, err)
+	}
+	if !info.IsDir() && strings.EqualFold(filepath.Ext(dir), ".gguf") {
+		return nil, fmt.Errorf("%w: %s is a GGUF file, which is not read; %s", ErrUnsupported, dir, wantFolder)
 	}
 	if !info.IsDir() {
 		return nil, fmt.Errorf("%w: %s is a file; give the folder that holds config.json", ErrSource, dir)
@@ -82,6 +89,9 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	})
 	text, err := s.ReadFile("config.json")
 	if errors.Is(err, fs.ErrNotExist) {
+		if found, _ := fs.Glob(files, "*.gguf"); len(found) > 0 {
+			return nil, fmt.Errorf("%w: %s holds %s and no config.json: GGUF is not read; %s", ErrUnsupported, name, found[0], wantFolder)
+		}
 		return nil, fmt.Errorf("%w: %s has no config.json", ErrSource, name)
 	}
 	if err != nil {
@@ -144,13 +154,29 @@ func (s *Source) optional(name string) ([]byte, error) {
 }
 
 // WeightBytes is the memory that the weights take: the size of all tensors of the
-// folder, unless they are turned into something smaller.
+// folder, unless they are turned into something else.
 func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	c, err := s.weights()
-	if err != nil || q != AsStored || s.Config.FP8 != nil || s.Config.DType == "float16" {
+	switch {
+	case err != nil || q != AsStored:
 		return s.Config.WeightBytes(q), err
+	case s.Config.FP8 != nil:
+		return s.Config.weightBytes(q, func(name string, _ bool) stored {
+			found, _ := find(c, name, s.Config.FP8) // Load says what is wrong with it
+			return found
+		}), nil
+	case s.Config.DType == "float16":
+		return s.Config.WeightBytes(q), nil
 	}
 	return c.Bytes(), nil
+}
+
+// ExpandFP8 has weights in FP8 become bfloat16 as they are loaded, for a backend
+// that has no products with them.
+func (s *Source) ExpandFP8() {
+	if s.Config.FP8 != nil {
+		s.Config.FP8.Wide = true
+	}
 }
 
 // Close unmaps the weights. A backend that was told that they stay mapped must

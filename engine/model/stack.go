@@ -20,7 +20,7 @@ type stack struct {
 	deal    deal
 	targets [][]backend.Weight // [targets][experts]
 
-	whole func(as backend.DType) backend.Tensor // expands a type that backends do not take
+	from *stored // the first tensor, with its scales
 
 	// rows, where set, says which rows of a single matrix [out, in] a target gets of
 	// an expert, or of a head of this rank's, and whether they become columns.
@@ -81,17 +81,19 @@ func (s *stack) fault() string {
 
 // load hands every expert's weights to the backend.
 func (s *stack) load(b backend.Backend, q Quantization) error {
-	if s.whole != nil { // for as long as it is cut up
-		whole, small := s.whole(q.dtype()), s.tensors[0]
+	if s.from.DType == "F16" { // expanded for as long as it is cut up
+		wide, small := s.from.whole(), s.tensors[0]
 		defer func() { s.tensors[0] = small }()
-		s.tensors[0].Data = whole.Data
-		s.tensors[0].DType = map[backend.DType]string{backend.F32: "F32", backend.BF16: "BF16"}[whole.DType]
+		s.tensors[0].Data, s.tensors[0].DType = wide.Data, "F32"
 	}
 	for e := range s.experts {
 		for i := range s.targets {
 			t := s.cut(e, i)
 			if len(s.names) == 1 && s.in.of > 0 { // MXFP4 stays
 				t.As = q.dtype()
+			}
+			if t.DType == backend.FP8 {
+				t = s.from.widen(t)
 			}
 			w, err := b.Load(t)
 			if err != nil {
@@ -164,6 +166,9 @@ func (s *stack) pick(expert, target int) backend.Tensor {
 	t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], expert), DType: dtypes[s.tensors[0].DType], Shape: []int{len(rows), s.in.n}}
 	size, from := t.DType.Size(), s.tensors[0].Data
 	t.Data = make([]byte, 0, len(rows)*s.in.n*size)
+	if t.DType == backend.FP8 {
+		t.Scales = s.from.pickScales(rows, turned)
+	}
 	if !turned {
 		for _, row := range rows {
 			t.Data = append(t.Data, from[row*s.in.n*size:(row+1)*s.in.n*size]...)

@@ -19,7 +19,7 @@ func BenchmarkLinear(b *testing.B) {
 		if !Has(kernels) {
 			continue
 		}
-		for _, as := range []backend.DType{backend.BF16, backend.INT8, backend.INT4} {
+		for _, as := range []backend.DType{backend.BF16, backend.FP8, backend.INT8, backend.INT4} {
 			for _, rows := range []int{1, 4, 8, 128} {
 				if kernels == Portable && rows > 8 {
 					continue // half a minute a step
@@ -43,6 +43,10 @@ func benchLinear(b *testing.B, kernels string, as backend.DType, rows int) {
 	matrix := backend.Tensor{DType: backend.BF16, Shape: []int{out, in}, Data: make([]byte, in*out*2)}
 	if as.Quantized() {
 		matrix.As = as
+	}
+	if as == backend.FP8 {
+		matrix = backend.Tensor{DType: as, Shape: matrix.Shape, Data: matrix.Data[:in*out],
+			Scales: &backend.Scales{Values: make([]float32, in*out/128/128), Rows: 128, Cols: 128}}
 	}
 	w, err := c.Load(matrix)
 	if err != nil {

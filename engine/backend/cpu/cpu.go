@@ -13,8 +13,8 @@
 // prompt was cut into chunks, on the number of threads or on which thread
 // claimed a tile. AVX2, AVX-512 and NEON run one source and give the same bits.
 //
-// Weights are float32, bfloat16, MXFP4, or made int8 or int4 at load; activations
-// are float32, and for int8 and int4 also rounded to 8 bits in groups of 32. The sum
+// Weights are float32, bfloat16, MXFP4, fp8 with the scales of the checkpoint (fp8.h),
+// or made int8 or int4 at load; activations are float32, and for int8 and int4 also rounded to 8 bits in groups of 32. The sum
 // over a group is whole, so that all instruction sets agree on it, and only the
 // chain of groups rounds (quant.h).
 //
@@ -124,11 +124,12 @@ type weight struct {
 	dtype   backend.DType
 	from    backend.DType // what it was made from, where dtype is INT8 or INT4
 	out, in int
-	vector  []float32 // [out], when in is 0; mapped
-	matrix  []byte    // row-major for portable kernels, packed for C
-	renewed bool      // the matrix is loaded more than once: it may not be borrowed
-	first   int       // row of the whole matrix that is the first here
-	of      int       // rows of the whole matrix
+	vector  []float32       // [out], when in is 0; mapped
+	matrix  []byte          // row-major for portable kernels, packed for C
+	scales  *backend.Scales // of FP8
+	renewed bool            // the matrix is loaded more than once: it may not be borrowed
+	first   int             // row of the whole matrix that is the first here
+	of      int             // rows of the whole matrix
 }
 
 // kvStore is the paged KV. A page is K [kvHeads, headDim, blockTokens] then
@@ -262,14 +263,17 @@ func (c *CPU) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 
 // Load takes a vector, kept as fp32, or a matrix, kept in the kernels' layout.
 func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
-	w := &weight{name: t.Name, dtype: t.DType, from: t.DType, first: t.First, of: t.Of}
+	w := &weight{name: t.Name, dtype: t.DType, from: t.DType, scales: t.Scales, first: t.First, of: t.Of}
 	switch len(t.Shape) {
 	case 1:
 		w.out = t.Shape[0]
 	case 2:
 		w.out, w.in = t.Shape[0], t.Shape[1]
 	}
-	whole := t.DType == backend.F32 || t.DType == backend.BF16 || t.DType == backend.MXFP4 && w.in > 0 && w.in%32 == 0
+	if err := checkFP8(&t); err != nil {
+		return backend.NoWeight, err
+	}
+	whole := t.DType == backend.F32 || t.DType == backend.FP8 || t.DType == backend.BF16 || t.DType == backend.MXFP4 && w.in > 0 && w.in%32 == 0
 	if !whole || w.out < 1 || w.out > maxCols || (len(t.Shape) == 2 && w.in < 1) || w.in > maxCols ||
 		len(t.Data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes",
@@ -282,7 +286,7 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %v is rows from %d on of %d", backend.ErrShape, t.Name, t.Shape, t.First, t.Of)
 	}
 	if t.As != 0 {
-		if !t.As.Quantized() || w.in == 0 || t.DType == backend.MXFP4 {
+		if !t.As.Quantized() || w.in == 0 || t.DType == backend.MXFP4 || t.DType == backend.FP8 {
 			return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v as %s", backend.ErrShape, t.Name, t.DType, t.Shape, t.As)
 		}
 		w.dtype = t.As

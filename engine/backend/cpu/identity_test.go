@@ -63,7 +63,7 @@ func TestLinearBits(t *testing.T) {
 		for _, kernels := range Variants() {
 			rng := rand.New(rand.NewPCG(seed, 4))
 			rows, in, out := 2+rng.IntN(20), 1+rng.IntN(200), 1+rng.IntN(150)
-			dt := []backend.DType{backend.F32, backend.BF16, backend.INT8, backend.INT4}[rng.IntN(4)]
+			dt := []backend.DType{backend.F32, backend.BF16, backend.INT8, backend.INT4, backend.FP8}[rng.IntN(5)]
 			switch seed % 3 {
 			case 0:
 				in += 1023 + rng.IntN(3000)
@@ -104,18 +104,19 @@ func TestLinearBits(t *testing.T) {
 // TestFaultBatchOrder: the knob makes results depend on the batch, so that the
 // comparison above would see it, and leaves them right to rounding.
 func TestFaultBatchOrder(t *testing.T) {
-	for i, kernels := range slices.Concat(Variants(), Variants()) {
+	for i, kernels := range slices.Repeat(Variants(), 3) {
 		rng := rand.New(rand.NewPCG(3, 3))
 		s := randomShape(rng)
 		s.setContext(90)
-		s.dtype = []backend.DType{backend.BF16, backend.INT8}[i%2]
+		s.dtype = []backend.DType{backend.BF16, backend.INT8, backend.FP8}[i/len(Variants())]
+		s.hidden, s.inner = 150, 170 // several groups in each half
 		seqs := sequences(s, rng, 30, 40)
 		reference, got := clone(seqs), clone(seqs)
 		o := Options{Kernels: kernels, FaultBatchOrder: true}
 		newNet(t, s, o, 1).alone(t, reference)
 		newNet(t, s, o, 1).mixed(t, got, rng)
 		if firstDifference(reference, got) == "" {
-			t.Errorf("%s: the batch-dependent reduction went unseen", kernels)
+			t.Errorf("%s, %s: the batch-dependent reduction went unseen", kernels, s.dtype)
 		}
 		most := 1e-3
 		if s.dtype.Quantized() {

@@ -31,7 +31,7 @@ enum {
 };
 
 // Element types of weights; "bf16" fields hold one of them.
-enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4, ELEM_INT8, ELEM_INT4 };
+enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4, ELEM_INT8, ELEM_INT4, ELEM_FP8 };
 
 // Activations, the numbers of backend.Act.
 enum { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWISH };
@@ -42,6 +42,15 @@ typedef struct {
 	int64_t bf16;
 	const float *bias; // or null
 } tandem_expert;
+
+// What a packed matrix of ELEM_FP8 begins with, see fp8.h.
+typedef struct {
+	int32_t cols, from; // of a block of one scale, and how many of the first come before the matrix
+	int32_t across;     // blocks side by side
+	int32_t lanes;      // scales of a tile and block: one, or one for each output
+	int64_t scales;     // bytes from here to the scales
+	int64_t unused[5];
+} tandem_fp8;
 
 // One recorded operation. Unused fields are zero.
 typedef struct {
@@ -120,6 +129,8 @@ enum {
 	QUANT_DEPTH = 2048,    // as LINEAR_DEPTH, of ELEM_INT8 and ELEM_INT4
 	INT8_PAIR = 17 * 64,   // bytes of 64 inputs of a tile: weights, then a line of scales
 	INT4_PAIR = 9 * 64,
+	FP8_DEPTH = 512,       // as LINEAR_DEPTH, of ELEM_FP8: unpacked it is four times as large,
+	FP8_AT_ONCE = 128,     // and of few rows, so that it stays in L1
 };
 
 // Scratch of one thread, 64-byte aligned.
@@ -129,7 +140,7 @@ typedef struct {
 	float out[QUERIES][MAX_HEAD_DIM];  // output of the segments so far
 	float tile[MAX_KEY_DIM][TILE];     // K of up to 16 positions, unpacked
 	const uint8_t *v[SEGMENT];         // V row of each position of the segment
-	uint8_t unpacked[LINEAR_TILES][LINEAR_DEPTH / 2 * 64]; // MXFP4 tiles as bf16 ones
+	uint8_t unpacked[LINEAR_TILES][LINEAR_DEPTH / 2 * 64]; // MXFP4 tiles as bf16 ones, FP8 tiles as fp32 ones
 } tandem_scratch;
 
 // Kernels of one instruction set.
@@ -145,6 +156,9 @@ extern const tandem_kernels tandem_neon;
 #endif
 
 typedef struct tandem_pool tandem_pool;
+
+// Whether the processor converts half precision, which golang.org/x/sys/cpu does not say: of the kernels for AVX2 those of fp8.h do.
+int tandem_has_f16c(void);
 
 // Variant 0 is generic, 1 avx2, 2 avx512, 3 neon, 4 avxvnni, 5 avx512vnni, 6 amx; the caller
 // knows that the processor has it. Null when threads or memory are short. The caller of tandem_run is one of the

@@ -4,6 +4,9 @@
 // One lane is one result, and each result is one sequential chain over the
 // reduction, or 16 interleaved chains joined by a fixed tree. How many rows or
 // tiles an inner loop holds changes nothing in any chain.
+#ifndef KERNEL_AMX
+#define KERNEL_AMX 0
+#endif
 #include "kernels.h"
 
 #include <math.h>
@@ -40,6 +43,8 @@ static TARGET void embed(const tandem_op *op, const tandem_step *st, int row) {
 	const char *tile = (const char *)op->w + (id / TILE) * tile_bytes(op);
 	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
 		unpack_quant(op, (const uint8_t *)tile, id % TILE, dst);
+	} else if (op->bf16 == ELEM_FP8) {
+		unpack_fp8_row(op, id / TILE, id % TILE, dst);
 	} else if (op->bf16) {
 		const uint16_t *w = (const uint16_t *)tile + id % TILE * 2;
 		for (int k = 0; k < op->n; k++) {

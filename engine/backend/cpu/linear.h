@@ -3,13 +3,16 @@
 // A tile holds 16 outputs: fp32 [k, 16], bf16 [k/2, 16, 2] with a zero after an
 // odd k. Either way a 64-byte line feeds 16 lanes. MXFP4 is kept as it is, [k/32]
 // of 16 blocks and their exponents, and unpacked to bf16, which holds its values
-// exactly, a stretch at a time: so it gives the bits of a bf16 matrix.
+// exactly, a stretch at a time: so it gives the bits of a bf16 matrix. FP8 is
+// unpacked likewise, to fp32 (fp8.h).
 
 FN size_t tile_bytes(const tandem_op *op) {
 	if (op->bf16 == ELEM_MXFP4)
 		return (size_t)op->k / 32 * MXFP4_GROUP;
 	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4)
 		return (size_t)((op->k + QUANT_PAIR - 1) / QUANT_PAIR) * (op->bf16 == ELEM_INT8 ? INT8_PAIR : INT4_PAIR);
+	if (op->bf16 == ELEM_FP8)
+		return (size_t)(op->k + 1) / 2 * 32;
 	return op->bf16 ? (size_t)(op->k + 1) / 2 * 64 : (size_t)op->k * 64;
 }
 
@@ -40,6 +43,8 @@ FN void part_store(const part *p, int t, int v, V sum) {
 }
 
 #include "quant.h"
+
+#include "fp8.h"
 
 #if KERNEL_AMX
 #include "amx.h"
@@ -90,6 +95,10 @@ static TARGET void pack(const tandem_op *op, int tile) {
 	}
 	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
 		pack_quant(op, tile);
+		return;
+	}
+	if (op->bf16 == ELEM_FP8) {
+		pack_fp8(op, tile);
 		return;
 	}
 	size_t k = op->k;
@@ -290,7 +299,7 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 	// One pass over the weights as long as that is possible, as memory is slower.
 	int most = r1 - r0 <= LINEAR_NT ? LINEAR_NT : LINEAR_BLOCK;
 #if KERNEL_AMX
-	if (op->bf16 == ELEM_BF16 || op->bf16 == ELEM_MXFP4)
+	if (op->bf16 == ELEM_BF16 || op->bf16 == ELEM_MXFP4 || op->bf16 == ELEM_FP8)
 		most = AMX_ROWS;
 #endif
 	int blocks = (r1 - r0 + most - 1) / most;
@@ -304,6 +313,11 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 		depth = LINEAR_DEPTH;
 		if (fault)
 			depth = min_int(LINEAR_DEPTH, (op->k / 2 + 31) / 32 * 32);
+	}
+	if (op->bf16 == ELEM_FP8) {
+		plain.bf16 = KERNEL_AMX ? ELEM_BF16 : ELEM_F32;
+		int most_deep = blocks > 1 ? FP8_DEPTH : FP8_AT_ONCE;
+		depth = fault ? min_int(most_deep, (op->k / 2 + 1) / 2 * 2) : most_deep;
 	}
 	size_t ldq = 0, skip = 0; // bytes of rows in q
 #if KERNEL_AMX
@@ -332,9 +346,12 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 		if (op->bias && p.k1 == op->k)
 			p.bias = op->bias + t0 * TILE;
 		const float *x = op->a;
-		if (op->bf16 == ELEM_MXFP4) {
+		if (op->bf16 == ELEM_MXFP4 || op->bf16 == ELEM_FP8) {
 			for (int t = t0; t < t1; t++)
-				unpack_mxfp4((const uint8_t *)op->w + t * tile_bytes(op), k0 / 32, p.k1 / 32, (uint16_t *)s->unpacked[t - t0]);
+				if (op->bf16 == ELEM_FP8)
+					unpack_fp8(op, t, k0, p.k1, (char *)s->unpacked[t - t0]);
+				else
+					unpack_mxfp4((const uint8_t *)op->w + t * tile_bytes(op), k0 / 32, p.k1 / 32, (uint16_t *)s->unpacked[t - t0]);
 			p.w = (const char *)s->unpacked[0];
 			p.tile = sizeof s->unpacked[0];
 			p.k1 -= k0;

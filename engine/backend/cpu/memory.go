@@ -74,6 +74,11 @@ func (w *weight) decodeRow(dst []float32, row int) {
 		w.decodeQuantized(dst, row)
 		return
 	}
+	if w.dtype == backend.FP8 {
+		t := backend.Tensor{Shape: []int{w.out, w.in}, Data: w.matrix, Scales: w.scales}
+		t.Row(dst, row)
+		return
+	}
 	if w.dtype != backend.MXFP4 {
 		size := w.in * w.dtype.Size()
 		decode(dst, w.matrix[row*size:(row+1)*size], w.dtype)

@@ -29,7 +29,7 @@ var nativeNames = [...]string{Generic, AVX2, AVX512, NEON, AVXVNNI, AVX512VNNI, 
 // and that the system saves those registers.
 func nativeVariants() []string {
 	x := &cpu.X86
-	avx2 := x.HasAVX2 && x.HasFMA
+	avx2 := x.HasAVX2 && x.HasFMA && C.tandem_has_f16c() != 0
 	var names []string
 	if avx512 := avx2 && x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ; avx512 {
 		if x.HasAVX512VNNI {
@@ -90,7 +90,7 @@ func (n *native) close() { C.tandem_pool_free(n.pool) }
 
 // load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16], bf16
 // [tile, in/2, 16, 2], so that one 64-byte line feeds 16 lanes; MXFP4 as it is,
-// [tile, in/32] of 16 blocks and their exponents. Int8 and int4 are quant.h's.
+// [tile, in/32] of 16 blocks and their exponents. Int8 and int4 are quant.h's, FP8 is fp8.h's.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
 	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
 	if w.dtype == backend.BF16 {
@@ -99,6 +99,16 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 	size := tiles * C.TILE * depth * w.dtype.Size()
 	if w.dtype == backend.MXFP4 {
 		size = tiles * w.in / 32 * C.MXFP4_GROUP
+	}
+	var scales []float32
+	var head C.tandem_fp8
+	if w.dtype == backend.FP8 {
+		var lanes int
+		scales, lanes = tileScales(w.scales, w.out, w.in, C.TILE)
+		tileBytes := C.TILE * ((w.in + 1) &^ 1)
+		head = C.tandem_fp8{cols: C.int32_t(w.scales.Cols), from: C.int32_t(w.scales.Col), across: C.int32_t(w.scales.Across(w.in)),
+			lanes: C.int32_t(lanes), scales: C.int64_t(int(unsafe.Sizeof(head)) + tiles*tileBytes)}
+		size = int(head.scales) + 4*len(scales)
 	}
 	if w.dtype.Quantized() {
 		size = w.dtype.MatrixBytes(tiles*C.TILE, w.in)
@@ -110,6 +120,10 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 			return err
 		}
 		w.matrix = m
+	}
+	if w.dtype == backend.FP8 {
+		*(*C.tandem_fp8)(unsafe.Pointer(&m[0])) = head
+		copy(f32view(m[head.scales:]), scales)
 	}
 	// The source may be Go memory, which C must not find inside other memory.
 	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), from: elem(w.from), w: unsafe.Pointer(&m[0])}
@@ -248,6 +262,8 @@ func elem(dt backend.DType) C.int32_t {
 		return C.ELEM_INT8
 	case backend.INT4:
 		return C.ELEM_INT4
+	case backend.FP8:
+		return C.ELEM_FP8
 	}
 	return C.ELEM_F32
 }

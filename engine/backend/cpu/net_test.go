@@ -41,7 +41,7 @@ func randomShape(rng *rand.Rand) shape {
 	if rng.IntN(3) == 0 {
 		s.setContext(600) // more than one attention segment
 	}
-	s.dtype = []backend.DType{backend.F32, backend.BF16, backend.INT8, backend.INT4}[rng.IntN(4)]
+	s.dtype = []backend.DType{backend.F32, backend.BF16, backend.INT8, backend.INT4, backend.FP8}[rng.IntN(5)]
 	s.kvType = backend.DType(1 + rng.IntN(2))
 	return s
 }
@@ -64,6 +64,12 @@ func tensor(rng *rand.Rand, dt backend.DType, dev float64, dims ...int) backend.
 		t := tensor(rng, backend.BF16, dev, dims...)
 		t.As = as
 		return t
+	}
+	if dt == backend.FP8 {
+		if len(dims) == 2 {
+			return fp8Tensor(rng, dev, dims[0], dims[1])
+		}
+		dt = backend.BF16
 	}
 	n := 1
 	for _, d := range dims {

@@ -53,6 +53,9 @@ func (b *rig) load(dt backend.DType, dims ...int) (backend.Weight, []float32) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	if tn.DType == backend.FP8 {
+		tn = tn.Expand(backend.F32)
+	}
 	values := make([]float32, len(tn.Data)/tn.DType.Size())
 	decode(values, tn.Data, tn.DType)
 	if tn.As != 0 {

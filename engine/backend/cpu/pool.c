@@ -8,6 +8,9 @@
 // at once, and then sleep.
 #include "kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -205,6 +208,15 @@ tandem_split tandem_cut(const tandem_op *op, const tandem_step *st, int threads)
 		s.items = (s.rows + s.chunk - 1) / s.chunk * op->kv_heads;
 	}
 	return s;
+}
+
+int tandem_has_f16c(void) {
+#if defined(__x86_64__)
+	unsigned a, b, c, d;
+	return __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
+#else
+	return 0;
+#endif
 }
 
 static const tandem_kernels *kernels_of(int variant) {

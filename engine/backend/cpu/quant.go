@@ -36,7 +36,7 @@ func (c *CPU) formFor(w *weight) backend.DType {
 	switch {
 	case w.dtype.Quantized():
 		return backend.INT8
-	case c.opts.Kernels == AMX && (w.dtype == backend.BF16 || w.dtype == backend.MXFP4):
+	case c.opts.Kernels == AMX && (w.dtype == backend.BF16 || w.dtype == backend.MXFP4 || w.dtype == backend.FP8):
 		return backend.BF16
 	}
 	return 0

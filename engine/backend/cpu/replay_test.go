@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"runtime"
+	"runtime/metrics"
 	"slices"
 	"strings"
 	"testing"
@@ -137,6 +139,50 @@ func TestReplayAllocatesNothing(t *testing.T) {
 		run()
 		if got := testing.AllocsPerRun(20, run); got != 0 || failed != nil || marks == 0 {
 			t.Errorf("%s: %v allocations a step, %d marks, error %v", kernels, got, marks, failed)
+		}
+	}
+}
+
+// TestReplayLeavesGoAlone: a step enters C once for each stretch between two places
+// where it returns to Go, and starts no goroutine: nothing in it waits for Go's scheduler.
+func TestReplayLeavesGoAlone(t *testing.T) {
+	for _, kernels := range Variants() {
+		if kernels == Portable {
+			continue // it is Go
+		}
+		rng := rand.New(rand.NewPCG(9, 9))
+		s := randomShape(rng)
+		s.setContext(90)
+		n := newNet(t, s, Options{Kernels: kernels, Threads: 2}, 1)
+		st := n.stepOf([]chunk{{sequences(s, rng, 20)[0], 20}})
+		key := backend.Key{Tokens: 30, Outputs: 30}
+		run := func(steps int) {
+			for range steps {
+				if err := n.Replay(key, st, n.record, func(int) {}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		run(1)
+		p, stretches, from := n.plans[key], 0, 0
+		for _, to := range append(slices.Clone(p.stops), stop{at: len(p.ops)}) {
+			if to.at > from {
+				stretches, from = stretches+1, to.at
+			}
+		}
+		const steps = 50
+		born := []metrics.Sample{{Name: "/sched/goroutines-created:goroutines"}}
+		runtime.GC() // whose workers begin with the first one
+		metrics.Read(born)
+		before, calls := born[0].Value.Uint64(), runtime.NumCgoCall()
+		run(steps)
+		calls = runtime.NumCgoCall() - calls
+		metrics.Read(born)
+		if calls != int64(steps*stretches) || stretches >= len(p.ops) {
+			t.Errorf("%s: %d calls of C in %d steps of %d operations in %d stretches", kernels, calls, steps, len(p.ops), stretches)
+		}
+		if n := born[0].Value.Uint64() - before; n != 0 {
+			t.Errorf("%s: %d goroutines began in %d steps", kernels, n, steps)
 		}
 	}
 }

@@ -20,10 +20,10 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
 #elif KERNEL_ISA == 2 && KERNEL_VNNI
 #include <immintrin.h>
-#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define TARGET __attribute__((target("avx2,fma,f16c,avxvnni")))
 #elif KERNEL_ISA == 2
 #include <immintrin.h>
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET __attribute__((target("avx2,fma,f16c")))
 #elif KERNEL_ISA == 128
 #include <arm_neon.h>
 #define TARGET // every 64-bit ARM has it
@@ -32,6 +32,14 @@
 #endif
 
 #define FN static inline __attribute__((always_inline, unused)) TARGET
+
+#if KERNEL_ISA == 512 || KERNEL_ISA == 2
+// The even or the odd bytes, E4M3, as half precision of a 256th.
+FN __m256i vhalves(__m256i v, int odd) {
+	v = _mm256_srai_epi16(odd ? v : _mm256_slli_epi16(v, 8), 1);
+	return _mm256_and_si256(v, _mm256_set1_epi16((short)0xbf80));
+}
+#endif
 
 #if KERNEL_ISA == 512
 
@@ -76,6 +84,9 @@ FN VI vdot_int8(VI sum, VI w, VI x) {
 #endif
 
 FN v16 v16_zero(void) { return vzero(); }
+FN v16 v16_fp8(const void *p, int odd) {
+	return _mm512_cvtph_ps(vhalves(_mm256_loadu_si256(p), odd));
+}
 FN v16 v16_set1(float f) { return vset1(f); }
 FN v16 v16_load(const float *p) { return vload(p); }
 FN void v16_low_bytes(void *p, v16 v) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(_mm512_castps_si512(v))); }
@@ -138,6 +149,10 @@ FN VI vdot_int8(VI sum, VI w, VI x) {
 #endif
 
 FN v16 v16_zero(void) { return (v16){vzero(), vzero()}; }
+FN v16 v16_fp8(const void *p, int odd) {
+	__m256i h = vhalves(_mm256_loadu_si256(p), odd);
+	return (v16){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
 FN v16 v16_set1(float f) { return (v16){vset1(f), vset1(f)}; }
 FN v16 v16_load(const float *p) { return (v16){vload(p), vload(p + 8)}; }
 FN void v16_store(float *p, v16 v) { vstore(p, v.a), vstore(p + 8, v.b); }
@@ -207,6 +222,16 @@ FN VI vdot_uint4(VI sum, VI w, VI x) { // not above 127, so a sign makes no diff
 FN VI vdot_int8(VI sum, VI w, VI x) { return vdot_uint4(sum, veorq_u32(w, vdupq_n_u32(0x80808080)), x); }
 
 FN v16 v16_zero(void) { return (v16){vzero(), vzero(), vzero(), vzero()}; }
+FN float16x8_t vhalves(const uint8_t *p, int odd) {
+	int16x8_t v = vreinterpretq_s16_u8(vld1q_u8(p));
+	v = vshrq_n_s16(odd ? v : vshlq_n_s16(v, 8), 1);
+	return vreinterpretq_f16_s16(vandq_s16(v, vdupq_n_s16((int16_t)0xbf80)));
+}
+FN v16 v16_fp8(const void *p, int odd) {
+	float16x8_t lo = vhalves(p, odd), hi = vhalves((const uint8_t *)p + 16, odd);
+	return (v16){vcvt_f32_f16(vget_low_f16(lo)), vcvt_f32_f16(vget_high_f16(lo)),
+	             vcvt_f32_f16(vget_low_f16(hi)), vcvt_f32_f16(vget_high_f16(hi))};
+}
 FN void v16_low_bytes(void *p, v16 v) {
 	uint16x8_t lo = vcombine_u16(vmovn_u32(vreinterpretq_u32_f32(v.a)), vmovn_u32(vreinterpretq_u32_f32(v.b)));
 	uint16x8_t hi = vcombine_u16(vmovn_u32(vreinterpretq_u32_f32(v.c)), vmovn_u32(vreinterpretq_u32_f32(v.d)));
@@ -307,6 +332,20 @@ FN void v16_low_bytes(void *p, v16 v) {
 }
 FN void v16_store(float *p, v16 v) { memcpy(p, &v, sizeof v); }
 FN v16 v16_zero(void) { return (v16){0}; }
+FN v16 v16_fp8(const void *p, int odd) {
+	v16 v;
+	for (int i = 0; i < 16; i++) {
+		uint32_t b = ((const uint8_t *)p)[2 * i + odd], e = b >> 3 & 15;
+		float f = (float)((b & 7) | (e ? 8 : 0)) * 0x1p-17f; // of an exponent of 1
+		uint32_t u;
+		memcpy(&u, &f, 4);
+		u += f != 0 && e ? (e - 1) << 23 : 0;
+		u |= (b & 128) << 24;
+		memcpy(&f, &u, 4);
+		v[i] = f;
+	}
+	return v;
+}
 FN v16 v16_set1(float f) { return f - (v16){0}; }
 FN v16 v16_loadn(const float *p, int n) {
 	v16 v = {0};
@@ -328,6 +367,9 @@ FN v16 v16_zero_below(v16 v, v16 x, v16 lo) { return (v16)((i16)v & ~(i16)(x < l
 #endif
 
 enum { VPT = 16 / VL }; // registers per tile
+
+// v16_fp8 takes every other one of 32 bytes as E4M3, and gives a 256th of what they
+// mean, exactly: what half precision, whose exponent is one bit longer, makes of them.
 
 // vdot_uint8 and vdot_uint4 add to each lane four products of bytes of w, which
 // have no sign, or four bits of them, with bytes of x, which have one. vdot_int8

@@ -324,10 +324,16 @@ func (c *CUDA) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 	return backend.Buf(len(c.buffers) - 1), nil
 }
 
-// Load copies a vector, widened to fp32, or a matrix as it is.
+// Load copies a vector, widened to fp32, or a matrix as it is; FP8 as bf16.
 func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 	if t.As != 0 {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s as %s: weights stay as they are stored here", backend.ErrShape, t.Name, t.As)
+	}
+	if t.DType == backend.FP8 {
+		if len(t.Shape) != 2 || !t.Scales.Fit(t.Shape[0], t.Shape[1]) || len(t.Data) != t.Shape[0]*t.Shape[1] {
+			return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes and its scales", backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
+		}
+		t = t.Expand(backend.BF16)
 	}
 	w := &weight{name: t.Name, first: t.First, of: t.Of}
 	data := t.Data

@@ -16,6 +16,7 @@ import json
 import pathlib
 import shutil
 import sys
+import tempfile
 
 import numpy
 import safetensors.torch
@@ -187,6 +188,11 @@ MODELS = {
             ),
         ),
     ),
+    # matrices in floats of 8 bits, blocks of which share a scale
+    "deepseek-fp8": dict(
+        seed=181, dtype=torch.bfloat16, fp8=(16, 32),
+        config=dict(DEEPSEEK, num_hidden_layers=2, rope_parameters=dict(rope_type="default", rope_theta=10000.0), q_lora_rank=40),
+    ),
     # queries without a waist, two shared experts, weights as they are, halves that turn
     "deepseek-plain": dict(
         seed=155, dtype=torch.float32,
@@ -265,6 +271,30 @@ def store_mxfp4(folder):
         quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     )
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def store_fp8(folder, block):
+    """Rounds matrices to eight bits, as DeepSeek's own files have them; what it returns
+    holds what they mean."""
+    path = folder / "model.safetensors"
+    tensors, means = safetensors.torch.load_file(path), {}
+    for name in [n for n in tensors if n.endswith("_proj.weight") or n.endswith("_with_mqa.weight")]:
+        w = tensors[name].float()
+        down, across = -(-w.shape[0] // block[0]), -(-w.shape[1] // block[1])
+        blocks = torch.zeros(down * block[0], across * block[1])
+        blocks[:w.shape[0], :w.shape[1]] = w
+        blocks = blocks.reshape(down, block[0], across, block[1])
+        scales = blocks.abs().amax((1, 3)) / 448
+        wide = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:w.shape[0], :w.shape[1]]
+        tensors[name] = (w / wide).to(torch.float8_e4m3fn)
+        tensors[name + "_scale_inv"] = scales
+        means[name] = tensors[name].float() * wide
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=list(block))
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return {name: means.get(name, t.float()) for name, t in tensors.items() if not name.endswith("_scale_inv")}
 
 
 def respell(folder):
@@ -361,7 +391,13 @@ def make(name, spec):
         respell(folder)
     # What is compared is what is in the folder, read back and computed in float32.
     kind = Gemma4ForConditionalGeneration if "vision" in spec else AutoModelForCausalLM
-    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    if spec.get("fp8"):
+        with tempfile.TemporaryDirectory() as wide:
+            shutil.copy(folder / "config.json", wide)
+            safetensors.torch.save_file(store_fp8(folder, spec["fp8"]), pathlib.Path(wide) / "model.safetensors", metadata={"format": "pt"})
+            model = kind.from_pretrained(wide, dtype=torch.float32, attn_implementation="eager").eval()
+    else:
+        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     result = goldens(model, spec["seed"])
     text = json.dumps(result, separators=(",", ":"))
     with open(folder / "goldens.json.gz", "wb") as f:

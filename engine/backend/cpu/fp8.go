@@ -1,0 +1,45 @@
+package cpu
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// checkFP8 refuses a matrix of FP8 that is not whole, or holds what is no number.
+func checkFP8(t *backend.Tensor) error {
+	if t.DType != backend.FP8 {
+		return nil
+	}
+	if len(t.Shape) != 2 || !t.Scales.Fit(t.Shape[0], t.Shape[1]) {
+		return fmt.Errorf("%w: scales of tensor %s %v", backend.ErrShape, t.Name, t.Shape)
+	}
+	if !t.Finite() {
+		return fmt.Errorf("tensor %s: fp8 with a value or a scale that is no finite number", t.Name)
+	}
+	return nil
+}
+
+// tileScales are the scales as fp8.h wants them: 256 times each, of so many lanes
+// per tile and block. One lane does where the outputs of every tile share blocks.
+func tileScales(s *backend.Scales, out, in, tile int) (values []float32, lanes int) {
+	across := s.Across(in)
+	lanes = 1
+	for n := range out {
+		if n%tile > 0 && (s.Row+n)/s.Rows != (s.Row+n-1)/s.Rows {
+			lanes = tile
+		}
+	}
+	for first := 0; first < out; first += tile {
+		for b := range across {
+			for lane := range lanes {
+				v := float32(0)
+				if n := first + lane; n < out {
+					v = 256 * s.Of(n, in)[b]
+				}
+				values = append(values, v)
+			}
+		}
+	}
+	return values, lanes
+}

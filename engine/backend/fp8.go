@@ -1,0 +1,88 @@
+package backend
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+)
+
+// Scales are what the values of an FP8 matrix are multiplied by: one factor for
+// each block of rows and columns. The matrix may be cut out of a larger one, so
+// that the first of its blocks is not whole.
+type Scales struct {
+	Values     []float32 // [blocks down, blocks across]
+	Rows, Cols int       // of a block
+	Row, Col   int       // of the first block, how many come before the matrix
+}
+
+// Across is how many blocks lie side by side in a matrix of so many inputs.
+func (s *Scales) Across(in int) int { return (s.Col+in-1)/s.Cols + 1 }
+
+// Of are the factors of a row, a block each.
+func (s *Scales) Of(row, in int) []float32 {
+	across, at := s.Across(in), (s.Row+row)/s.Rows
+	return s.Values[at*across : (at+1)*across]
+}
+
+// Fit says whether they are those of a matrix [out, in].
+func (s *Scales) Fit(out, in int) bool {
+	return s != nil && out > 0 && in > 0 && s.Rows > 0 && s.Cols > 0 && s.Row >= 0 && s.Row < s.Rows && s.Col >= 0 && s.Col < s.Cols &&
+		len(s.Values) == ((s.Row+out-1)/s.Rows+1)*s.Across(in)
+}
+
+// E4M3 are the values of FP8's bytes: no infinity, and one NaN of either sign.
+var E4M3 = func() (t [256]float32) {
+	for i := range t {
+		exponent, mantissa := i>>3&15, float64(i&7)
+		v := math.Ldexp(mantissa, -9)
+		if exponent > 0 {
+			v = math.Ldexp(8+mantissa, exponent-10)
+		}
+		t[i] = float32(math.Copysign(v, float64(127-i)))
+	}
+	t[0x7f], t[0xff] = float32(math.NaN()), float32(math.NaN())
+	return t
+}()
+
+// Finite says whether a matrix of FP8 holds numbers alone, which is all that
+// backends compute with.
+func (t *Tensor) Finite() bool {
+	for _, v := range t.Scales.Values {
+		if v-v != 0 {
+			return false
+		}
+	}
+	return bytes.IndexByte(t.Data, 0x7f) < 0 && bytes.IndexByte(t.Data, 0xff) < 0
+}
+
+// Row writes row i of a matrix of FP8, multiplied by its scales.
+func (t *Tensor) Row(dst []float32, i int) {
+	in, s := t.Shape[1], t.Scales
+	data, scales := t.Data[i*in:(i+1)*in], s.Of(i, in)
+	for b, scale := range scales {
+		from, to := max(0, b*s.Cols-s.Col), min(in, (b+1)*s.Cols-s.Col)
+		for j, v := range data[from:to] {
+			dst[from+j] = E4M3[v] * scale
+		}
+	}
+}
+
+// Expand is a matrix of FP8 as F32, or as BF16, rounded to nearest even.
+func (t *Tensor) Expand(to DType) Tensor {
+	wide := *t
+	out, in := t.Shape[0], t.Shape[1]
+	wide.DType, wide.Scales, wide.Data = to, nil, make([]byte, 0, out*in*to.Size())
+	row := make([]float32, in)
+	for i := range out {
+		t.Row(row, i)
+		for _, v := range row {
+			u := math.Float32bits(v)
+			if to == BF16 {
+				wide.Data = binary.LittleEndian.AppendUint16(wide.Data, uint16((u+0x7fff+u>>16&1)>>16))
+			} else {
+				wide.Data = binary.LittleEndian.AppendUint32(wide.Data, u)
+			}
+		}
+	}
+	return wide
+}
