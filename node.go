@@ -357,8 +357,13 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 // bundle is what gateways need to serve the node's model.
 func (n *node) bundle() *nodepb.Bundle {
 	b := n.Bundle
+	var groups []*nodepb.CacheGroup
+	for _, g := range n.eng.Groups() {
+		groups = append(groups, &nodepb.CacheGroup{BlockTokens: uint32(g.BlockTokens), Window: uint32(g.Window)})
+	}
 	return &nodepb.Bundle{
-		Model: b.ModelName, Fingerprint: n.Fingerprint, NumericsClass: n.Class, TokenizerJson: b.TokenizerJSON,
+		Groups: groups,
+		Model:  b.ModelName, Fingerprint: n.Fingerprint, NumericsClass: n.Class, TokenizerJson: b.TokenizerJSON,
 		ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken, EosTokenIds: b.EOSTokenIDs,
 		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.Scheduler.Pool.BlockTokens),
 		Defaults: &nodepb.GenerationDefaults{Temperature: b.Defaults.Temperature, TopP: b.Defaults.TopP, TopK: b.Defaults.TopK},

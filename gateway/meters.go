@@ -124,7 +124,7 @@ func (g *Gateway) meterLimits() {
 // whole blocks of all but the last token.
 func (j *job) forecast(c *choice, node *upstream.Node) {
 	bt, n := j.model.blockTokens, len(c.prompt.tokens)+len(c.output)
-	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.hashes)
+	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.hashes, bt, j.model.groups)
 	j.g.meters.predicted.Add(float64(min(held, (n-1)/bt*bt)))
 }
 

@@ -20,8 +20,9 @@ type model struct {
 	created     int64 // seconds since 1970, when this gateway took it up
 	bundle      *nodepb.Bundle
 	blockTokens int
-	systemPrint string     // system_fingerprint: weights and numerics
-	text        *textModel // nil: the bundle has no tokenizer
+	groups      []kvcache.Group // of its nodes' caches
+	systemPrint string          // system_fingerprint: weights and numerics
+	text        *textModel      // nil: the bundle has no tokenizer
 
 	queue *admission // where its requests wait
 
@@ -36,6 +37,12 @@ func newModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*mo
 	}
 	if m.blockTokens == 0 {
 		m.blockTokens = kvcache.DefaultBlockTokens
+	}
+	for _, g := range b.Groups {
+		if g.BlockTokens == 0 || int(g.BlockTokens)%m.blockTokens != 0 || int64(g.Window) > 1<<31-1 {
+			return nil, fmt.Errorf("gateway: bundle of model %q: KV blocks of %d tokens and a window of %d, in units of %d", b.Model, g.BlockTokens, g.Window, m.blockTokens)
+		}
+		m.groups = append(m.groups, kvcache.Group{BlockTokens: int(g.BlockTokens), Window: int(g.Window)})
 	}
 	// Short, since every event of a stream carries it.
 	m.systemPrint = fmt.Sprintf("fp_%010x", xxhash.Sum64String(fmt.Sprintf("%x %s", b.Fingerprint, b.NumericsClass))>>24)

@@ -47,7 +47,7 @@ func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
 // and stays the caller's.
 func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p *prompt, how *by, nOut, minRemote int, avoid []*upstream.Node) route.Decision {
 	n := len(p.tokens) + nOut - 1 // the last token is decode's own
-	fleet.Look(view, upstream.Query{Fingerprint: m.fingerprint, Adapter: m.adapter.GetDigest(), Avoid: avoid, Hashes: p.hashes, BlockTokens: m.blockTokens, Tokens: n})
+	fleet.Look(view, upstream.Query{Fingerprint: m.fingerprint, Adapter: m.adapter.GetDigest(), Avoid: avoid, Hashes: p.hashes, BlockTokens: m.blockTokens, Groups: m.groups, Tokens: n})
 	r := route.Request{Policy: how.policy, Key: p.key, Uncached: n, MinRemote: minRemote, Turn: how.turn}
 	switch {
 	case r.Policy == route.Session && how.session != 0:

@@ -57,3 +57,7 @@ func chain(parent Hash, tokens []int32) Hash {
 	}
 	return Hash(d.Sum64())
 }
+
+// In is what a hash is called outside of the node where groups share names: the
+// first group's as it is, another one's apart.
+func (h Hash) In(group int) Hash { return h + Hash(group)*0x9e3779b97f4a7c15 }

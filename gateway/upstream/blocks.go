@@ -91,22 +91,23 @@ func (b *Blocks) Leave(node string) {
 	}
 }
 
-// Held is how many leading blocks of a prompt the node's cache is known to hold.
-func (b *Blocks) Held(node string, hashes []kvcache.Hash) int {
+// Held is how many leading blocks of a prompt, of so many tokens each, the node's
+// cache is known to hold in all of its groups.
+func (b *Blocks) Held(node string, hashes []kvcache.Hash, tokens int, groups []kvcache.Group) int {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	at, ok := b.slots[node]
 	if !ok {
 		return 0
 	}
-	held := b.look(hashes)
+	held := b.look(hashes, tokens, groups)
 	defer b.match.Put(held)
 	return int((*held)[at])
 }
 
 // look is how many leading blocks each slot's node holds; the caller holds mu for
 // reading and puts the result back.
-func (b *Blocks) look(hashes []kvcache.Hash) *[]int32 {
+func (b *Blocks) look(hashes []kvcache.Hash, tokens int, groups []kvcache.Group) *[]int32 {
 	held := b.match.Get().(*[]int32)
 	if n := b.index.Slots(); cap(*held) < n {
 		*held = make([]int32, n)
@@ -115,6 +116,7 @@ func (b *Blocks) look(hashes []kvcache.Hash) *[]int32 {
 		clear(*held)
 	}
 	b.index.Match(hashes, *held)
+	b.index.Limit(hashes, tokens, groups, *held)
 	return held
 }
 

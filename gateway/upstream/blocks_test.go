@@ -18,7 +18,7 @@ func TestBlocksHeld(t *testing.T) {
 	}
 	held := func(want int) {
 		t.Helper()
-		if got := b.Held("d0", prompt); got != want {
+		if got := b.Held("d0", prompt, 16, nil); got != want {
 			t.Errorf("held %d blocks, want %d", got, want)
 		}
 	}
@@ -33,13 +33,41 @@ func TestBlocksHeld(t *testing.T) {
 	if n := b.Count("d0"); n != 3 {
 		t.Errorf("%d blocks known, want 1, 3 and 9", n)
 	}
-	if b.Held("d1", prompt) != 0 {
+	if b.Held("d1", prompt, 16, nil) != 0 {
 		t.Error("another node holds them too")
 	}
 	b.Forget("d0", "gap")
 	held(0)
 	b.Blocks(cluster.BlockEvent{Node: "d0", Stored: stored(1)})
 	held(1)
+}
+
+// Of a model with layers that see a window, a prefix counts as far as the window
+// before its end is there, too.
+func TestBlocksHeldInAllGroups(t *testing.T) {
+	b, prompt := NewBlocks(), []kvcache.Hash{1, 2, 3, 4, 5, 6}
+	groups := []kvcache.Group{{BlockTokens: 16}, {BlockTokens: 16, Window: 20}}
+	var all []cluster.Stored
+	for _, h := range prompt {
+		all = append(all, cluster.Stored{Hash: uint64(h)}, cluster.Stored{Hash: uint64(h.In(1))})
+	}
+	b.Blocks(cluster.BlockEvent{Node: "d0", Stored: all})
+	for _, step := range []struct {
+		gone []kvcache.Hash // in the group with a window
+		want int
+	}{{nil, 6}, {[]kvcache.Hash{1, 2}, 6}, {[]kvcache.Hash{5}, 4}, {[]kvcache.Hash{3}, 0}} {
+		var removed []uint64
+		for _, h := range step.gone {
+			removed = append(removed, uint64(h.In(1)))
+		}
+		b.Blocks(cluster.BlockEvent{Node: "d0", Removed: removed})
+		if got := b.Held("d0", prompt, 16, groups); got != step.want {
+			t.Errorf("without %v too: %d blocks, want %d", step.gone, got, step.want)
+		}
+		if got := b.Held("d0", prompt, 16, groups[:1]); got != 6 {
+			t.Errorf("the first group alone: %d blocks, want 6", got)
+		}
+	}
 }
 
 func TestBlocksAreBounded(t *testing.T) {

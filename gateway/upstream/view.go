@@ -16,7 +16,8 @@ type Query struct {
 	Avoid       []*Node        // decode nodes that are used only when no other is left
 	Hashes      []kvcache.Hash // of the prompt's full blocks
 	BlockTokens int
-	Tokens      int // of the prompt, without its last: what is computed at most
+	Groups      []kvcache.Group // of the model's caches; none: one
+	Tokens      int             // of the prompt, without its last: what is computed at most
 }
 
 // View is the fleet's state for a request without a prompt.
@@ -41,7 +42,7 @@ func (s *Snapshot) Look(v *route.View, q Query) {
 		return
 	}
 	s.blocks.mu.RLock()
-	held := s.blocks.look(q.Hashes)
+	held := s.blocks.look(q.Hashes, q.BlockTokens, q.Groups)
 	fill(s.Decode, v.Decode, s.blocks, *held, &q)
 	fill(s.Prefill, v.Prefill, s.blocks, *held, &q)
 	s.blocks.match.Put(held)

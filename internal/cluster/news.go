@@ -13,8 +13,8 @@ import (
 const anewEvery = time.Second
 
 // News tells gateways what a node's prefix cache holds, so that prompts go where
-// their prefix is. It speaks of the first KV group alone, the one that sees
-// farthest. It is off every token's path: what cannot be sent is dropped, gateways
+// their prefix is. Blocks of every KV group are told of, each group's by names of its
+// own (kvcache.Hash.In). It is off every token's path: what cannot be sent is dropped, gateways
 // notice by the numbers and ask, and the node tells everything in a new epoch.
 type News struct {
 	open func() (*Publisher, error) // a new stream, whose listeners begin from nothing
@@ -78,17 +78,15 @@ func (n *News) Tell(events []kvcache.Event, gap bool) {
 		n.mu.Unlock()
 	}
 	for _, e := range events {
-		if e.Group != 0 {
-			continue // a prefix that the first group has, the others most likely have too
-		}
+		hash := uint64(e.Hash.In(e.Group))
 		if e.Kind == kvcache.Stored {
-			n.stored = append(n.stored, Stored{Hash: uint64(e.Hash), Parent: uint64(e.Parent)})
+			n.stored = append(n.stored, Stored{Hash: hash, Parent: uint64(e.Parent)})
 			continue
 		}
 		if len(n.stored) > 0 {
 			n.send()
 		}
-		n.removed = append(n.removed, uint64(e.Hash))
+		n.removed = append(n.removed, hash)
 	}
 	n.send()
 }

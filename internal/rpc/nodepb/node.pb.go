@@ -1891,6 +1891,7 @@ type Bundle struct {
 	VocabSize     uint32                 `protobuf:"varint,10,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
 	BlockTokens   uint32                 `protobuf:"varint,11,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	Defaults      *GenerationDefaults    `protobuf:"bytes,12,opt,name=defaults,proto3" json:"defaults,omitempty"`
+	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"` // of KV layers, the one that sees farthest first; none told: one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2009,6 +2010,66 @@ func (x *Bundle) GetDefaults() *GenerationDefaults {
 	return nil
 }
 
+func (x *Bundle) GetGroups() []*CacheGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+// CacheGroup is layers that cache blocks of their own.
+type CacheGroup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BlockTokens   uint32                 `protobuf:"varint,1,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
+	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // positions that a token sees, 0 all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CacheGroup) Reset() {
+	*x = CacheGroup{}
+	mi := &file_node_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CacheGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CacheGroup) ProtoMessage() {}
+
+func (x *CacheGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CacheGroup.ProtoReflect.Descriptor instead.
+func (*CacheGroup) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *CacheGroup) GetBlockTokens() uint32 {
+	if x != nil {
+		return x.BlockTokens
+	}
+	return 0
+}
+
+func (x *CacheGroup) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
 // GenerationDefaults are the checkpoint's sampling defaults.
 type GenerationDefaults struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2021,7 +2082,7 @@ type GenerationDefaults struct {
 
 func (x *GenerationDefaults) Reset() {
 	*x = GenerationDefaults{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2094,7 @@ func (x *GenerationDefaults) String() string {
 func (*GenerationDefaults) ProtoMessage() {}
 
 func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2107,7 @@ func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationDefaults.ProtoReflect.Descriptor instead.
 func (*GenerationDefaults) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GenerationDefaults) GetTemperature() float32 {
@@ -2082,7 +2143,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2155,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2168,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Drain) GetTimeoutMs() uint64 {
@@ -2281,7 +2342,7 @@ const file_node_proto_rawDesc = "" +
 	" \x01(\rR\n" +
 	"maxRunning\x123\n" +
 	"\badapters\x18\v \x03(\v2\x17.tandem.node.v1.AdapterR\badapters\"\x0f\n" +
-	"\rBundleRequest\"\xbb\x03\n" +
+	"\rBundleRequest\"\xef\x03\n" +
 	"\x06Bundle\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
 	"\vfingerprint\x18\x02 \x01(\x04R\vfingerprint\x12%\n" +
@@ -2296,7 +2357,12 @@ const file_node_proto_rawDesc = "" +
 	"vocab_size\x18\n" +
 	" \x01(\rR\tvocabSize\x12!\n" +
 	"\fblock_tokens\x18\v \x01(\rR\vblockTokens\x12>\n" +
-	"\bdefaults\x18\f \x01(\v2\".tandem.node.v1.GenerationDefaultsR\bdefaults\"\x93\x01\n" +
+	"\bdefaults\x18\f \x01(\v2\".tandem.node.v1.GenerationDefaultsR\bdefaults\x122\n" +
+	"\x06groups\x18\r \x03(\v2\x1a.tandem.node.v1.CacheGroupR\x06groups\"G\n" +
+	"\n" +
+	"CacheGroup\x12!\n" +
+	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x16\n" +
+	"\x06window\x18\x02 \x01(\rR\x06window\"\x93\x01\n" +
 	"\x12GenerationDefaults\x12%\n" +
 	"\vtemperature\x18\x01 \x01(\x02H\x00R\vtemperature\x88\x01\x01\x12\x18\n" +
 	"\x05top_p\x18\x02 \x01(\x02H\x01R\x04topP\x88\x01\x01\x12\x18\n" +
@@ -2337,7 +2403,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_node_proto_goTypes = []any{
 	(FinishReason)(0),          // 0: tandem.node.v1.FinishReason
 	(Code)(0),                  // 1: tandem.node.v1.Code
@@ -2365,8 +2431,9 @@ var file_node_proto_goTypes = []any{
 	(*Stats)(nil),              // 23: tandem.node.v1.Stats
 	(*BundleRequest)(nil),      // 24: tandem.node.v1.BundleRequest
 	(*Bundle)(nil),             // 25: tandem.node.v1.Bundle
-	(*GenerationDefaults)(nil), // 26: tandem.node.v1.GenerationDefaults
-	(*Drain)(nil),              // 27: tandem.node.v1.Drain
+	(*CacheGroup)(nil),         // 26: tandem.node.v1.CacheGroup
+	(*GenerationDefaults)(nil), // 27: tandem.node.v1.GenerationDefaults
+	(*Drain)(nil),              // 28: tandem.node.v1.Drain
 }
 var file_node_proto_depIdxs = []int32{
 	4,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
@@ -2382,12 +2449,13 @@ var file_node_proto_depIdxs = []int32{
 	7,  // 10: tandem.node.v1.Prefill.adapter:type_name -> tandem.node.v1.Adapter
 	1,  // 11: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
 	7,  // 12: tandem.node.v1.Stats.adapters:type_name -> tandem.node.v1.Adapter
-	26, // 13: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	27, // 13: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
+	26, // 14: tandem.node.v1.Bundle.groups:type_name -> tandem.node.v1.CacheGroup
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2396,14 +2464,14 @@ func file_node_proto_init() {
 		return
 	}
 	file_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_proto_msgTypes[24].OneofWrappers = []any{}
+	file_node_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
