@@ -122,7 +122,7 @@ bench-links: ## KV transfer between two network namespaces with loss, delay and 
 	$(PRIORITY) $(GO) run ./bench/links --out bench/results/links.md $(ARGS)
 	@cat bench/results/links.md
 
-bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway beside nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; six minutes; ARGS="-only requests" picks a part
+bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway beside nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; eight minutes; ARGS="-only requests" picks a part
 	@command -v nginx >/dev/null || $(call apt,nginx-light)
 	@command -v haproxy >/dev/null || $(call apt,haproxy)
 	@mkdir -p .cache/bench-gateway
