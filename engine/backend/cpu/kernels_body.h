@@ -16,11 +16,11 @@
 #pragma STDC FP_CONTRACT OFF // GCC: by -std=c11
 #endif
 
+#define UNROLL _Pragma("GCC unroll 16")
+
 #include "vec.h"
 
 FN int min_int(int a, int b) { return a < b ? a : b; }
-
-#define UNROLL _Pragma("GCC unroll 16")
 
 FN v16 v16_sigmoid(v16 x) {
 	const v16 one = v16_set1(1.0f);

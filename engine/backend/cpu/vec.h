@@ -87,6 +87,16 @@ FN v16 v16_zero(void) { return vzero(); }
 FN v16 v16_fp8(const void *p, int odd) {
 	return _mm512_cvtph_ps(vhalves(_mm256_loadu_si256(p), odd));
 }
+#define V16_FP8_FOUR 1
+FN void v16_fp8_four(const void *p, v16 v[4]) {
+	const __m512i mask = _mm512_set1_epi16((short)0xbf80), bytes = _mm512_loadu_si512(p);
+	__m512i even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 1), mask);
+	__m512i odd = _mm512_and_si512(_mm512_srai_epi16(bytes, 1), mask);
+	v[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(even));
+	v[1] = _mm512_cvtph_ps(_mm512_castsi512_si256(odd));
+	v[2] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(even, 1));
+	v[3] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(odd, 1));
+}
 FN v16 v16_set1(float f) { return vset1(f); }
 FN v16 v16_load(const float *p) { return vload(p); }
 FN void v16_low_bytes(void *p, v16 v) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(_mm512_castps_si512(v))); }
@@ -370,6 +380,13 @@ enum { VPT = 16 / VL }; // registers per tile
 
 // v16_fp8 takes every other one of 32 bytes as E4M3, and gives a 256th of what they
 // mean, exactly: what half precision, whose exponent is one bit longer, makes of them.
+// v16_fp8_four takes 64 bytes.
+#if !V16_FP8_FOUR
+FN void v16_fp8_four(const void *p, v16 v[4]) {
+	UNROLL for (int i = 0; i < 4; i++)
+		v[i] = v16_fp8((const char *)p + i / 2 * 32, i % 2);
+}
+#endif
 
 // vdot_uint8 and vdot_uint4 add to each lane four products of bytes of w, which
 // have no sign, or four bits of them, with bytes of x, which have one. vdot_int8

@@ -111,6 +111,19 @@ func kernelCases() (all []kernelCase) {
 		x, y, w := b.input(77, 1), b.output(50), b.weight(backend.BF16, 0.1, 50, 77)
 		return func() { b.Linear(y, x, w, backend.NoWeight) }
 	})
+	add("linear/fp8", 9, func(b *bench) func() {
+		t := backend.Tensor{Name: "fp8", DType: backend.FP8, Shape: []int{50, 96}, Scales: &backend.Scales{Rows: 16, Cols: 40, Row: 3, Col: 8}}
+		for range 50 * 96 {
+			t.Data = append(t.Data, byte(b.rng.IntN(2)<<7|b.rng.IntN(127)))
+		}
+		for range 4 * 3 { // powers of two, so that bf16 holds what they make
+			t.Scales.Values = append(t.Scales.Values, float32(math.Ldexp(1, -8-b.rng.IntN(4))))
+		}
+		w, err := b.Load(t)
+		b.must(err)
+		x, y := b.input(96, 1), b.output(50)
+		return func() { b.Linear(y, x, w, backend.NoWeight) }
+	})
 	add("norms", 5, func(b *bench) func() {
 		x, add, y, z, w, hw := b.input(300, 2), b.input(300, 1), b.output(300), b.output(300), b.weight(backend.BF16, 1, 300), b.weight(backend.F32, 1, 60)
 		sum := b.output(300)
