@@ -141,6 +141,7 @@ demo-report: build ## a local cluster with and without disaggregation under a mi
 		--serve-label disaggregated --serve-cmd "$(DEMO) --prefill 1 --decode 1" \
 		--serve-label aggregated --serve-cmd "$(DEMO) --prefill 0 --decode 2" \
 		--note "Load: 70 % requests of 64 tokens with 128 out, 30 % of 1536 tokens with 16 out. Prompts are chunked (256 tokens a step) in both." \
+		--note 'make demo-report$(if $(ARGS), ARGS="$(ARGS)"), commit $(shell git describe --always --dirty)' \
 		$(ARGS)
 	rm -f $(DEMO_OUT)/server-*.log $(DEMO_OUT)/sweep.json
 

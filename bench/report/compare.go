@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 )
 
 // ErrFile is behind every refusal of a result's file.
@@ -235,11 +236,13 @@ func sum(v []float64) (s float64) {
 	return s
 }
 
-// PrintRows writes a table of the rows.
+// PrintRows writes a table of the rows, and why there are no latencies among them.
 func PrintRows(w io.Writer, rows []Row) error {
 	b := bufio.NewWriter(w)
 	fmt.Fprintf(b, "%-34s %12s %12s %9s  %s\n", "", "A", "B", "change", "95 % interval")
+	latencies := false
 	for _, r := range rows {
+		latencies = latencies || strings.HasSuffix(r.Name, "(ms)")
 		interval, mark := "needs more runs", ""
 		if !math.IsNaN(r.Low) {
 			interval = fmt.Sprintf("%+.1f %% to %+.1f %%", r.Low*100, r.High*100)
@@ -248,6 +251,9 @@ func PrintRows(w io.Writer, rows []Row) error {
 			}
 		}
 		fmt.Fprintf(b, "%-34s %12.2f %12.2f %+8.1f%%  %s%s\n", r.Name, r.A, r.B, r.Change*100, interval, mark)
+	}
+	if !latencies {
+		fmt.Fprintln(b, "No latencies: they are compared where both sides were saved with --save-detailed.")
 	}
 	return b.Flush()
 }

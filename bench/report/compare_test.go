@@ -70,7 +70,11 @@ func TestCompareFiles(t *testing.T) {
 		t.Errorf("several runs: %+v", r)
 	}
 	var b bytes.Buffer
-	if err := PrintRows(&b, rows); err != nil || !strings.Contains(b.String(), "+100.0%") {
+	if err := PrintRows(&b, rows); err != nil || !strings.Contains(b.String(), "+100.0%") || strings.Contains(b.String(), "--save-detailed") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+	b.Reset()
+	if err := PrintRows(&b, Compare([]Run{{RequestThroughput: 1}}, []Run{{RequestThroughput: 2}}, 0)); err != nil || !strings.Contains(b.String(), "--save-detailed") {
 		t.Errorf("%v\n%s", err, b.String())
 	}
 	for text, want := range map[string]int{`{"request_throughput":1}`: 1, "{}\n{}": 2, "": -1, "{": -1, `{"ttfts":[1]}`: -1} {

@@ -98,6 +98,7 @@ type sim struct {
 	view      map[name]bool // the prefix cache as events tell it
 	checks    bool          // reads are compared at once, not only outputs
 	unending  bool          // only maxNew ends an output
+	jobs      bool          // nothing but compute-only requests, as on a prefill node
 	stepping  bool
 	draining  bool
 	batch     []*simRequest // one per Seq
@@ -451,6 +452,9 @@ func (m *sim) newRequest() *simRequest {
 		q.Score = len(q.Tokens) - m.rng.IntN(1+len(q.Tokens)/2)
 		q.Hold = q.Hold && m.rng.IntN(8) == 0
 		q.ComputeOnly = q.ComputeOnly && m.rng.IntN(8) == 0
+	}
+	if m.jobs {
+		q.ComputeOnly, q.Hold, q.Score = true, false, 0
 	}
 	q.maxNew = 1 + m.rng.IntN(24)
 	q.MaxNew = m.rng.IntN(2) * q.maxNew

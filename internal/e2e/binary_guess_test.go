@@ -4,10 +4,15 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
+	"math"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
 // Whole answers are the same with guesses and without, whatever is asked of
@@ -17,7 +22,14 @@ func TestBinarySpeculation(t *testing.T) {
 	plain := startCluster(t)
 	guessing := newCluster(t)
 	guessing.port, guessing.nPrefill = freePorts(t, 5), 2
-	guessing.startUp("--prefill", "2", "--decode", "2", "--min-remote-prefill-tokens", "0", "--speculative-config", `{"method":"ngram","num_speculative_tokens":6,"prompt_lookup_max":4,"prompt_lookup_min":1}`)
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// How blocks travel is no matter of guesses: here they do as no other cluster's.
+	guessing.start("env", "TANDEM_KV_TRANSPORT=rdma", "TANDEM_FABRIC_PROVIDER=tcp", path, "up", "--port", strconv.Itoa(guessing.port), "--state-dir", guessing.state, "--prefill", "2", "--decode", "2",
+		"--min-remote-prefill-tokens", "0", "--speculative-config", `{"method":"ngram","num_speculative_tokens":6,"prompt_lookup_max":4,"prompt_lookup_min":1}`)
+	guessing.waitUp()
 	small := startCluster(t, "--speculative-config", `{"method":"draft_model","model":"builtin","num_speculative_tokens":4}`)
 	tale := strings.Repeat("Once upon a time there was a dragon. ", 8)
 	guessing.guesses(tale)
@@ -60,11 +72,16 @@ func TestBinarySpeculation(t *testing.T) {
 func (c *cluster) guesses(tale string) {
 	c.t.Helper()
 	c.seen = map[string]bool{}
+	d := decodeNodes
+	perBlock, pages := float64(blockBytes(c.t)), 0.0 // bytes
 	for i := range 4 {
 		body := map[string]any{"prompt": strings.Repeat("x", i+1) + tale, "max_tokens": 60, "temperature": 0, "ignore_eos": true}
-		c.answers(body)
+		elsewhere := c.value(d, "tandem:decode_prefills_total", `"remote"`)
+		prompt := c.answers(body)["usage"].(map[string]any)["prompt_tokens"].(float64)
+		if c.value(d, "tandem:decode_prefills_total", `"remote"`) > elsewhere {
+			pages += math.Ceil((prompt-1)/16) * perBlock
+		}
 	}
-	d := decodeNodes
 	const generated = 4 * 60
 	c.hold("all of them", []want{{d, "vllm:generation_tokens_total", "", generated}, {d, "tandem:decode_prefills_total", "", 4}, {d, "vllm:num_requests_running", "", 0}})
 	steps := c.value(d, "tandem:engine_steps_total", "")
@@ -79,7 +96,22 @@ func (c *cluster) guesses(tale string) {
 		{d, "vllm:spec_decode_num_accepted_tokens_total", "", generated - steps},
 		{d, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "", generated - steps},
 	})
-	c.holdSeen()
+	alerts, zero, now := new(liveAlerts), map[string]float64{}, map[string]float64{}
+	for i, role := range []string{"prefill", "prefill", "decode", "decode"} {
+		addSamples(c.t, now, fmt.Sprintf("%s-%d", role, i%2), role, c.scrape(i))
+	}
+	alerts.shows(c.t, zero, now, "Speculation: guesses accepted", 0, (generated-steps)/(tokens-(steps-4)))
+	if fabric.Built {
+		alerts.shows(c.t, zero, now, "KV transfer: through shared memory", 1, 1)
+		c.hold("pages by RDMA", []want{
+			{d, "tandem:kv_transfer_rdma_bytes_total", `"in"`, pages},
+			{d, "tandem:kv_transfer_bytes_total", `"in"`, pages},
+			{prefillNodes, "tandem:kv_transfer_rdma_bytes_total", `"out"`, pages},
+			{prefillNodes, "tandem:kv_transfer_bytes_total", `"out"`, pages},
+		})
+		c.holdSeen()
+	}
+	alerts.run(c.t)
 }
 
 // answers is what a completion brings, but for what tells two answers apart.

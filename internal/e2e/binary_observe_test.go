@@ -365,7 +365,7 @@ func TestBinaryObserve(t *testing.T) {
 	p.until("alerts", `ALERTS{alertstate="firing"}`, func(values []float64, _ []map[string]string) bool { return len(values) == 0 })
 	mark("shown")
 	c.warmPrompt(r)
-	c.chatTwice()
+	c.chatTwice(otlp)
 	c.abort(r)
 	c.preempt(r)
 	mark("aborted and preempted")
@@ -417,21 +417,37 @@ func (c *cluster) warmPrompt(r *rand.Rand) {
 }
 
 // chatTwice has the second request find the first one's message tokenized: each
-// looks it up once.
-func (c *cluster) chatTwice() {
+// looks it up once. Each has a span that says what the client was told.
+func (c *cluster) chatTwice(otlp *collector) {
 	c.t.Helper()
 	g := []int{gatewayNode}
 	text := strings.Repeat("What is prefill, and what is decode? ", 4)
 	hits, misses := c.value(g, "tandem:tokenizer_cache_lookups_total", `"hit"`), c.value(g, "tandem:tokenizer_cache_lookups_total", `"miss"`)
+	answers := map[string]answer{}
 	for range 2 {
 		resp, err := c.post("/v1/chat/completions", map[string]any{"max_tokens": 1,
 			"messages": []map[string]string{{"role": "user", "content": text}}})
 		if err != nil {
 			c.t.Fatal(err)
 		}
+		var a struct {
+			ID string
+			answer
+		}
+		err = json.NewDecoder(resp.Body).Decode(&a)
 		resp.Body.Close()
-		if resp.StatusCode != 200 {
-			c.t.Fatal(resp.Status)
+		if resp.StatusCode != 200 || err != nil || a.Usage.Completion != 1 {
+			c.t.Fatalf("%s, %v: %+v", resp.Status, err, a)
+		}
+		answers[a.ID] = a.answer
+	}
+	var spans []span
+	c.wait(20*time.Second, "the spans of chats", func() bool { spans = otlp.named("chat " + oModel); return len(spans) == len(answers) })
+	for _, s := range spans {
+		told := answers[s.attr("gen_ai.response.id")]
+		if s.attr("gen_ai.operation.name") != "chat" || s.attr("url.path") != "/v1/chat/completions" || s.attr("http.response.status_code") != "200" ||
+			s.attr("gen_ai.usage.input_tokens") != strconv.Itoa(told.Usage.Prompt) || s.attr("gen_ai.usage.output_tokens") != "1" {
+			c.t.Errorf("the client was told %+v, the span says %v", told, s.Attributes)
 		}
 	}
 	c.hold("a chat's message, twice", []want{{g, "tandem:tokenizer_cache_lookups_total", `"hit"`, hits + 1}, {g, "tandem:tokenizer_cache_lookups_total", `"miss"`, misses + 1}})

@@ -111,6 +111,18 @@ func (c *collector) of(role, name string) (n int, seconds float64) {
 	return n, seconds
 }
 
+// named are all spans of a name.
+func (c *collector) named(name string) (all []span) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.spans {
+		if s.Name == name {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
 // attr is an attribute as text; empty where there is none.
 func (s span) attr(name string) string {
 	for _, a := range s.Attributes {

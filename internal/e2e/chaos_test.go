@@ -346,7 +346,7 @@ func TestChaos(t *testing.T) {
 	ref := newAlone(t, campaigned{checkpoint: "gqa-tied", kernels: kernels})
 	defer ref.f.close()
 	vocab := ref.f.loaded[0].Model.VocabSize()
-	ds := devices(t, dir, kernels, 4)
+	ds := devices(t, dir, kernels, 4, engine.Adapters{})
 	for seed := uint64(1); seed <= uint64(seeds) && !t.Failed(); seed++ {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		var gs []*nodepb.Generate

@@ -242,9 +242,17 @@ func (n *node) watch(o *engine.Options) {
 	if c.scheduler != nil {
 		c.scheduler(n.addr, &o.Scheduler)
 	}
-	n.meters, n.asks = &meter.Node{Set: metrics.New(bits, "tiny"), Stats: func() engine.Stats { return n.eng.Stats() }}, new(rpc.Counters)
+	n.meters, n.asks = &meter.Node{Set: metrics.New(bits, "tiny"), Stats: func() (s engine.Stats) {
+		if n.eng != nil { // which is made with these
+			s = n.eng.Stats()
+		}
+		return s
+	}}, new(rpc.Counters)
 	o.Watch = meter.Watch(n.meters.Set)
-	n.meters.Engine(&engine.Loaded{Scheduler: o.Scheduler, KV: o.KV}, "test", role)
+	n.meters.Engine(&engine.Loaded{Scheduler: o.Scheduler, KV: o.KV, Adapters: n.device.Adapters}, "test", role)
+	if n.device.Adapters.Places > 0 {
+		o.Adapters, o.AdapterPlaces, o.Modules = n.device.Model, n.device.Adapters.Places, n.device.Adapters.Modules
+	}
 }
 
 // start boots it with an empty engine.
@@ -303,9 +311,16 @@ func (n *node) start(rng *rand.Rand) {
 
 func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello, maxLen int, log *slog.Logger) rpc.Handler {
 	c := n.c
+	observe := func(kvtransfer.Event) {}
+	if n.meters != nil {
+		observe = meter.Arrived(n.meters.Set)
+	}
 	r, err := kvtransfer.NewReader(kvtransfer.ReaderOptions{
 		Node: n.addr, Layout: layout(n.device), Memory: n.device, Network: c.kv, Listen: n.addr + "-kv",
-		OnEvent: func(ev kvtransfer.Event) { n.decode.TransferEvent(ev) },
+		OnEvent: func(ev kvtransfer.Event) {
+			observe(ev)
+			n.decode.TransferEvent(ev)
+		},
 	})
 	c.must(err)
 	n.leases = &leases{Reader: r, c: c, rng: rand.New(rand.NewPCG(rng.Uint64(), 4))}
@@ -457,12 +472,12 @@ func (n *node) idle(when string) {
 }
 
 // devices are loaded models, made once and lent to one cluster after the other.
-func devices(t *testing.T, dir, kernels string, n int) []*engine.Loaded {
+func devices(t *testing.T, dir, kernels string, n int, adapters engine.Adapters) []*engine.Loaded {
 	t.Helper()
 	var out []*engine.Loaded
 	for range n {
 		l, err := engine.Load(engine.LoadOptions{
-			Model: dir, Kernels: kernels, Threads: 1, KVMemory: 8 << 20, MaxSeqs: 8, MaxBatchedTokens: 100, MaxModelLen: 13 * 16,
+			Model: dir, Kernels: kernels, Threads: 1, KVMemory: 8 << 20, MaxSeqs: 8, MaxBatchedTokens: 100, MaxModelLen: 13 * 16, Adapters: adapters,
 		})
 		if err != nil {
 			t.Fatal(err)

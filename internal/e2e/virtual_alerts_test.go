@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,9 +16,9 @@ import (
 	"testing/synctest"
 )
 
-// Alerts about what real processes cannot be made to do on time: what the processes
-// of a cluster in virtual time exposed before and after is put into Prometheus' rules
-// as time series, by promtool.
+// Alerts and panels about what real processes cannot be made to do on time: what the
+// processes of a cluster in virtual time exposed before and after is put into
+// Prometheus' rules and the dashboard's queries as time series, by promtool.
 
 // watched is what the tests of metrics have seen.
 type watched struct {
@@ -25,10 +26,12 @@ type watched struct {
 	alerts  liveAlerts
 }
 
-// liveAlerts are alerts that are to fire, and the series that make them.
+// liveAlerts are alerts that are to fire, panels that are to show something, and the
+// series that make them.
 type liveAlerts struct {
-	names []string
-	cases []string // of promtool's tests
+	names  []string
+	cases  []string // of promtool's tests
+	panels []string // likewise, of what the dashboard is to show
 }
 
 // samples are all series of all processes, as Prometheus labels them.
@@ -36,41 +39,50 @@ func (m *meterBed) samples() map[string]float64 {
 	m.t.Helper()
 	synctest.Wait()
 	out := map[string]float64{}
-	add := func(node, role, text string) {
-		for line := range strings.Lines(text) {
-			series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
-			name, labels, _ := strings.Cut(series, "{")
-			if !ok || name == "tandem:build_info" || !strings.HasPrefix(name, "tandem:") && !strings.HasPrefix(name, "vllm:") {
-				continue
-			}
-			v, err := strconv.ParseFloat(value, 64)
-			m.must(err)
-			if labels = strings.TrimSuffix(labels, "}"); labels != "" {
-				labels += ","
-			}
-			out[fmt.Sprintf("%s{%sinstance=%q,job=\"tandem\",node=%q,role=%q}", name, labels, node, node, role)] = v
-		}
-	}
-	add("gw", "gateway", string(m.meters.Append(nil)))
+	addSamples(m.t, out, "gw", "gateway", string(m.meters.Append(nil)))
 	for _, n := range m.nodes {
-		add(n.addr, map[byte]string{'p': "prefill", 'd': "decode"}[n.addr[0]], string(n.meters.Set.Append(nil)))
+		addSamples(m.t, out, n.addr, map[byte]string{'p': "prefill", 'd': "decode"}[n.addr[0]], string(n.meters.Set.Append(nil)))
 	}
 	return out
 }
 
-// fires notes that what has happened since the start is to make an alert fire. Five
-// minutes of what was at the start come first, then ten of what is now.
-func (m *meterBed) fires(alert string) {
-	m.t.Helper()
-	now := m.samples()
-	var b strings.Builder
-	fmt.Fprintf(&b, "- name: %s\n  interval: 15s\n  input_series:\n", alert)
+// addSamples adds what a process exposes.
+func addSamples(t *testing.T, out map[string]float64, node, role, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		name, labels, _ := strings.Cut(series, "{")
+		if !ok || name == "tandem:build_info" || !strings.HasPrefix(name, "tandem:") && !strings.HasPrefix(name, "vllm:") {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if labels = strings.TrimSuffix(labels, "}"); labels != "" {
+			labels += ","
+		}
+		out[fmt.Sprintf("%s{%sinstance=%q,job=\"tandem\",node=%q,role=%q}", name, labels, node, node, role)] = v
+	}
+}
+
+// ruleCase begins a test of promtool with five minutes of what was at the start and
+// then ten of what is now, of the series that are wanted.
+func ruleCase(b *strings.Builder, what string, base, now map[string]float64, wanted func(name string) bool) {
+	fmt.Fprintf(b, "- name: %q\n  interval: 15s\n  input_series:\n", what)
 	for _, series := range slices.Sorted(maps.Keys(now)) {
-		if !strings.Contains(series, "_bucket{") {
-			fmt.Fprintf(&b, "  - series: '%s'\n    values: '%gx20 %gx40'\n", series, m.base[series], now[series])
+		if name, _, _ := strings.Cut(series, "{"); wanted(name) {
+			fmt.Fprintf(b, "  - series: '%s'\n    values: '%gx20 %gx40'\n", series, base[series], now[series])
 		}
 	}
-	fmt.Fprintf(&b, "  promql_expr_test:\n")
+	fmt.Fprintf(b, "  promql_expr_test:\n")
+}
+
+// fires notes that what has happened since the start is to make an alert fire.
+func (m *meterBed) fires(alert string) {
+	m.t.Helper()
+	var b strings.Builder
+	ruleCase(&b, alert, m.base, m.samples(), func(name string) bool { return !strings.HasSuffix(name, "_bucket") })
 	for at, fires := range map[string]int{"4m": 0, "9m": 1} {
 		if alert == "TandemEngineStuck" && at == "4m" {
 			continue // what stands still stood still then
@@ -81,26 +93,42 @@ func (m *meterBed) fires(alert string) {
 	m.alerts.cases = append(m.alerts.cases, b.String())
 }
 
-// hold runs the rules.
+// shows notes what a query of a panel is to show of it: the sum of its series, in
+// things counted where it is a rate, and which of them, by their labels, are not zero.
+func (m *meterBed) shows(panel string, query int, want float64, labels ...string) {
+	m.t.Helper()
+	m.alerts.shows(m.t, m.base, m.samples(), panel, query, want, labels...)
+}
+
+func (l *liveAlerts) shows(t *testing.T, base, now map[string]float64, panel string, query int, want float64, labels ...string) {
+	t.Helper()
+	if want <= 0 || math.IsNaN(want) {
+		t.Errorf("panel %q, query %d: nothing is to be seen there: %g", panel, query, want)
+	}
+	if len(labels) == 0 {
+		labels = []string{"{}"}
+	}
+	expr, of, slack := panels(t, panelWindow)[panel][query], 1.0, 1e-6
+	if strings.Contains(expr, "rate(") {
+		if slack = panelSlack * want; !strings.Contains(expr, ") / ") {
+			of = panelSeconds
+		}
+	}
+	var b strings.Builder
+	ruleCase(&b, fmt.Sprintf("%s %d", panel, query), base, now, func(name string) bool { return strings.Contains(expr, name) })
+	const one = "  - expr: '%s'\n    eval_time: 10m\n    exp_samples: [%s]\n"
+	fmt.Fprintf(&b, one, fmt.Sprintf("abs(sum(%s) * %g - %g) <= bool %g", expr, of, want, slack), "{labels: '{}', value: 1}")
+	for i, name := range labels {
+		labels[i] = "{labels: '" + name + "', value: 1}"
+	}
+	fmt.Fprintf(&b, one, fmt.Sprintf("((%s) > 0) * 0 + 1", expr), strings.Join(labels, ", "))
+	l.panels = append(l.panels, b.String())
+}
+
+// hold runs the rules, and wants the alerts to be those that fire here.
 func (l *liveAlerts) hold(t *testing.T) {
 	t.Helper()
-	path, err := exec.LookPath("promtool")
-	if err != nil {
-		t.Log("without promtool nobody has seen alerts fire")
-		return
-	}
-	rules, err := filepath.Abs("../../deploy/prometheus/tandem.rules.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "live_test.yml")
-	text := "rule_files: [" + rules + "]\nevaluation_interval: 15s\ntests:\n" + strings.Join(l.cases, "")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command(path, "test", "rules", file).CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
+	l.run(t)
 	for _, alert := range l.names {
 		if firesVirtually[alert] == "" {
 			t.Errorf("%s is not among the alerts that fire here", alert)
@@ -110,6 +138,35 @@ func (l *liveAlerts) hold(t *testing.T) {
 		if !slices.Contains(l.names, alert) {
 			t.Errorf("%s has not fired", alert)
 		}
+	}
+}
+
+// run has promtool look at what was noted; the dashboard's queries need no rules.
+func (l *liveAlerts) run(t *testing.T) {
+	t.Helper()
+	path, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Log("without promtool nobody has seen alerts fire, or panels")
+		return
+	}
+	rules, err := filepath.Abs("../../deploy/prometheus/tandem.rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"test", "rules"}
+	for of, cases := range map[string][]string{rules: l.cases, "": l.panels} {
+		if len(cases) == 0 {
+			continue
+		}
+		file := filepath.Join(t.TempDir(), "live_test.yml")
+		text := "rule_files: [" + of + "]\nevaluation_interval: 15s\ntests:\n" + strings.Join(cases, "")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, file)
+	}
+	if out, err := exec.Command(path, args...).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -41,7 +40,7 @@ type meterBed struct {
 	alerts *liveAlerts
 	base   map[string]float64 // what processes exposed at the start
 
-	dials  atomic.Int64 // of the gateway, that failed
+	dials  atomic.Int64 // of the gateway, that failed, or whose other end never said a word
 	flips  atomic.Int64 // pages that went by a test's hands
 	lease  atomic.Pointer[kvtransfer.Grant]
 	reader atomic.Pointer[leases]
@@ -61,8 +60,9 @@ func metered(t *testing.T, ds []*engine.Loaded, seen *watched, name string, chan
 				c, err := dial(ctx, addr)
 				if err != nil {
 					m.dials.Add(1)
+					return nil, err
 				}
-				return c, err
+				return &greeted{Conn: c, unheard: &m.dials}, nil
 			}
 			o.RPC.Counters = new(rpc.Counters)
 			meter.RPC(v.meters, o.RPC.Counters)
@@ -74,6 +74,31 @@ func metered(t *testing.T, ds []*engine.Loaded, seen *watched, name string, chan
 			m.finish()
 		})
 	})
+}
+
+// greeted notes a connection that ends before anything was heard on it.
+type greeted struct {
+	net.Conn
+	heard   atomic.Bool
+	once    sync.Once
+	unheard *atomic.Int64
+}
+
+func (g *greeted) Read(b []byte) (int, error) {
+	n, err := g.Conn.Read(b)
+	if n > 0 {
+		g.heard.Store(true)
+	}
+	return n, err
+}
+
+func (g *greeted) Close() error {
+	g.once.Do(func() {
+		if !g.heard.Load() {
+			g.unheard.Add(1)
+		}
+	})
+	return g.Conn.Close()
 }
 
 // finish ends all of it.
@@ -238,6 +263,8 @@ func TestVirtualMeters(t *testing.T) {
 	meteredOutboxes(t, ds, seen)
 	meteredTransfers(t, ds, seen)
 	meteredClients(t, ds, seen)
+	meteredMemory(t, ds, seen)
+	meteredAdapters(t, seen)
 	if !t.Failed() {
 		holdSeen(t, seen.metrics)
 		seen.alerts.hold(t)
@@ -299,6 +326,7 @@ func (m *meterBed) prefillGone() {
 	m.is('D', "tandem:decode_prefill_breakers", "", float64(asked))
 	m.is('D', "tandem:decode_prefill_breakers", `"closed"`, float64(asked-broken))
 	m.is('D', "tandem:decode_prefills_total", `"local"`, n)
+	m.shows("Connections that failed", 0, float64(dials)+m.value('G', "tandem:rpc_dial_errors_total", ""))
 	if dials != 2*n || broken == 0 {
 		m.errorf("%d dials of %d requests have failed, %d ways are broken", dials, n, broken)
 	}
@@ -319,6 +347,7 @@ func (m *meterBed) strangers() {
 	}
 	m.is('D', "tandem:rpc_refused_connections_total", "", 2*each)
 	m.is('P', "tandem:rpc_refused_connections_total", "", 2*each)
+	m.shows("Connections that failed", 1, 4*each)
 }
 
 // silences cuts nodes off for longer than connections wait.
@@ -345,6 +374,7 @@ func (m *meterBed) silences() {
 	time.Sleep(10 * time.Second)
 	m.is('G', silent, "", gw+1)
 	m.is('D', silent, "", links-gw+1)
+	m.shows("Lost on the side", 2, links+gw+1+links-gw+1)
 
 	// Dials to one that is gone, as the gateway counts them and as they were.
 	dials := m.dials.Load()
@@ -354,8 +384,8 @@ func (m *meterBed) silences() {
 	if m.dials.Load() == dials {
 		m.errorf("nobody dialled a node that is gone")
 	}
-	failed := before + float64(m.dials.Load()-dials)
-	m.between('G', errors, "", failed, failed+1) // one may have got through as the node went
+	synctest.Wait()
+	m.is('G', errors, "", before+float64(m.dials.Load()-dials))
 }
 
 // meteredLimits has gateway and nodes refuse what is beyond a limit.
@@ -392,11 +422,13 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		}
 		m.is('G', "tandem:gateway_refused_total", `"concurrency"`, float64(refused))
 		m.is('G', "tandem:gateway_refused_total", "", float64(refused))
+		m.shows("Refused by gateways", 0, float64(refused), `{limit="concurrency"}`)
 
 		write("one concurrency=many\n")
 		time.Sleep(3 * time.Second)
 		m.is('G', "tandem:gateway_key_file_bad", "", 1)
 		m.fires("TandemFileNotTaken")
+		m.shows("Gateway files not taken", 1, 1)
 		write("one\n")
 		time.Sleep(3 * time.Second)
 		m.is('G', "tandem:gateway_key_file_bad", "", 0)
@@ -420,6 +452,7 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		}
 		m.is('D', "tandem:decode_refused_total", "", refused)
 		m.is('D', "vllm:admission_rejections_total", "", refused)
+		m.shows("Decode nodes: refused and dropped", 0, refused)
 		slow.open()
 		answers()
 	})
@@ -519,6 +552,9 @@ func (m *meterBed) queues(slow *gate) {
 	waiting := float64(60 - owned)
 	m.is('G', "tandem:queue_length", `"waiting"`, waiting)
 	m.is('G', "tandem:gateway_queue_time_seconds_count", "", 0)
+	m.is('G', "tandem:gateway_requests_in_flight", "", 60)
+	m.shows("Gateway queue: requests", 0, waiting, `{node="gw"}`)
+	m.shows("Requests in flight", 0, 60, `{node="gw"}`)
 	time.Sleep(stood)
 	slow.open()
 	refused := 0
@@ -561,6 +597,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		// Each dropped stream is told to the gateway, which begins it again elsewhere.
 		failed := m.value('G', "tandem:gateway_attempt_failures_total", "")
 		m.is('D', "tandem:decode_dropped_streams_total", "", failed)
+		m.shows("Decode nodes: refused and dropped", 1, failed)
 		m.between('D', "tandem:rpc_outbox_full_total", "", 1, m.value('D', "tandem:engine_steps_total", "")+failed+100)
 	})
 	metered(t, ds, seen, "a gateway's outboxes", func(m *meterBed, o *gateway.Options) {
@@ -578,6 +615,11 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 			m.errorf("%g attempts have failed", failed)
 		}
 		m.between('G', "tandem:rpc_outbox_full_total", "", failed, failed+2*10)
+		full := 0.0
+		for _, role := range "GPD" {
+			full += m.value(byte(role), "tandem:rpc_outbox_full_total", "")
+		}
+		m.shows("Lost on the side", 1, full)
 		for _, d := range m.nodes[:2] {
 			m.net.Silence(d.addr, false)
 		}
@@ -602,116 +644,6 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	})
 }
 
-// meteredTransfers has KV transfers go wrong.
-func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen *watched) {
-	const in, out, failures = `"in"`, `"out"`, "tandem:kv_transfer_failures_total"
-	page := ds[0].KV.PageBytes
-	metered(t, ds, seen, "dials", plainMeters, func(m *meterBed) {
-		var refused atomic.Int64
-		m.kv.refuse = func() error {
-			if refused.Add(1) == 1 {
-				return fmt.Errorf("refused: %d", refused.Load())
-			}
-			return nil
-		}
-		m.well(m.say(unlike(1, 60), 2, "", ""))
-		m.is('P', "tandem:kv_transfer_retries_total", "", 1)
-		m.is('P', "tandem:kv_transfers_total", out, 1)
-	})
-	metered(t, ds, seen, "pages that change", func(m *meterBed, _ *gateway.Options) {
-		var armed atomic.Bool
-		m.granted = func(*leases, kvtransfer.Grant) { armed.Store(true) }
-		m.kv.meddle = func(b []byte) []byte { // one page
-			if len(b) != page || m.flips.Load() == 1 || !armed.CompareAndSwap(true, false) {
-				return b
-			}
-			m.flips.Add(1)
-			c := slices.Clone(b)
-			c[len(c)/2] ^= 1
-			return c
-		}
-	}, func(m *meterBed) {
-		for i := range 4 {
-			m.well(m.say(unlike(i, 60), 2, "", ""))
-		}
-		if m.flips.Load() != 1 {
-			m.errorf("%d pages were changed", m.flips.Load())
-		}
-		m.is('D', "tandem:fenced_writes_total", `"corrupt"`, 1)
-		m.fires("TandemCorruptKV")
-		m.is('D', failures, in, 1)
-		m.is('P', failures, out, 1)
-	})
-	metered(t, ds, seen, "a writer that falls silent", func(m *meterBed, _ *gateway.Options) {
-		m.kv.meddle = func(b []byte) []byte {
-			if len(b) == page && m.flips.Add(1) == 1 {
-				time.Sleep(time.Minute)
-			}
-			return b
-		}
-	}, func(m *meterBed) {
-		m.well(m.say(unlike(1, 60), 2, "", ""))
-		time.Sleep(2 * time.Minute)
-		m.is('D', "tandem:kv_leases_expired_total", "", 1)
-		m.is('D', failures, in, 1)
-		m.is('P', failures, out, 1)
-	})
-	metered(t, ds, seen, "leases that are over", func(m *meterBed, _ *gateway.Options) {
-		m.granted = func(l *leases, g kvtransfer.Grant) {
-			m.lease.Store(&g)
-			m.reader.Store(l)
-		}
-		m.kv.meddle = func(b []byte) []byte {
-			if len(b) == page && m.flips.Add(1) == 1 { // while its first page is on its way
-				m.reader.Load().Cancel(m.lease.Load().Lease)
-			}
-			return b
-		}
-	}, func(m *meterBed) {
-		m.well(m.say(unlike(1, 60), 2, "", ""))
-		time.Sleep(time.Minute)
-		sent, landed := uint64(0), uint64(0)
-		for _, n := range m.nodes {
-			if n.writer != nil && n.prefill != nil {
-				sent += n.writer.Stats().Pieces
-			} else {
-				landed += n.leases.Stats().Pieces
-			}
-		}
-		if sent == landed {
-			m.errorf("no page of a lease that was over was written")
-		}
-		m.is('D', "tandem:fenced_writes_total", `"stale"`, float64(sent-landed))
-		m.is('D', failures, in, 1)
-	})
-	var computed, landed time.Time // the last of prefill nodes' steps, and of their writes
-	metered(t, ds, seen, "a slow network", func(m *meterBed, _ *gateway.Options) {
-		m.measured.stepped = func(addr string) {
-			if addr[0] == 'p' {
-				computed = time.Now()
-			}
-		}
-		wire := make(chan bool, 1) // no mutex: who waits for one holds virtual time up
-		m.kv.meddle = func(b []byte) []byte {
-			if len(b) == page {
-				wire <- true
-				time.Sleep(100 * time.Millisecond)
-				landed = time.Now()
-				<-wire
-			}
-			return b
-		}
-	}, func(m *meterBed) {
-		m.well(m.say(unlike(1, 60), 2, "", ""))
-		after := landed.Sub(computed).Seconds()
-		if after < 0.5 {
-			m.errorf("the last page was written %g s after the prompt was computed", after)
-		}
-		m.is('P', "tandem:kv_transfer_exposed_seconds_count", "", 1)
-		m.between('P', "tandem:kv_transfer_exposed_seconds_sum", "", after-0.01, after+0.01)
-	})
-}
-
 func plainMeters(*meterBed, *gateway.Options) {}
 
 // meteredClients has clients that do not read, and tokens that come too late.
@@ -726,6 +658,7 @@ func meteredClients(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		m.must(err)
 		time.Sleep(10 * time.Second)
 		held := m.value('G', "tandem:gateway_stream_buffer_bytes", "")
+		m.shows("Slow clients: memory", 0, held, `{node="gw"}`)
 		text, err := io.ReadAll(c)
 		m.must(err)
 		_ = c.Close()
@@ -738,6 +671,7 @@ func meteredClients(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		}
 		m.is('G', "tandem:gateway_stream_buffer_bytes", "", 0)
 		m.is('G', "tandem:gateway_streams_paused_total", "", m.value('G', "tandem:gateway_attempts_total", "")-1) // each is an attempt more
+		m.shows("Slow clients: pauses and late tokens", 0, m.value('G', "tandem:gateway_attempts_total", "")-1)
 	})
 	metered(t, ds, seen, "tokens that come too late", func(m *meterBed, o *gateway.Options) {
 		o.StallTimeout = -1
@@ -766,6 +700,7 @@ func meteredClients(t *testing.T, ds []*engine.Loaded, seen *watched) {
 			m.errorf("no token came too late")
 		}
 		m.is('G', "tandem:gateway_stale_tokens_total", "", late)
+		m.shows("Slow clients: pauses and late tokens", 1, late)
 	})
 }
 

@@ -350,7 +350,7 @@ func calmAnswers(t *testing.T, ds []*engine.Loaded, qs []*inquiry) {
 
 func virtualDevices(t *testing.T) (ds []*engine.Loaded, kernels string) {
 	kernels = native()
-	return devices(t, filepath.Join(checkpoints, "gqa-tied"), kernels, 4), kernels
+	return devices(t, filepath.Join(checkpoints, "gqa-tied"), kernels, 4, engine.Adapters{}), kernels
 }
 
 func TestVirtualCluster(t *testing.T) {

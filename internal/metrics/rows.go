@@ -22,7 +22,7 @@ var Rows = [count]Row{
 	ExternalPrefixCacheQueries: {"vllm:external_prefix_cache_queries_total", KindCounter, Decode, nil, nil,
 		"Tokens whose KV a prefill node was let write, once per request."},
 	ExternalPrefixCacheHits: {"vllm:external_prefix_cache_hits_total", KindCounter, Decode, nil, nil, "Tokens whose KV arrived from a prefill node."},
-	NumPreemptions:          {"vllm:num_preemptions_total", KindCounter, nodes, nil, nil, "Times a request gave its KV blocks back and was queued again."},
+	NumPreemptions:          {"vllm:num_preemptions_total", KindCounter, nodes, nil, nil, "Times a request gave its KV blocks back and was queued again; a prefill node's jobs never do."},
 	PromptTokens:            {"vllm:prompt_tokens_total", KindCounter, all, nil, nil, "Prompt tokens of requests that had their first token, and of computed prefill jobs; cached ones included."},
 	PromptTokensBySource: {"vllm:prompt_tokens_by_source_total", KindCounter, nodes,
 		[]Label{{Name: "source", Values: []string{"local_compute", "local_cache_hit", "external_kv_transfer"}}}, nil, "Those by where their KV came from. The sum is vllm:prompt_tokens_total."},
@@ -55,7 +55,7 @@ var Rows = [count]Row{
 	RequestInferenceTime:          {"vllm:request_inference_time_seconds", KindHistogram, nodes, nil, latencyBuckets, "From a request's first step to its last token, or a prefill job's end."},
 	RequestPrefillTime:            {"vllm:request_prefill_time_seconds", KindHistogram, nodes, nil, latencyBuckets, "From a request's first step to its first token, or a prefill job's end."},
 	RequestDecodeTime:             {"vllm:request_decode_time_seconds", KindHistogram, request, nil, latencyBuckets, "From a request's first token to its last."},
-	RequestNumPreemptions:         {"vllm:request_num_preemptions", KindHistogram, nodes, nil, preemptBuckets, "Times a finished request was preempted."},
+	RequestNumPreemptions:         {"vllm:request_num_preemptions", KindHistogram, nodes, nil, preemptBuckets, "Times a finished request was preempted; a prefill node's jobs never are."},
 	RequestPrefillKVComputed:      {"vllm:request_prefill_kv_computed_tokens", KindHistogram, nodes, nil, tokenBuckets, "Prompt tokens of a request or prefill job that were computed here, neither cached nor transferred."},
 
 	PrefillTokensComputed: {"tandem:prefill_tokens_computed_total", KindCounter, nodes, nil, nil, "Prompt tokens run through a forward pass on this node, recomputed ones included."},
