@@ -8,7 +8,7 @@ import "testing"
 // step leaves at most one in its middle. So nobody who ranks behind another has
 // blocks to give when that one runs out. The same load with output does preempt.
 func TestJobsAloneLoseNothing(t *testing.T) {
-	const seeds = 250
+	const seeds = 120
 	lost := map[bool]uint64{}
 	n := counts{}
 	short := 0 // steps in which a job got less than the step had left
