@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 4
+#define TD_VERSION 5
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -45,8 +45,33 @@ typedef struct {
   float temperature, top_p, min_p;
   int32_t top_k;
   int32_t probs; // 1 and as many best tokens as are wanted of td_probs; 0: nothing is
-  int32_t reserved;
+  int32_t rules; // 1 and the word of td_step.rules where its td_rules begin; 0: none
 } td_draw;
+
+// What a request's rules make of its logits before a token is drawn, as engine/sample
+// has it. Behind it stand the words of the bitmap of allowed tokens, td_ban of each
+// token that must not be drawn, and td_mark of each that is known: of a token there
+// is one mark, and of a ban any number.
+typedef struct {
+  int32_t allowed; // words; -1: all tokens are
+  int32_t bans, marks;
+  int32_t last;    // the output of the step before whose token is not in the marks yet; -1: none
+  float repetition, presence, frequency;
+  int32_t follows; // what last adds to its token's mark: 1 it is seen, 2 it counts
+} td_rules;
+
+typedef struct {
+  int32_t token, after; // only where last has drawn after; -1: always
+} td_ban;
+
+typedef struct {
+  int32_t token, count; // how often the output has it
+  float bias;
+  int32_t seen;         // 1: repetition is for it
+} td_mark;
+
+// td_rules of an output are not longer than this, with all that stands behind them.
+enum { TD_RULE_WORDS = 1 << 13 };
 
 // What a client sees of a drawn token: its log-probability and rank (1 is the best)
 // before temperature and masks, and the best tokens.
@@ -69,13 +94,14 @@ enum { TD_IN_CHUNK = 1 << 30, TD_CHUNK_ROWS = 64, TD_CHUNK_LEAST = 8, TD_FEW = 1
 // free again when the step has ended. Tables are one for both, and the host's: what
 // it has told of may be written again at once.
 typedef struct {
-  int32_t *counts;    // [4] tokens, outputs, spans, sequence number of the step
+  int32_t *counts;    // [5] tokens, outputs, spans, sequence number of the step, words of rules
   int32_t *ids;       // [tokens] -1-i: what output i of the last step that was started draws
   int32_t *positions; // [tokens]
   int32_t *row_span;  // [tokens]
   int32_t *out_rows;  // [outputs]
   int32_t *slots;     // [groups, tokens] block*block_tokens + offset, where KV goes
   td_draw *draws;     // [outputs]
+  uint64_t *rules;    // [outputs, TD_RULE_WORDS], of which as many go to the device as there are
   int32_t *tables;    // [groups, seqs, blocks]
   int32_t *sampled;   // [outputs] written by the device
   td_probs *probs;    // [outputs] written by the device, of outputs that want it
@@ -107,7 +133,7 @@ enum {
   TD_ADD, // dst = (a + b)·scale·w[0]
   TD_SOFTCAP,
   TD_COLUMNS,
-  TD_SAMPLE,  // and, where a draw wants them, log-probabilities of the same a
+  TD_SAMPLE,  // and, where a draw wants them, log-probabilities of the same a; dst is scratch like a
   TD_ROUTE_GROUPS, // by σ(a) + bias: of heads groups of experts the kv_heads best; weights times scale
   TD_SPLIT,        // dst[head][row] = the first dim of each head's k columns of a; lists the heads' spans
   TD_JOIN,         // dst[row] = each head's dim columns of b[head][row], then what TD_SPLIT left of a's k

@@ -34,14 +34,14 @@ func (o *Options) startsAhead() starter {
 }
 
 // flies says whether the batch's tokens can be read while a later step runs:
-// nobody wants to see its layers or logits, and no rule of the host's decides what
-// is drawn.
+// nobody wants to see its layers or logits, and no rule decides what is drawn that
+// the device does not have.
 func (e *Engine) flies(b scheduler.Batch) bool {
 	if e.starter == nil || e.wantsLogits(b) {
 		return false
 	}
 	for i := range b.Seqs {
-		if r := e.live[b.Seqs[i].ID]; r != nil && (r.job != nil || r.req.Sampling.Controls != nil) {
+		if r := e.live[b.Seqs[i].ID]; r != nil && (r.job != nil || !e.ruled(r.req)) {
 			return false
 		}
 	}
@@ -52,7 +52,7 @@ func (e *Engine) flies(b scheduler.Batch) bool {
 func (e *Engine) lookAhead(id scheduler.RequestID) scheduler.Next {
 	r := e.live[id]
 	switch {
-	case r == nil || r.job != nil || r.req.LogProbs && !e.scored(r.req) || r.req.Sampling.Controls != nil || e.o.Probe != nil:
+	case r == nil || r.job != nil || r.req.LogProbs && !e.scored(r) || !e.ruled(r.req) || e.o.Probe != nil:
 		return scheduler.Waits
 	case r.output+1 >= r.req.MaxTokens:
 		return scheduler.Ends

@@ -13,13 +13,45 @@ import (
 	"testing"
 
 	kernels "github.com/tandem-serving/tandem/cuda"
+	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/model"
+	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
+// behind counts outputs with rules in steps that start from tokens nobody knows yet.
+type behind struct {
+	*model.Model
+	ruled int
+}
+
+func (b *behind) Start(s *backend.Step) error {
+	for _, out := range s.Outputs {
+		if out.Params.Controls != nil && s.Tokens[out.Row] < 0 {
+			b.ruled++
+		}
+	}
+	return b.Model.Start(s)
+}
+
+// ruleSets are of some requests; those of the last are more than a device takes.
+func ruleSets() map[int]Rules {
+	long := Rules{Presence: 1}
+	for i := range int32(9000) {
+		long.BadWords = append(long.BadWords, []int32{i % 70, i % 90})
+	}
+	return map[int]Rules{
+		3: {Repetition: 1.4, Frequency: 0.7, MinTokens: 6, Stops: []int32{1, 2, 3}},
+		5: {Presence: 2, Allowed: []int32{4, 9, 11, 40, 41, 60}, BadWords: [][]int32{{4, 9}, {11, 11}, {9, 9, 4}}, Bias: []sample.Bias{{Token: 60, Value: 3}, {Token: 7, Value: 50}}},
+		6: long,
+	}
+}
+
 // answers runs requests of several kinds at once on a device and returns the tokens
-// of each, the log-probabilities of those that want them, and what was logged.
-func answers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, log string) {
+// of each, the log-probabilities of those that want them, what was logged, and how
+// many draws by rules were given out before the token in front was known.
+func answers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, log string, ahead int) {
 	t.Helper()
 	var said strings.Builder
 	o.Logger = slog.New(slog.NewTextHandler(&said, nil))
@@ -32,7 +64,8 @@ func answers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, log
 			t.Error(err)
 		}
 	}()
-	e, err := New(Options{Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler})
+	m := &behind{Model: l.Model}
+	e, err := New(Options{Model: m, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +79,7 @@ func answers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, log
 		for j := range prompt {
 			prompt[j] = int32((i*31 + j*7) % 90)
 		}
-		r := &Request{Prompt: prompt, MaxTokens: 12}
+		r := &Request{Prompt: prompt, MaxTokens: 12, Rules: ruleSets()[i]}
 		if i%2 == 1 {
 			r.Sampling = Sampling{Seed: uint64(i), Temperature: 0.8, TopP: 0.9, TopK: 20}
 		}
@@ -77,7 +110,7 @@ func answers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, log
 	ended.Wait()
 	stop()
 	running.Wait()
-	return all, probs, said.String()
+	return all, probs, said.String(), m.ruled
 }
 
 // The whole engine over the kernels' host twin gives the tokens of the CPU backend:
@@ -88,12 +121,15 @@ func TestEngineOnTheTwin(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, MaxSeqs: 5, MaxBatchedTokens: 24, MaxModelLen: 96, KVDType: "float32", Device: "cpu"}
-	want, wantProbs, _ := answers(t, o)
+	want, wantProbs, _, _ := answers(t, o)
 	o.Device, o.CUDALibrary, o.SharedKV = "cuda:0", twin, true
 	for _, late := range []string{"1", "2"} {
 		t.Setenv("TANDEM_TWIN_LATE", late) // the device does what it is told some time after
 		o.EnforceEager = late == "2"
-		got, probs, said := answers(t, o)
+		got, probs, said, ahead := answers(t, o)
+		if ahead == 0 {
+			t.Errorf("late %s: no draw by rules was given out ahead", late)
+		}
 		for i := range probs {
 			if !slices.EqualFunc(probs[i], wantProbs[i], func(a, b float32) bool { return math.Abs(float64(a-b)) < 1e-4 }) || (i%3 == 2) != (len(probs[i]) == 5*12) {
 				t.Errorf("late %s: log-probabilities of request %d are %v, on the CPU %v", late, i, probs[i], wantProbs[i])

@@ -66,7 +66,8 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 	}
 	var step int64
 	for _, m := range models {
-		step += m.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})
+		outputs := o.MaxSeqs + extraOutputs
+		step += m.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: outputs}) + int64(outputs)*cuda.OutputBytes(m.Vocab)
 	}
 	if o.BLAS != "none" && !o.OneOrder {
 		step += 32<<20 + step/8 // cuBLASLt's workspace, and activations in half their width

@@ -124,6 +124,7 @@ type Engine struct {
 	onMark     func(layer int) // layerDone, bound once
 
 	scorer     backend.Scorer // nil: log-probabilities are made here, of logits
+	ruler      backend.Ruler  // nil: rules of a request are the host's
 	mirror     backend.Mirror // nil: KVRegion is the device's own
 	fetch      [][]int32      // [groups] blocks that the step's jobs push and the mirror lacks
 	starter    starter        // nil: one step after the other
@@ -147,6 +148,7 @@ type run struct {
 	output  int                 // tokens generated, earlier attempts included
 	adapter *adapterPlace       // nil: none
 	runs    bool                // takes part in steps: is admitted, and has not given way since
+	byHost  bool                // has more rules than the device draws by
 	pinned  [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
 	fetched [][]kvcache.BlockID // and the one that the mirror has
 	life    Life
@@ -182,6 +184,7 @@ func New(o Options) (*Engine, error) {
 	}
 	e.mirror = mirrorOf(o.Backend)
 	e.scorer, _ = o.Backend.(backend.Scorer)
+	e.ruler, _ = o.Backend.(backend.Ruler)
 	e.publishAdapters()
 	for _, m := range o.Modules {
 		a, err := model.OpenAdapter(m.Path)

@@ -20,11 +20,14 @@ func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 		return
 	}
 	first := len(q.Tokens) - q.Drafts
+	if r != nil {
+		r.byHost = !e.ruled(r.req)
+	}
 	for n := first; n <= len(q.Tokens); n++ {
 		out := backend.Output{Row: int32(row + n - 1), Position: int32(q.Start + n)}
 		if r != nil {
 			out.Params = r.req.Sampling
-			if e.scored(r.req) {
+			if e.scored(r) {
 				out.Probs = 1 + r.req.TopLogProbs
 			}
 			if c := out.Params.Controls; c != nil {
@@ -99,7 +102,7 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	}
 	t := Token{ID: token, Position: pos}
 	if req.LogProbs {
-		t.LogProbs = e.logProbs(req, token, row)
+		t.LogProbs = e.logProbs(r, token, row)
 	}
 	if c := req.Sampling.Controls; c != nil {
 		c.Add(token)
@@ -112,15 +115,23 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	return t.Finish
 }
 
-// scored says whether the device tells all log-probabilities that a request wants.
-func (e *Engine) scored(req *Request) bool {
-	return req.LogProbs && e.scorer != nil && len(req.LogProbTokens) == 0 && req.TopLogProbs < e.scorer.MostProbs() && req.Sampling.Controls == nil
+// ruled says whether the device draws by a request's rules, also behind as many
+// tokens as one step may guess.
+func (e *Engine) ruled(req *Request) bool {
+	c := req.Sampling.Controls
+	return c == nil || e.ruler != nil && e.ruler.Rules(c, 1+scheduler.DraftLimit)
+}
+
+// scored says whether the device tells all log-probabilities that a request wants, as
+// it was when its step was filled.
+func (e *Engine) scored(r *run) bool {
+	return r.req.LogProbs && e.scorer != nil && len(r.req.LogProbTokens) == 0 && r.req.TopLogProbs < e.scorer.MostProbs() && !r.byHost
 }
 
 // logProbs is what a request sees of a token that was drawn.
-func (e *Engine) logProbs(req *Request, token int32, row int) *LogProbs {
-	p := new(LogProbs)
-	if !e.scored(req) {
+func (e *Engine) logProbs(r *run, token int32, row int) *LogProbs {
+	p, req := new(LogProbs), r.req
+	if !e.scored(r) {
 		p.LogProb, p.Rank, p.Top = sample.LogProbs(e.logitsOf(row), token, req.TopLogProbs, req.LogProbTokens, nil)
 		return p
 	}
@@ -135,7 +146,7 @@ func (e *Engine) logProbs(req *Request, token int32, row int) *LogProbs {
 func (e *Engine) wantsLogits(b scheduler.Batch) bool {
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		if r := e.live[q.ID]; r != nil && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs && !e.scored(r.req) || e.o.Probe != nil)) {
+		if r := e.live[q.ID]; r != nil && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs && !e.scored(r) || e.o.Probe != nil)) {
 			return true
 		}
 	}

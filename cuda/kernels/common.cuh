@@ -9,7 +9,8 @@
 struct Step {
   const int32_t *counts, *ids, *positions, *row_span, *out_rows, *slots, *tables;
   const td_draw *draws;
-  int32_t *drawn;    // [outputs] the last draws, for the step that follows
+  const uint64_t *rules;
+  int32_t *drawn;    // two of [outputs], the draws of even and odd steps, for those that follow
   int32_t *sampled;  // of the host: two of [outputs], of even and odd steps
   td_probs *probs;   // of the host, two as well
   uint32_t *done;    // of the host
@@ -22,10 +23,13 @@ constexpr int kSpanSlots = 64;  // the most slots of one span of an expert's
 // live is how many rows of an operation there are in this step.
 TD_DEVICE int live(const Step &s, const td_op &o) { return s.counts[o.outputs] * (o.slots > 0 ? o.slots : 1); }
 
+// drawn_of is what step number draws, or has drawn.
+TD_DEVICE int32_t *drawn_of(const Step &s, int number) { return s.drawn + (number & 1) * s.outputs; }
+
 // token_id is a row's token: the host's, or one that the step before has drawn.
 TD_DEVICE int token_id(const Step &s, int row) {
   int id = s.ids[row];
-  return id < 0 ? s.drawn[-1 - id] : id;
+  return id < 0 ? drawn_of(s, s.counts[3] - 1)[-1 - id] : id;
 }
 
 template <class T>

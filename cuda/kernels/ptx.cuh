@@ -208,6 +208,7 @@ TD_DEVICE void publish(volatile uint32_t *p, uint32_t v) { __atomic_store_n(p, v
 TD_DEVICE double mul_rn(double a, double b) { volatile double r = a * b; return r; }
 TD_DEVICE double add_rn(double a, double b) { volatile double r = a + b; return r; }
 TD_DEVICE float mul_rn(float a, float b) { volatile float r = a * b; return r; }
+TD_DEVICE float add_rn(float a, float b) { volatile float r = a + b; return r; }
 TD_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 TD_DEVICE double bits_double(uint64_t u) { double d; memcpy(&d, &u, 8); return d; }
 
@@ -293,6 +294,7 @@ TD_DEVICE void publish(volatile uint32_t *p, uint32_t v) {
 TD_DEVICE double mul_rn(double a, double b) { return __dmul_rn(a, b); }
 TD_DEVICE double add_rn(double a, double b) { return __dadd_rn(a, b); }
 TD_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+TD_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 TD_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 TD_DEVICE double bits_double(uint64_t u) { return __longlong_as_double(static_cast<long long>(u)); }
 #endif

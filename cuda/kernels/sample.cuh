@@ -1,4 +1,5 @@
-// Draws tokens from logits by the rules of engine/sample: a block for an output.
+// Draws tokens from logits by the rules of engine/sample: a block for an output. What
+// a request's own rules change (masks, bias, penalties) is changed in a copy.
 // The generator, the weights and the order of tokens are the same, so the same
 // request draws the same token on either side; sums are added in another order,
 // which decides only where a draw falls within 1e-12 of an edge.
@@ -223,12 +224,63 @@ TD_DEVICE int draw_token(const Draw &d, const Cut &c, double u, SampleMemory &m)
   return m.token;
 }
 
+// marked is a logit as its token's mark has it: engine/sample's, bit for bit.
+TD_DEVICE float marked(float v, const td_rules &r, const td_mark &k) {
+  v = add_rn(v, k.bias);
+  if (k.seen) v = v > 0 ? v / r.repetition : mul_rn(v, r.repetition);
+  if (k.count > 0) v = add_rn(v, -add_rn(mul_rn(r.frequency, float(k.count)), r.presence));
+  return v;
+}
+
+// last_mark is the mark of a token that the marks know nothing of yet, with what there
+// is in them.
+TD_DEVICE td_mark last_mark(td_mark k, const td_rules &r) {
+  if (r.follows & 1) k.seen = 1;
+  if (r.follows & 2) k.count++;
+  return k;
+}
+
+// allowed_logit is token i's, where the bitmap of words behind the rules has it.
+TD_DEVICE float allowed_logit(const float *logits, const td_rules &r, const uint64_t *allowed, int i) {
+  return r.allowed < 0 || (i / 64 < r.allowed && (allowed[i / 64] >> i % 64 & 1)) ? logits[i] : -INFINITY;
+}
+
+// rule writes to what rules make of n logits: all, then again those with marks, which
+// are of different tokens, then those that are banned, whatever their mark.
+TD_DEVICE void rule(const float *logits, float *to, int n, const td_rules &r, const Step &s) {
+  const uint64_t *allowed = reinterpret_cast<const uint64_t *>(&r + 1);
+  const td_ban *bans = reinterpret_cast<const td_ban *>(allowed + (r.allowed > 0 ? r.allowed : 0));
+  const td_mark *marks = reinterpret_cast<const td_mark *>(bans + r.bans);
+  int last = r.last < 0 ? -1 : drawn_of(s, s.counts[3] - 1)[r.last];
+  for (int i = thread_id(); i < n; i += kSampleThreads) {
+    float v = allowed_logit(logits, r, allowed, i);
+    to[i] = i == last ? marked(v, r, last_mark({last, 0, 0, 0}, r)) : v;
+  }
+  sync();
+  for (int i = thread_id(); i < r.marks; i += kSampleThreads) {
+    td_mark k = marks[i];
+    if (k.token == last) k = last_mark(k, r);
+    if (k.token >= 0 && k.token < n) to[k.token] = marked(allowed_logit(logits, r, allowed, k.token), r, k);
+  }
+  sync();
+  for (int i = thread_id(); i < r.bans; i += kSampleThreads) {
+    td_ban b = bans[i];
+    if (b.token >= 0 && b.token < n && (b.after < 0 || b.after == last)) to[b.token] = -INFINITY;
+  }
+  sync();
+}
+
 TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
   SampleMemory &m = *reinterpret_cast<SampleMemory *>(shared_memory());
   int row = block_x();
   if (row >= s.counts[1]) return;
   const float *logits = at<const float>(o.a) + int64_t(row) * o.n;
   td_draw how = s.draws[row];
+  if (how.rules) {
+    float *to = at<float>(o.dst) + int64_t(row) * o.n;
+    rule(logits, to, o.n, *reinterpret_cast<const td_rules *>(s.rules + how.rules - 1), s);
+    logits = to;
+  }
   int best = block_argmax(logits, o.n, m), token = best;
   Draw d = {logits, o.n, logits[best], -INFINITY, 1 / double(how.temperature), how.min_p};
   bool greedy = !(how.temperature > 0) || !(d.max - d.max == 0) || !(d.inverse - d.inverse == 0);
@@ -252,7 +304,7 @@ TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
     token = draw_token(d, all, uniform(how.seed, how.choice, uint32_t(how.position)), m);
   }
   if (thread_id() == 0) {
-    s.drawn[row] = token;
+    drawn_of(s, s.counts[3])[row] = token;
     s.sampled[(s.counts[3] & 1) * s.outputs + row] = token;
   }
 }
@@ -308,7 +360,7 @@ TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
   if (row >= s.counts[1] || s.draws[row].probs == 0) return;
   const float *logits = at<const float>(o.a) + int64_t(row) * n;
   td_probs *to = s.probs + (s.counts[3] & 1) * s.outputs + row;
-  int token = s.drawn[row], wanted = s.draws[row].probs - 1;
+  int token = drawn_of(s, s.counts[3])[row], wanted = s.draws[row].probs - 1;
   float most;
   block_best(logits, n, 0, INFINITY, -1, most, m);
   if (!(most - most == 0)) {  // nothing to compare, or one that is infinitely likely

@@ -44,6 +44,7 @@ struct td_device {
   int32_t *tables_device = nullptr, *tables_going[2] = {};  // pinned, on their way
   std::vector<int32_t> tables;
   int32_t *drawn = nullptr;
+  uint64_t *rules = nullptr, *rules_host[2] = {};
   int groups = 0;
 
   Stream copies;               // beside the steps
@@ -93,7 +94,7 @@ struct td_device {
   // lay gives a step's arrays their places behind base, or only counts the bytes.
   int64_t lay(char *base, td_step &s) const {
     int64_t used = 0;
-    s.counts = carve<int32_t>(base, used, 4);
+    s.counts = carve<int32_t>(base, used, 5);
     s.ids = carve<int32_t>(base, used, limits.tokens);
     s.positions = carve<int32_t>(base, used, limits.tokens);
     s.row_span = carve<int32_t>(base, used, limits.tokens);
@@ -121,12 +122,14 @@ struct td_device {
     }
     if (!drawn) {
       int64_t each = int64_t(limits.outputs) * 4;
-      drawn = static_cast<int32_t *>(alloc(each));
+      drawn = static_cast<int32_t *>(alloc(2 * each));
       auto *sampled = reinterpret_cast<int32_t *>(pinned(2 * each));
       auto *done = reinterpret_cast<uint32_t *>(pinned(64));
       copied_host = reinterpret_cast<uint32_t *>(pinned(64));
       on_device.probs = reinterpret_cast<td_probs *>(pinned(2 * int64_t(limits.outputs) * int64_t(sizeof(td_probs))));
-      if (!drawn || !sampled || !done || !copied_host || !on_device.probs) return false;
+      rules = static_cast<uint64_t *>(alloc(int64_t(limits.outputs) * TD_RULE_WORDS * 8));
+      for (auto &r : rules_host) r = reinterpret_cast<uint64_t *>(pinned(int64_t(limits.outputs) * TD_RULE_WORDS * 8));
+      if (!drawn || !sampled || !done || !copied_host || !on_device.probs || !rules || !rules_host[0] || !rules_host[1]) return false;
       on_device.sampled = sampled;
       on_device.done = done;
     }
@@ -135,9 +138,10 @@ struct td_device {
       steps[i].done = on_device.done;
       steps[i].copied = copied_host;
       steps[i].probs = on_device.probs + i * limits.outputs;
+      steps[i].rules = rules_host[i];
     }
     on_device = {there.counts, there.ids, there.positions, there.row_span, there.out_rows, there.slots, tables_device, there.draws,
-                 drawn, on_device.sampled, on_device.probs, on_device.done, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
+                 rules, drawn, on_device.sampled, on_device.probs, on_device.done, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
     return true;
   }
 
@@ -320,6 +324,7 @@ int td_run(td_device *d, td_plan *p, int which, int from, int to) {
   if (d->landing) d->landed.follow(d->stream);
   d->landing = false;
   if (from == 0) device::upload(d->stream, d->step_device, d->step_host[which], d->step_bytes);
+  if (int64_t words = d->steps[which].counts[4]; from == 0 && words > 0) device::upload(d->stream, d->rules, d->rules_host[which], words * 8);
   if (p->graph) device::replay(d->stream, p->graph);
   else d->run(p, from, to);
   return d->stream.error.empty();

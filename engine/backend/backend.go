@@ -323,11 +323,21 @@ type Ahead interface {
 	// Start is Replay that does not wait. A token of -1-i in the step is what output
 	// i of the step that was started last draws, which need not have ended. At most
 	// two steps are started and not finished, and until they are there is no
-	// Replay. Of the step nothing is kept; no output may have Controls.
+	// Replay. Of the step nothing is kept. An output may have Controls only of a Ruler;
+	// they know nothing yet of a token of -1-i in its row, and it draws as they will be
+	// behind that one.
 	Start(key Key, step *Step, record func()) error
 	// Finish waits for the oldest step that was started and writes what its outputs
 	// drew.
 	Finish(sampled []int32) error
+}
+
+// Ruler is a backend that draws by a request's rules where it computes.
+type Ruler interface {
+	// Rules says whether it does so by these, also when so many more tokens have
+	// followed. Those that it refuses once it refuses ever after; of them it has the
+	// host draw, and tells no log-probabilities.
+	Rules(c *sample.Controls, more int) bool
 }
 
 // Scorer is a backend that tells log-probabilities of what it draws.

@@ -1,7 +1,8 @@
 package sample
 
 import (
-	"maps"
+	"cmp"
+	"iter"
 	"math"
 	"slices"
 )
@@ -18,7 +19,7 @@ type Bias struct {
 type Rules struct {
 	Allowed  []int32   // only these; nil: all
 	BadWords [][]int32 // token sequences that must not be completed
-	Bias     []Bias
+	Bias     []Bias    // several of one token are added up first
 
 	// Repetition divides the positive logits and multiplies the negative ones
 	// of tokens in prompt or output; 0 and 1: off. (Keskar et al., CTRL, 2019.)
@@ -35,18 +36,31 @@ func (r *Rules) empty() bool {
 	return r.Allowed == nil && len(r.BadWords) == 0 && len(r.Bias) == 0 && !r.penalizes() && r.MinTokens == 0
 }
 
-func (r *Rules) penalizes() bool { return r.repeats() || r.Presence != 0 || r.Frequency != 0 }
+func (r *Rules) penalizes() bool { return r.repeats() || r.counts() }
+
+func (r *Rules) counts() bool { return r.Presence != 0 || r.Frequency != 0 }
 
 func (r *Rules) repeats() bool { return r.Repetition != 0 && r.Repetition != 1 }
+
+// Mark is what is known of one token that may change its logit at every step.
+type Mark struct {
+	Token int32
+	Count int32   // how often it is in the output; 0 where no rule counts
+	Bias  float32 // added first; 0: none
+	Seen  int32   // 1: in prompt or output, where a rule looks at that
+}
+
+// Ban is a token that must not be drawn where the one before it is After; -1:
+// wherever.
+type Ban struct{ Token, After int32 }
 
 // Controls are a choice's rules together with the tokens they look at. They are
 // owned by whoever calls Add; Pick only reads them.
 type Controls struct {
 	rules   Rules
 	allowed []uint64 // [vocab/64+1] bitmap; nil: all
-	seen    []int32  // tokens of prompt and output, each once, ascending
-	counts  map[int32]int32
-	output  []int32 // kept for BadWords and MinTokens
+	marks   []Mark   // ascending by token, each once
+	output  []int32  // kept for BadWords and MinTokens
 }
 
 // NewControls starts from a prompt and the output so far, which may come from
@@ -66,30 +80,65 @@ func NewControls(r Rules, prompt, output []int32) *Controls {
 			c.allowed[t>>6] |= 1 << (t & 63)
 		}
 	}
-	if r.repeats() {
-		c.seen = append(append(c.seen, prompt...), output...)
-		slices.Sort(c.seen)
-		c.seen = slices.Compact(c.seen)
+	for _, b := range r.Bias {
+		c.marks = append(c.marks, Mark{Token: b.Token, Bias: b.Value})
 	}
-	if r.Presence != 0 || r.Frequency != 0 {
-		c.counts = make(map[int32]int32)
-		for _, t := range output {
-			c.counts[t]++
+	if r.repeats() {
+		for _, t := range prompt {
+			c.marks = append(c.marks, Mark{Token: t, Seen: 1})
 		}
 	}
+	if r.penalizes() {
+		for _, t := range output {
+			c.marks = append(c.marks, c.drawn(t))
+		}
+	}
+	slices.SortStableFunc(c.marks, func(a, b Mark) int { return cmp.Compare(a.Token, b.Token) })
+	c.marks = merge(c.marks)
 	return c
+}
+
+// merge makes one of neighbouring marks of the same token.
+func merge(marks []Mark) []Mark {
+	kept := marks[:0]
+	for _, m := range marks {
+		if n := len(kept); n > 0 && kept[n-1].Token == m.Token {
+			kept[n-1] = kept[n-1].and(m)
+			continue
+		}
+		kept = append(kept, m)
+	}
+	return kept
+}
+
+// and is what two marks of a token come to.
+func (m Mark) and(o Mark) Mark {
+	return Mark{m.Token, m.Count + o.Count, m.Bias + o.Bias, max(m.Seen, o.Seen)}
+}
+
+// drawn is the mark that a token of the output leaves.
+func (c *Controls) drawn(token int32) Mark {
+	m := Mark{Token: token}
+	if c.rules.repeats() {
+		m.Seen = 1
+	}
+	if c.rules.counts() {
+		m.Count = 1
+	}
+	return m
 }
 
 // Add follows the output by one token.
 func (c *Controls) Add(token int32) {
 	c.output = append(c.output, token)
-	if c.counts != nil {
-		c.counts[token]++
+	if !c.rules.penalizes() {
+		return
 	}
-	if c.rules.repeats() {
-		if at, found := slices.BinarySearch(c.seen, token); !found {
-			c.seen = slices.Insert(c.seen, at, token)
-		}
+	at, found := slices.BinarySearchFunc(c.marks, token, func(m Mark, t int32) int { return cmp.Compare(m.Token, t) })
+	if found {
+		c.marks[at] = c.marks[at].and(c.drawn(token))
+	} else {
+		c.marks = slices.Insert(c.marks, at, c.drawn(token))
 	}
 }
 
@@ -99,11 +148,59 @@ func (c *Controls) After(tokens []int32) *Controls {
 		return c
 	}
 	n := *c
-	n.output, n.seen, n.counts = slices.Clip(c.output), slices.Clone(c.seen), maps.Clone(c.counts)
+	n.output, n.marks = slices.Clip(c.output), slices.Clone(c.marks)
 	for _, t := range tokens {
 		n.Add(t)
 	}
 	return &n
+}
+
+// Allowed is the bitmap of the tokens that may be drawn, those beyond it not; nil:
+// all may. It is not to be written to.
+func (c *Controls) Allowed() []uint64 { return c.allowed }
+
+// Marks are those of all tokens that have one, by token. They are not to be written
+// to, and stay as they are until Add.
+func (c *Controls) Marks() []Mark { return c.marks }
+
+// Penalties are those of Rules, a repetition of 0 as the 1 that it means, with what
+// the mark of the next token will be.
+func (c *Controls) Penalties() (repetition, presence, frequency float32, next Mark) {
+	return cmp.Or(c.rules.Repetition, 1), c.rules.Presence, c.rules.Frequency, c.drawn(-1)
+}
+
+// MostBans is how many there can be.
+func (c *Controls) MostBans() int { return len(c.rules.BadWords) + len(c.rules.Stops) }
+
+// Bans are the tokens that must not be drawn next or, where one token is on its way
+// that nobody knows yet, after that one.
+func (c *Controls) Bans(onItsWay bool) iter.Seq[Ban] {
+	return func(yield func(Ban) bool) {
+		length := len(c.output)
+		if onItsWay {
+			length++
+		}
+		for _, w := range c.rules.BadWords {
+			n := len(w) - 1 // that have to stand before
+			if n < 0 || length < n {
+				continue
+			}
+			before, b := w[:n], Ban{w[n], -1}
+			if onItsWay && n > 0 {
+				before, b.After = w[:n-1], w[n-1]
+			}
+			if slices.Equal(c.output[len(c.output)-len(before):], before) && !yield(b) {
+				return
+			}
+		}
+		if length < c.rules.MinTokens {
+			for _, t := range c.rules.Stops {
+				if !yield(Ban{t, -1}) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // apply changes logits [vocab] in place. Tokens beyond the vocabulary are
@@ -117,45 +214,35 @@ func (c *Controls) apply(logits []float32) {
 			}
 		}
 	}
-	for _, w := range c.rules.BadWords {
-		if n := len(w) - 1; n >= 0 && len(c.output) >= n && slices.Equal(c.output[len(c.output)-n:], w[:n]) {
-			mask(logits, w[n])
-		}
-	}
-	if len(c.output) < c.rules.MinTokens {
-		for _, t := range c.rules.Stops {
-			mask(logits, t)
-		}
-	}
-	for _, b := range c.rules.Bias {
+	for b := range c.Bans(false) {
 		if inside(logits, b.Token) {
-			logits[b.Token] += b.Value
+			logits[b.Token] = lowest
 		}
 	}
-	for _, t := range c.seen {
-		if !inside(logits, t) {
-			continue
+	for i := range c.marks {
+		if m := &c.marks[i]; inside(logits, m.Token) {
+			logits[m.Token] = c.rules.marked(logits[m.Token], m)
 		}
-		if logits[t] > 0 {
-			logits[t] /= c.rules.Repetition
+	}
+}
+
+// marked is a logit as its token's mark has it. Every product is rounded before it
+// is added to, so that the bits are the same on every machine.
+func (r *Rules) marked(v float32, m *Mark) float32 {
+	v += m.Bias
+	if m.Seen != 0 {
+		if v > 0 {
+			v /= r.Repetition
 		} else {
-			logits[t] *= c.rules.Repetition
+			v = float32(v * r.Repetition)
 		}
 	}
-	for t, n := range c.counts {
-		if inside(logits, t) {
-			// The product is rounded before the sum on every machine.
-			logits[t] -= float32(c.rules.Frequency*float32(n)) + c.rules.Presence
-		}
+	if m.Count > 0 {
+		v -= float32(float32(r.Frequency*float32(m.Count)) + r.Presence)
 	}
+	return v
 }
 
 var lowest = float32(math.Inf(-1))
 
 func inside(logits []float32, t int32) bool { return t >= 0 && int(t) < len(logits) }
-
-func mask(logits []float32, t int32) {
-	if inside(logits, t) {
-		logits[t] = lowest
-	}
-}

@@ -1,6 +1,7 @@
 package sample
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -124,6 +125,50 @@ func TestControlsAgainstPlainReading(t *testing.T) {
 			output = append(output, next)
 			if c != nil {
 				c.Add(next)
+			}
+		}
+	}
+}
+
+// What must not be drawn behind a token that is on its way is what must not be drawn
+// once it is known, and its mark is the one that it leaves.
+func TestControlsBehindATokenOnItsWay(t *testing.T) {
+	const vocab = 12
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		r := randomRules(rng, vocab)
+		c := NewControls(r, []int32{1, 2}, []int32{int32(rng.IntN(vocab)), int32(rng.IntN(vocab))}[:rng.IntN(3)])
+		if c == nil {
+			continue
+		}
+		for last := range int32(vocab) {
+			after := c.After([]int32{last})
+			want, got := map[int32]bool{}, map[int32]bool{}
+			for b := range after.Bans(false) {
+				want[b.Token] = true
+			}
+			n := 0
+			for b := range c.Bans(true) {
+				if n++; b.After < 0 || b.After == last {
+					got[b.Token] = true
+				}
+			}
+			if !maps.Equal(got, want) || n > c.MostBans() {
+				t.Fatalf("seed %d: behind %d %v are banned, want %v, under %+v", seed, last, got, want, r)
+			}
+			_, _, _, next := c.Penalties()
+			next.Token = last
+			for _, m := range c.Marks() {
+				if m.Token == last {
+					next = next.and(m)
+				}
+			}
+			marked := slices.DeleteFunc(slices.Clone(after.Marks()), func(m Mark) bool { return m.Token != last })
+			if len(marked) == 0 {
+				marked = []Mark{{Token: last}} // no rule looks at it
+			}
+			if marked[0] != next {
+				t.Fatalf("seed %d: behind %d its mark is %+v, want %+v, under %+v", seed, last, next, marked[0], r)
 			}
 		}
 	}

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 4
+const version = 5
 
 // TD_IN_CHUNK and its like.
 const (
@@ -68,8 +68,26 @@ type draw struct {
 	choice                  uint32
 	position                int32
 	temperature, topP, minP float32
-	topK, probs, _          int32
+	topK, probs, rules      int32
 }
+
+// rules is td_rules, ban and mark what stands behind it.
+type rules struct {
+	allowed, bans, marks, last      int32
+	repetition, presence, frequency float32
+	follows                         int32
+}
+
+type ban struct{ token, after int32 }
+
+type mark struct {
+	token, count int32
+	bias         float32
+	seen         int32
+}
+
+// ruleWords is TD_RULE_WORDS.
+const ruleWords = 1 << 13
 
 // topProbs is TD_TOP.
 const topProbs = 20
@@ -110,15 +128,16 @@ type op struct {
 
 // stepMemory is td_step: the arrays of a step, in memory of the library's.
 type stepMemory struct {
-	counts    []int32 // [4]
-	ids       []int32 // [tokens] -1-i: output i of the step before
-	positions []int32 // [tokens]
-	rowSpan   []int32 // [tokens]
-	outRows   []int32 // [outputs]
-	slots     []int32 // [groups, tokens]
-	draws     []draw  // [outputs]
-	tables    []int32 // [groups, seqs, blocks]
-	sampled   []int32 // [outputs]
+	counts    []int32  // [5]
+	ids       []int32  // [tokens] -1-i: output i of the step before
+	positions []int32  // [tokens]
+	rowSpan   []int32  // [tokens]
+	outRows   []int32  // [outputs]
+	slots     []int32  // [groups, tokens]
+	draws     []draw   // [outputs]
+	rules     []uint64 // [outputs, ruleWords]
+	tables    []int32  // [groups, seqs, blocks]
+	sampled   []int32  // [outputs]
 	done      *uint32
 	copied    *uint32
 	probs     []probs // [outputs]

@@ -21,6 +21,13 @@ type aheadRows struct {
 	params []sample.Params
 }
 
+// drew tells a row of its token.
+func (a *aheadRows) drew(row, token int32) {
+	if a.tokens[row] = token; a.params[row].Controls != nil {
+		a.params[row].Controls.Add(token)
+	}
+}
+
 // step is the next one of those rows that are in it; src, where not nil, says which
 // outputs of the step before its tokens are.
 func (a *aheadRows) step(who, src []int32) *backend.Step {
@@ -40,7 +47,11 @@ func (a *aheadRows) step(who, src []int32) *backend.Step {
 			span.Tables = append(span.Tables, table)
 		}
 		s.Spans = append(s.Spans, span)
-		s.Outputs = append(s.Outputs, backend.Output{Row: int32(i), Position: a.pos + 1, Params: a.params[w]})
+		out := backend.Output{Row: int32(i), Position: a.pos + 1, Params: a.params[w]}
+		if out.Params.Controls != nil {
+			out.Probs = 3
+		}
+		s.Outputs = append(s.Outputs, out)
 	}
 	a.pos++
 	return s
@@ -72,6 +83,8 @@ func TestStepsAhead(t *testing.T) {
 		for i := range 5 {
 			a.params = append(a.params, sample.Params{Seed: uint64(i), Temperature: float32(i%2) * 0.9})
 		}
+		a.params[2].Controls = sample.NewControls(sample.Rules{Frequency: 2, Repetition: 1.8, MinTokens: 5, Stops: []int32{3}}, []int32{7, 8}, nil)
+		a.params[3].Controls = sample.NewControls(sample.Rules{Presence: 3, Allowed: []int32{4, 9, 11, 40, 41, 60}, BadWords: [][]int32{{4, 9}, {11, 11}, {9, 9, 4}}}, nil, nil)
 		var flying [][]int32 // rows of the steps that were started
 		land := func() {
 			sampled := make([]int32, len(flying[0]))
@@ -79,7 +92,7 @@ func TestStepsAhead(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, w := range flying[0] {
-				a.tokens[w] = sampled[i]
+				a.drew(w, sampled[i])
 			}
 			flying, all = flying[1:], append(all, sampled)
 		}
@@ -90,7 +103,7 @@ func TestStepsAhead(t *testing.T) {
 					t.Fatal(err)
 				}
 				for i, w := range rows {
-					a.tokens[w] = s.Sampled[i]
+					a.drew(w, s.Sampled[i])
 				}
 				all = append(all, s.Sampled)
 				continue
@@ -150,8 +163,8 @@ func TestStepsAheadRefused(t *testing.T) {
 	refused("tokens of a step that there was not", m.Start(a.step(rows, []int32{0, 1})))
 	a.pos = 0
 	ruled := a.step(rows, nil)
-	ruled.Outputs[1].Params.Controls = sample.NewControls(sample.Rules{Repetition: 2}, nil, nil)
-	refused("rules of the host", m.Start(ruled))
+	ruled.Outputs[1].Params.Controls = tooManyRules()
+	refused("more rules than the device takes", m.Start(ruled))
 	a.pos = 0
 	if err := m.Start(a.step(rows, nil)); err != nil {
 		t.Fatal(err)
@@ -169,4 +182,13 @@ func TestStepsAheadRefused(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// tooManyRules are such as the host draws by.
+func tooManyRules() *sample.Controls {
+	r := sample.Rules{Presence: 1}
+	for i := range int32(ruleWords) {
+		r.BadWords = append(r.BadWords, []int32{i % 90, i % 80})
+	}
+	return sample.NewControls(r, nil, nil)
 }

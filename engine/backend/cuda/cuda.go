@@ -96,6 +96,7 @@ type CUDA struct {
 	tables   map[backend.Weight]address // of experts, by the first
 	kv       kvStore
 	gathered map[backend.Buf]address // scratch of AllGather, by what is gathered
+	ruled    map[*buffer]address     // logits that rules have changed, by those that they change
 	blas     int                     // cuBLASLt's version; 0: not used
 	noBLAS   error                   // why it is not
 
@@ -111,6 +112,7 @@ var (
 	_ backend.Ahead    = (*CUDA)(nil)
 	_ backend.Mirror   = (*CUDA)(nil)
 	_ backend.Scorer   = (*CUDA)(nil)
+	_ backend.Ruler    = (*CUDA)(nil)
 )
 
 // buffer is fp32 [rows, cols], rows as many as the limits allow.
@@ -205,7 +207,7 @@ func New(o Options) (*CUDA, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &CUDA{opts: o, plans: make(map[backend.Key]*plan), angles: make(map[*backend.Rope]angles), tables: make(map[backend.Weight]address)}
+	c := &CUDA{opts: o, plans: make(map[backend.Key]*plan), angles: make(map[*backend.Rope]angles), tables: make(map[backend.Weight]address), ruled: make(map[*buffer]address)}
 	n, err := lib.count()
 	if err == nil && o.Device >= n {
 		err = fmt.Errorf("there is no device %d, only %d", o.Device, n)

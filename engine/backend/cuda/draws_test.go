@@ -15,10 +15,14 @@ import (
 const drawVocab = 700
 
 // drawCase draws from rows of logits in every way, with ties, and tells
-// log-probabilities.
-func drawCase() kernelCase {
-	return kernelCase{name: "draws", rows: 12, draws: true, make: func(b *bench) func() {
-		x, table := b.buf(drawVocab), b.steps(b.rows, drawVocab)
+// log-probabilities; with rules once more behind what was drawn.
+func drawCase(rules bool) kernelCase {
+	name, tokens := "draws", 12
+	if rules {
+		name, tokens = "rules", drawVocab // what was drawn is a token of the next step
+	}
+	return kernelCase{name: name, rows: 12, draws: true, rules: rules, make: func(b *bench) func() {
+		x, table := b.buf(drawVocab), b.steps(tokens, drawVocab)
 		b.inputs = append(b.inputs, func() { b.Embed(x, table) })
 		var err error
 		b.logits, err = b.Alloc(backend.OutputRows, drawVocab)
@@ -67,6 +71,89 @@ func drawAll(rng *rand.Rand, s *backend.Step) {
 		s.Outputs = append(s.Outputs, backend.Output{Row: int32(i), Position: int32(rng.IntN(5000)), Params: p, Probs: i * 5 % 22})
 	}
 	s.Sampled = make([]int32, len(s.Outputs))
+}
+
+// ruleAll gives the outputs of a step rules of every kind that look at each other's
+// tokens, so that one which comes too early, too late or twice draws another token.
+func ruleAll(rng *rand.Rand, s *backend.Step) {
+	some := func(n, of int) []int32 {
+		all := make([]int32, n)
+		for i := range all {
+			all[i] = rng.Int32N(int32(of))
+		}
+		return all
+	}
+	for i := range s.Outputs {
+		var r sample.Rules
+		prompt, output := some(300, drawVocab), some(2, drawVocab)
+		switch i % 6 {
+		case 1: // five tokens, of which what was drawn decides which may follow
+			few := some(5, 300)
+			r.Allowed, r.Frequency = few, 3
+			for j, a := range few {
+				r.BadWords = append(r.BadWords, []int32{a, few[(j+1)%5]}, []int32{output[1], a, few[(j+3)%5]})
+			}
+			output = append(output, few[0])
+		case 2: // many of what is banned is known, and pushed
+			r.MinTokens, r.Stops, r.Repetition = 9, some(500, drawVocab), 0.4
+			for t := range int32(drawVocab) {
+				r.Bias = append(r.Bias, sample.Bias{Token: t, Value: 5 * rng.Float32()})
+			}
+		case 3:
+			r.Presence, r.MinTokens, r.Stops = 9, 4, some(300, drawVocab)
+		case 4: // the best token, which does not come again
+			s.Outputs[i].Params.Temperature = 0
+			r.Frequency, r.Repetition = 20, 1.5
+		case 5: // the same, of those that are known
+			s.Outputs[i].Params.Temperature = 0
+			r.Frequency = 0.3
+			for range 4 {
+				output = append(output, some(drawVocab, drawVocab)...)
+			}
+		}
+		s.Outputs[i].Params.Controls = sample.NewControls(r, prompt, output)
+	}
+}
+
+// follow runs a step and one behind it, in which output i goes on with what output
+// i+1 has drawn. A device is given the second before the first has ended.
+func (c *kernelCase) follow(dev backend.Backend, key backend.Key, first, second *backend.Step, record func()) error {
+	ahead, ok := dev.(backend.Ahead)
+	if ok {
+		if err := ahead.Start(key, first, record); err != nil {
+			return err
+		}
+	} else if err := dev.Replay(key, first, record, nil); err != nil {
+		return err
+	}
+	for i := range second.Outputs {
+		from := (i + 1) % len(first.Outputs)
+		p := &second.Outputs[i].Params
+		*p = first.Outputs[from].Params
+		if second.Tokens[i] = int32(-1 - from); !ok {
+			second.Tokens[i] = first.Sampled[from]
+			if p.Controls != nil {
+				p.Controls = p.Controls.After(first.Sampled[from : from+1])
+			}
+		}
+	}
+	if !ok {
+		return dev.Replay(key, second, record, nil)
+	}
+	if err := ahead.Start(key, second, record); err != nil {
+		return err
+	}
+	if err := ahead.Finish(first.Sampled); err != nil {
+		return err
+	}
+	return ahead.Finish(second.Sampled)
+}
+
+func numbers(tokens []int32) (all []float32) {
+	for _, t := range tokens {
+		all = append(all, float32(t))
+	}
+	return all
 }
 
 // drawn is what came of the outputs of a step: tokens, ranks, log-probabilities, the

@@ -35,6 +35,10 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_limits{})-unsafe.Sizeof(limits{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_expert{})-unsafe.Sizeof(expert{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_probs{})-unsafe.Sizeof(probs{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_rules{})-unsafe.Sizeof(rules{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_ban{})-unsafe.Sizeof(ban{})]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_mark{})-unsafe.Sizeof(mark{})]
+	_ = [1]byte{}[C.TD_RULE_WORDS-ruleWords]
 	_ = [1]byte{}[C.TD_TOP-topProbs]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_piece{})-unsafe.Sizeof(piece{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
@@ -148,10 +152,10 @@ func (d *driver) groups(n int, m limits) (s [2]stepMemory, ok bool) {
 	tokens, outputs := int(m.tokens), int(m.outputs)
 	for i, c := range both {
 		s[i] = stepMemory{
-			counts: ints(c.counts, 4), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens),
+			counts: ints(c.counts, 5), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens),
 			outRows: ints(c.out_rows, outputs), slots: ints(c.slots, max(n, 1)*tokens), sampled: ints(c.sampled, outputs),
 			draws: unsafe.Slice((*draw)(unsafe.Pointer(c.draws)), outputs), done: (*uint32)(unsafe.Pointer(c.done)), copied: (*uint32)(unsafe.Pointer(c.copied)),
-			probs: unsafe.Slice((*probs)(unsafe.Pointer(c.probs)), outputs),
+			probs: unsafe.Slice((*probs)(unsafe.Pointer(c.probs)), outputs), rules: unsafe.Slice((*uint64)(unsafe.Pointer(c.rules)), outputs*ruleWords),
 		}
 		if n > 0 {
 			s[i].tables = ints(c.tables, n*int(m.seqs)*int(m.blocks))

@@ -103,7 +103,11 @@ func load(rng *rand.Rand, talks []*talk, spec backend.KVSpec) (*backend.Step, []
 		}
 		k.done += n
 		if k.done == len(k.tokens) && len(s.Outputs) < modelLimits.Outputs {
-			s.Outputs = append(s.Outputs, backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params, Probs: (k.done * 5) % 22})
+			out := backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params, Probs: (k.done * 5) % 22}
+			if c := k.params.Controls; c != nil && wordsOf(c) > ruleWords {
+				out.Probs = 0 // the host draws, and looks for itself
+			}
+			s.Outputs = append(s.Outputs, out)
 			who = append(who, k)
 		}
 		s.Spans = append(s.Spans, span)
@@ -123,6 +127,13 @@ func newTalks(rng *rand.Rand, vocab int, spec backend.KVSpec) []*talk {
 		}
 		if i%2 == 1 {
 			k.params = sample.Params{Seed: rng.Uint64(), Temperature: 0.5 + rng.Float32(), TopP: 0.7, TopK: int32(rng.IntN(30)), MinP: 0.01}
+		}
+		switch i {
+		case 2:
+			r := sample.Rules{Repetition: 1.3, Frequency: 0.5, Presence: -0.2, MinTokens: 4, Stops: []int32{1, 2, 3}, Bias: []sample.Bias{{Token: 5, Value: 2}}}
+			k.params.Controls = sample.NewControls(r, k.tokens, nil)
+		case 3:
+			k.params.Controls = tooManyRules()
 		}
 		for range spec.Groups {
 			table := make([]int32, modelLimits.Blocks)
@@ -198,7 +209,9 @@ func compareModels(t *testing.T, src *model.Source, want, got *seat, kv backend.
 			}
 		}
 		for i, k := range who {
-			k.tokens = append(k.tokens, sampled[i])
+			if k.tokens = append(k.tokens, sampled[i]); k.params.Controls != nil {
+				k.params.Controls.Add(sampled[i])
+			}
 		}
 		if t.Failed() {
 			return

@@ -89,6 +89,7 @@ type kernelCase struct {
 	kv    func(rng *rand.Rand) backend.KVSpec
 	make  func(b *bench) func()
 	draws bool // each row is an output; see drawAll
+	rules bool // and each output has rules, in two steps; see ruleAll
 }
 
 var linearTypes = []backend.DType{backend.F32, backend.BF16, backend.MXFP4}
@@ -222,8 +223,7 @@ func attentionCases() (all []kernelCase) {
 			}
 		}})
 	}
-	all = append(all, drawCase())
-	return all
+	return append(all, drawCase(false), drawCase(true))
 }
 
 // benchLimits fit every case.
@@ -259,8 +259,18 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 		}
 		body()
 	}
+	key := backend.Key{Tokens: c.rows, Outputs: outputs}
+	if c.rules {
+		ruleAll(b.rng, steps[0])
+		second := plainStep(b.rng, c.rows)
+		drawAll(b.rng, second)
+		if err := c.follow(dev, key, steps[0], second, record); err != nil {
+			return nil, err
+		}
+		return append(drawn(dev, b.logits, second), numbers(steps[0].Sampled)), nil
+	}
 	for _, s := range steps {
-		if err := dev.Replay(backend.Key{Tokens: c.rows, Outputs: outputs}, s, record, nil); err != nil {
+		if err := dev.Replay(key, s, record, nil); err != nil {
 			return nil, err
 		}
 		for _, y := range b.results {

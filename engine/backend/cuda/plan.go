@@ -240,8 +240,13 @@ func (c *CUDA) Sample(logits backend.Buf) {
 	if c.opts.Ranks != nil && c.opts.Ranks.Rank() > 0 {
 		return
 	}
+	if c.ruled[b] == 0 {
+		var err error
+		c.ruled[b], err = c.reserve(c.limit(b.rows)*b.cols*4, "logits that rules change")
+		need(err == nil, "Sample: %v", err)
+	}
 	c.recording.logits = b
-	c.record(b, op{kind: opSample, n: int32(b.cols), a: b.data})
+	c.record(b, op{kind: opSample, n: int32(b.cols), dst: c.ruled[b], a: b.data})
 }
 
 // Mark records that all KV of a layer has been stored.

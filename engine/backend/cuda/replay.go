@@ -13,7 +13,7 @@ import (
 type stepState struct {
 	tokens, outputs int
 	number          int32 // of the last step that was started
-	controlled      []int // outputs whose logits the host changes, so that it draws them
+	controlled      []int // outputs of more rules than the device takes, which the host draws
 }
 
 // flight is a step that was started and whose tokens nobody has read.
@@ -113,8 +113,8 @@ func (c *CUDA) Start(key backend.Key, step *backend.Step, record func()) error {
 		return fmt.Errorf("%w: a third step while two have not been finished", backend.ErrShape)
 	}
 	for i := range step.Outputs {
-		if step.Outputs[i].Params.Controls != nil {
-			return fmt.Errorf("%w: output %d is drawn by rules of the host: such a step is not started ahead", backend.ErrShape, i)
+		if k := step.Outputs[i].Params.Controls; k != nil && !c.Rules(k, 0) {
+			return fmt.Errorf("%w: output %d has rules of %d words, of which the device takes %d: such a step is not started ahead", backend.ErrShape, i, wordsOf(k), ruleWords)
 		}
 	}
 	p, err := c.prepare(key, step, record, c.step.outputs)
@@ -184,7 +184,7 @@ func (c *CUDA) finish(number int32) error {
 	return c.await("a step", func() bool { return int32(atomic.LoadUint32(c.memory[0].done))-number >= 0 })
 }
 
-// drawHere draws an output whose logits are changed by rules that need its tokens.
+// drawHere draws an output of more rules than the device takes.
 func (c *CUDA) drawHere(logits *buffer, step *backend.Step, i int) error {
 	if len(c.row) < logits.cols {
 		c.row = make([]float32, logits.cols)
@@ -255,20 +255,23 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 	}
 	s.tokens, s.outputs, s.controlled = n, len(step.Outputs), s.controlled[:0]
 	s.number++
-	copy(to.counts, []int32{int32(n), int32(s.outputs), int32(len(step.Spans)), s.number})
+	copy(to.counts, []int32{int32(n), int32(s.outputs), int32(len(step.Spans)), s.number, 0})
 	copy(to.ids, step.Tokens)
 	copy(to.positions, step.Positions)
 	for i := range step.Outputs {
 		o := &step.Outputs[i]
 		to.outRows[i] = o.Row
-		if o.Params.Controls != nil {
-			s.controlled = append(s.controlled, i)
-			to.draws[i] = draw{}
-			continue
-		}
 		to.draws[i] = draw{
 			seed: o.Params.Seed, choice: o.Params.Choice, position: o.Position, temperature: o.Params.Temperature,
 			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.Probs),
+		}
+		switch k := o.Params.Controls; {
+		case k == nil || p.logits == nil:
+		case c.Rules(k, 0):
+			to.draws[i].rules = to.putRules(step, o)
+		default:
+			s.controlled = append(s.controlled, i)
+			to.draws[i] = draw{}
 		}
 	}
 	return nil

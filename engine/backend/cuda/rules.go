@@ -1,0 +1,64 @@
+package cuda
+
+import (
+	"unsafe"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// Words of the parts of an output's rules.
+const (
+	headWords = int(unsafe.Sizeof(rules{}) / 8)
+	banWords  = int(unsafe.Sizeof(ban{}) / 8)
+	markWords = int(unsafe.Sizeof(mark{}) / 8)
+)
+
+// OutputBytes is what an output of so many logits takes beside the buffers of a model:
+// its rules, and the logits as they leave them.
+func OutputBytes(vocab int) int64 { return ruleWords*8 + 4*int64(vocab) }
+
+// wordsOf is the most words that the rules of a request take.
+func wordsOf(c *sample.Controls) int {
+	return headWords + len(c.Allowed()) + banWords*c.MostBans() + markWords*len(c.Marks())
+}
+
+// Rules says whether the device draws by such rules, of which it takes so many words;
+// see backend.Ruler. Else the host reads the logits, and draws.
+func (c *CUDA) Rules(of *sample.Controls, more int) bool {
+	return wordsOf(of)+markWords*more <= ruleWords
+}
+
+// putRules writes an output's rules to the words behind those that are used, and
+// returns where they begin, and one.
+func (m *stepMemory) putRules(step *backend.Step, o *backend.Output) int32 {
+	at, c, last := int(m.counts[4]), o.Params.Controls, int32(-1)
+	if id := step.Tokens[o.Row]; id < 0 {
+		last = -1 - id
+	}
+	head := (*rules)(unsafe.Pointer(&m.rules[at]))
+	*head = rules{allowed: -1, last: last}
+	var next sample.Mark
+	head.repetition, head.presence, head.frequency, next = c.Penalties()
+	head.follows = next.Seen + 2*next.Count
+	end := at + headWords
+	if words := c.Allowed(); words != nil {
+		head.allowed = int32(copy(m.rules[end:], words))
+		end += len(words)
+	}
+	for b := range c.Bans(last >= 0) {
+		*(*ban)(unsafe.Pointer(&m.rules[end])) = ban{b.Token, b.After}
+		end += banWords
+		head.bans++
+	}
+	if marks := c.Marks(); len(marks) > 0 {
+		to := unsafe.Slice((*mark)(unsafe.Pointer(&m.rules[end])), len(marks))
+		for i, k := range marks {
+			to[i] = mark{k.Token, k.Count, k.Bias, k.Seen}
+		}
+		head.marks = int32(len(marks))
+		end += markWords * len(marks)
+	}
+	m.counts[4] = int32(end)
+	return int32(at) + 1
+}
