@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 5
+#define TD_VERSION 6
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -118,7 +118,7 @@ typedef struct {
 
 enum {
   TD_EMBED = 1, // dst[row] = w[ids[row] - k], of from rows; 0 where w has none
-  TD_LINEAR,    // dst = a·wᵀ + bias, also of experts: slots, list
+  TD_LINEAR,    // dst = a·wᵀ + bias, also of experts: slots, list. act, where not 0, is 1 and an activation: dst = act(dst, more[0].dst)
   TD_NORM,      // dst = norm(a)·w for each dim columns; b: first a += b
   TD_ANGLES,    // dst = cosines and sines [tokens, dim] from w [dim/2] frequencies
   TD_ROPE,      // dst turns by the angles b: of heads of k columns the last dim
@@ -140,7 +140,8 @@ enum {
   TD_ALL_REDUCE,   // dst = the sum of all ranks' dst
   TD_PACK,         // dst[row] = a's k columns, filled up to n
   TD_ALL_GATHER,   // dst = all ranks' a [rows, n], one behind the other
-  TD_UNPACK        // dst[row] = the columns that each of heads ranks has in a [heads, rows, dim], side by side
+  TD_UNPACK,       // dst[row] = the columns that each of heads ranks has in a [heads, rows, dim], side by side
+  TD_PLACE         // dst are queries and a keys, both normed by w and bias where normalize is 1, and turned by the angles b; keys and the values extra go to KV
 };
 
 enum { TD_F32 = 0, TD_BF16 = 1, TD_MXFP4 = 2 };
@@ -149,6 +150,12 @@ enum { TD_F32 = 0, TD_BF16 = 1, TD_MXFP4 = 2 };
 typedef struct {
   td_address w, bias;
 } td_expert;
+
+// A matrix of a product that is joined to another's, of the same a and type.
+typedef struct {
+  td_address w, bias, dst; // w: of experts, their table
+  int32_t n, reserved;     // n 0: there is none
+} td_joined;
 
 typedef struct {
   int32_t kind;
@@ -165,6 +172,7 @@ typedef struct {
   td_address kv;         // the region's pages
   int64_t page_bytes, v_at;
   td_address chosen, weights, slot, list, table; // routing; table: td_expert of each
+  td_joined more[2];     // of TD_LINEAR
 } td_op;
 
 TD_API int td_version(void);

@@ -17,12 +17,12 @@ var budgets = map[string]int{
 	"attend_plain": 80,
 	// Accumulators of 16 rows take half as many registers as there are columns.
 	"attend_decode": 168, "attend_chunk": 168, "attend_chunk<128>": 208, "attend_join": 80,
-	"gemv":      128, // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
-	"gemv<2,4>": 168, // 3 blocks: it widens four bits to numbers for 4 rows
+	"gemv":        128,                     // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
+	"gemv<2,4,0>": 168, "gemv<2,4,1>": 168, // 3 blocks: it widens four bits to numbers for 4 rows
 	"gemm":      112,
 	"split_sum": 40, "narrow": 32, "spread": 32,
 
-	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "flat": 40,
+	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
 	"route": 64, "route_groups": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,
 	"sample": 80, "logprobs": 64, "finish": 16, "tell": 16,
 }

@@ -68,3 +68,15 @@ TD_DEVICE float element(const char *w, int type, int64_t out, int64_t in, int64_
   unsigned scale = static_cast<unsigned char>(w[out * in / 2 + i / 32]);
   return fp4_value(byte >> (i & 1) * 4 & 15) * e8m0(scale);
 }
+
+// activate is what a gated MLP does to a gate and what it lets through.
+TD_DEVICE float activate(int act, float g, float u) {
+  switch (act) {
+    case 1: return g * 0.5f * (1 + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g))) * u;
+    case 2:
+      g = fminf(g, 7.0f);
+      u = fminf(fmaxf(u, -7.0f), 7.0f);
+      return g / (1 + expf(-1.702f * g)) * (u + 1);
+    default: return g / (1 + expf(-g)) * u;
+  }
+}

@@ -8,10 +8,18 @@
 // cheaper than a tile of them.
 constexpr int kGemvRows = 4;
 
+// blocks are as many as the outputs of all matrices need, each of which begins a new one.
+static int blocks(const td_op &o, int each) {
+  int n = (o.n + each - 1) / each;
+  for (const td_joined &m : o.more) n += (m.n + each - 1) / each;
+  return n;
+}
+
 template <int kType, int kRows>
 static void run_gemv(const Run &r, const td_op &o, int spans) {
-  int each = kGemvThreads / 32 * gemv_outputs(kType, kRows);
-  TD_LAUNCH(r.stream, (o.n + each - 1) / each, spans, 1, kGemvThreads, 0, (gemv<kType, kRows>), o, r.step);
+  constexpr int each = kGemvThreads / 32 * gemv_outputs(kType, kRows);
+  if (o.act) TD_LAUNCH(r.stream, (2 * o.n + each - 1) / each, spans, 1, kGemvThreads, 0, (gemv<kType, kRows, 1>), o, r.step);
+  else TD_LAUNCH(r.stream, blocks(o, each), spans, 1, kGemvThreads, 0, (gemv<kType, kRows, 0>), o, r.step);
 }
 
 template <int kType>
@@ -22,16 +30,16 @@ static void run_gemvs(const Run &r, const td_op &o, int rows, int spans) {
 
 template <int kType>
 static void run_gemm(const Run &r, const td_op &o, int rows, int spans) {
-  int outs = (o.n + kTileOut - 1) / kTileOut, tiles = (o.k + kDepth - 1) / kDepth;
+  int outs = blocks(o, kTileOut), all = all_outputs(o), tiles = (o.k + kDepth - 1) / kDepth;
   int down = o.table ? spans : (rows + kTileRows - 1) / kTileRows, splits = 1;
   if (!o.table) {
     // Enough blocks for the device, each with enough to do, all parts in memory.
-    int64_t part = int64_t(rows) * o.n * 4;
+    int64_t part = int64_t(rows) * all * 4;
     splits = std::min({(2 * r.processors + outs * down - 1) / (outs * down), tiles / 8, int(std::min<int64_t>(r.workspace_bytes / part, 16))});
     splits = r.one_order ? 1 : std::max(splits, 1);
   }
   TD_LAUNCH(r.stream, outs, down, splits, kGemmThreads, sizeof(GemmStage<kType>) * kStages, gemm<kType>, o, r.step, splits, r.workspace, rows);
-  if (splits > 1) TD_LAUNCH(r.stream, int((int64_t(rows) * o.n + 255) / 256), 1, 1, 256, 0, split_sum, o, r.step, splits, (const float *)r.workspace, rows);
+  if (splits > 1) TD_LAUNCH(r.stream, int((int64_t(rows) * all + 255) / 256), 1, 1, 256, 0, split_sum, o, r.step, splits, (const float *)r.workspace, rows);
 }
 
 // run_blas narrows the activations, unless the operation before has, puts the bias
@@ -53,9 +61,27 @@ static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p)
   });
 }
 
+// run_gated is a gate, what it lets through and what comes of both, one after the other.
+static void run_gated(const Run &r, const td_op &o) {
+  td_op products = o, act = o;
+  products.act = 0;
+  run_linear(r, products);
+  act.kind = TD_GATED_ACT;
+  act.act = o.act - 1;
+  act.a = o.dst;
+  act.b = o.more[0].dst;
+  run_rows(r, act);
+}
+
 void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
   if (rows == 0) return;  // of a plan without outputs
+  if (r.blas && o.act && blas_fits(o, rows)) return run_gated(r, o);
+  if (r.blas && o.more[0].n && blas_fits(o, rows)) {
+    for (int i = 0; i < 3; i++)
+      if (td_op one = alone(o, i); one.n) run_linear(r, one);
+    return;
+  }
   if (r.blas && blas_fits(o, rows))
     if (blaslt::Product *p = r.blas->find(rows, o.n, o.k)) return run_blas(r, o, rows, p);
   if (o.table) {
@@ -63,13 +89,15 @@ void run_linear(const Run &r, const td_op &o) {
     each = (rows + o.experts - 1) / o.experts;
     if (rows == o.slots) each = 1;  // a row's experts differ
   }
+  bool few = each <= kGemvRows && !r.one_order;
+  if (o.act && !few) return run_gated(r, o);
   switch (o.type) {
     case TD_F32: return run_gemvs<TD_F32>(r, o, each, spans);
     case TD_BF16:
-      if ((each <= kGemvRows && !r.one_order) || o.k % 8) return run_gemvs<TD_BF16>(r, o, each, spans);
+      if (few || o.k % 8) return run_gemvs<TD_BF16>(r, o, each, spans);
       return run_gemm<TD_BF16>(r, o, rows, spans);
     default:
-      if (each <= kGemvRows && !r.one_order) return run_gemvs<TD_MXFP4>(r, o, each, spans);
+      if (few) return run_gemvs<TD_MXFP4>(r, o, each, spans);
       return run_gemm<TD_MXFP4>(r, o, rows, spans);
   }
 }

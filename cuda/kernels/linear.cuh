@@ -6,6 +6,32 @@
 #pragma once
 #include "common.cuh"
 
+// Target is the matrix that a block works on, of those that are joined: blocks go
+// through one after the other.
+struct Target {
+  td_address w, bias, dst;  // w: of experts, their table
+  int n;                    // outputs
+  int block;                // of this matrix
+  int before;               // outputs of the matrices in front
+};
+
+// whole is the first of them, whose blocks are all.
+TD_DEVICE Target whole(const td_op &o) { return {o.table ? o.table : o.w, o.bias, o.dst, o.n, block_x(), 0}; }
+
+TD_DEVICE Target target(const td_op &o, int each) {
+  int blocks = (o.n + each - 1) / each;
+  Target t = whole(o);
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (o.more[i].n > 0 && t.block >= blocks) {
+      t = {o.more[i].w, o.more[i].bias, o.more[i].dst, o.more[i].n, t.block - blocks, t.before + t.n};
+      blocks = (t.n + each - 1) / each;
+    }
+  return t;
+}
+
+TD_HOST_DEVICE int all_outputs(const td_op &o) { return o.n + o.more[0].n + o.more[1].n; }
+
 // Part is the rows that a block works on, and with which matrix.
 struct Part {
   const char *w;
@@ -14,11 +40,11 @@ struct Part {
 };
 
 // part is span i of an operation on experts, or all rows.
-TD_DEVICE Part part(const td_op &o, const Step &s, int i) {
-  if (!o.table) return {at<const char>(o.w), at<const float>(o.bias), 0, s.counts[o.outputs]};
+TD_DEVICE Part part(const td_op &o, const Target &t, const Step &s, int i) {
+  if (!o.table) return {at<const char>(t.w), at<const float>(t.bias), 0, s.counts[o.outputs]};
   const int32_t *list = at<const int32_t>(o.list);
   if (i >= list[0]) return {nullptr, nullptr, 0, 0};
-  const td_expert &e = at<const td_expert>(o.table)[list[1 + 3 * i]];
+  const td_expert &e = at<const td_expert>(t.w)[list[1 + 3 * i]];
   return {at<const char>(e.w), at<const float>(e.bias), list[2 + 3 * i], list[3 + 3 * i]};
 }
 
@@ -62,12 +88,16 @@ TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
   }
 }
 
-template <int kType, int kRows>
+// gemv, where kGated is 1, makes outputs of a gate and of what it lets through, the
+// matrix that is joined, and writes only what comes of both.
+template <int kType, int kRows, int kGated>
 TD_KERNEL_OF(kGemvThreads, kType == TD_MXFP4 && kRows > 1 ? 3 : 4) gemv(td_op o, Step s) {
-  constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth;
-  Part p = part(o, s, block_y());
-  int out = (block_x() * (kGemvThreads / 32) + thread_id() / 32) * kOut, lane = lane_id();
-  if (out >= o.n) return;
+  constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth, kEach = kGated ? kOut / 2 : kOut;
+  Target t = kGated ? whole(o) : target(o, kGemvThreads / 32 * kOut);
+  Part p = part(o, t, s, block_y()), q = p;
+  if constexpr (kGated) q = part(o, {o.more[0].w, o.more[0].bias, 0, o.n, 0, 0}, s, block_y());
+  int out = (t.block * (kGemvThreads / 32) + thread_id() / 32) * kEach, lane = lane_id();
+  if (out >= t.n) return;
   bool aligned = o.k % (kType == TD_BF16 ? 8 : 4) == 0;  // MXFP4 has multiples of 32
   int whole = aligned ? o.k / kWidth * kWidth : 0;
   for (int row = 0; row < p.count; row += kRows) {
@@ -79,7 +109,7 @@ TD_KERNEL_OF(kGemvThreads, kType == TD_MXFP4 && kRows > 1 ? 3 : 4) gemv(td_op o,
     for (int col = lane * kWidth; col < whole; col += 32 * kWidth) {
       Lane<kType> w[kOut];
 #pragma unroll
-      for (int j = 0; j < kOut; j++) lane_load<kType>(w[j], p.w, o.n, o.k, out + j < o.n ? out + j : out, col);
+      for (int j = 0; j < kOut; j++) lane_load<kType>(w[j], j < kEach ? p.w : q.w, t.n, o.k, out + j % kEach < t.n ? out + j % kEach : out, col);
 #pragma unroll
       for (int part = 0; part < kWidth / 8; part++) {
         float v[kOut][8];
@@ -105,18 +135,21 @@ TD_KERNEL_OF(kGemvThreads, kType == TD_MXFP4 && kRows > 1 ? 3 : 4) gemv(td_op o,
     for (int col = whole + lane; col < o.k; col += 32)
 #pragma unroll
       for (int j = 0; j < kOut; j++)
-        if (out + j < o.n) {
-          float v = element(p.w, kType, o.n, o.k, out + j, col);
+        if (out + j % kEach < t.n) {
+          float v = element(j < kEach ? p.w : q.w, kType, t.n, o.k, out + j % kEach, col);
 #pragma unroll
           for (int r = 0; r < kRows; r++) sum[j][r] = fuse(v, x[r][col], sum[j][r]);
         }
 #pragma unroll
     for (int r = 0; r < kRows; r++)
 #pragma unroll
-      for (int j = 0; j < kOut; j++) {
-        float v = warp_sum(sum[j][r]);
-        if (lane == 0 && row + r < p.count && out + j < o.n)
-          at<float>(o.dst)[int64_t(p.first + row + r) * o.n + out + j] = v + (p.bias ? p.bias[out + j] : 0);
+      for (int j = 0; j < kEach; j++) {
+        float v = warp_sum(sum[j][r]), u = kGated ? warp_sum(sum[kOut - kEach + j][r]) : 0;
+        if (lane == 0 && row + r < p.count && out + j < t.n) {
+          v += p.bias ? p.bias[out + j] : 0;
+          if constexpr (kGated) v = activate(o.act - 1, v, u + (q.bias ? q.bias[out + j] : 0));
+          at<float>(t.dst)[int64_t(p.first + row + r) * t.n + out + j] = v;
+        }
       }
   }
 }
@@ -136,11 +169,11 @@ struct GemmStage {
 };
 
 template <int kType>
-TD_DEVICE void gemm_fetch(GemmStage<kType> &st, const td_op &o, const Part &p, int out, int first, int count, int k) {
+TD_DEVICE void gemm_fetch(GemmStage<kType> &st, const td_op &o, const Part &p, int n, int out, int first, int count, int k) {
   constexpr int kChunks = kType == TD_BF16 ? 4 : 1;  // of 16 bytes in a row of weights
   for (int i = thread_id(); i < kTileOut * kChunks; i += kGemmThreads) {
     int row = i / kChunks, chunk = i % kChunks;
-    int64_t from = int64_t(out + row < o.n ? out + row : out) * o.k;
+    int64_t from = int64_t(out + row < n ? out + row : out) * o.k;
     if constexpr (kType == TD_BF16) {
       int col = k + chunk * 8;
       copy_async(st.w + row * kPadded * 2 + chunk * 16, p.w + (from + (col < o.k ? col : 0)) * 2, col < o.k ? 16 : 0);
@@ -185,8 +218,9 @@ TD_DEVICE void split_pair(float a, float b, uint32_t to[3]) {
 template <int kType>
 TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int partial_rows) {
   GemmStage<kType> *stages = reinterpret_cast<GemmStage<kType> *>(shared_memory());
-  Part p = part(o, s, o.table ? block_y() : 0);
-  int first = o.table ? 0 : block_y() * kTileRows, out = block_x() * kTileOut;
+  Target into = target(o, kTileOut);
+  Part p = part(o, into, s, o.table ? block_y() : 0);
+  int first = o.table ? 0 : block_y() * kTileRows, out = into.block * kTileOut;
   int count = p.count - first;
   if (count <= 0) return;
   count = count < kTileRows ? count : kTileRows;
@@ -195,20 +229,20 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
   float sum[kTileRows / 8][4] = {};
   int g = lane_id() / 4, q = lane_id() % 4, warp_out = out + thread_id() / 32 * 16;
   for (int i = 0; i < kStages - 1; i++) {
-    if (from + i < to) gemm_fetch<kType>(stages[i], o, p, out, first, count, (from + i) * kDepth);
+    if (from + i < to) gemm_fetch<kType>(stages[i], o, p, into.n, out, first, count, (from + i) * kDepth);
     copy_commit();
   }
   for (int t = from; t < to; t++) {
     float scale = 1, scale_8 = 1;
     if constexpr (kType == TD_MXFP4) {
-      const unsigned char *scales = reinterpret_cast<const unsigned char *>(p.w) + int64_t(o.n) * o.k / 2 + t;
-      scale = e8m0(warp_out + g < o.n ? scales[int64_t(warp_out + g) * (o.k / 32)] : 0);
-      scale_8 = e8m0(warp_out + g + 8 < o.n ? scales[int64_t(warp_out + g + 8) * (o.k / 32)] : 0);
+      const unsigned char *scales = reinterpret_cast<const unsigned char *>(p.w) + int64_t(into.n) * o.k / 2 + t;
+      scale = e8m0(warp_out + g < into.n ? scales[int64_t(warp_out + g) * (o.k / 32)] : 0);
+      scale_8 = e8m0(warp_out + g + 8 < into.n ? scales[int64_t(warp_out + g + 8) * (o.k / 32)] : 0);
     }
     copy_wait<kStages - 2>();
     sync();
     int next = t + kStages - 1;
-    if (next < to) gemm_fetch<kType>(stages[(next - from) % kStages], o, p, out, first, count, next * kDepth);
+    if (next < to) gemm_fetch<kType>(stages[(next - from) % kStages], o, p, into.n, out, first, count, next * kDepth);
     copy_commit();
     const GemmStage<kType> &st = stages[(t - from) % kStages];
 #pragma unroll
@@ -235,20 +269,31 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       int row = n * 8 + 2 * q + i % 2, to_out = warp_out + g + i / 2 * 8;
-      if (row >= count || to_out >= o.n) continue;
+      if (row >= count || to_out >= into.n) continue;
       int64_t to_row = p.first + first + row;
-      if (splits > 1) partial[(int64_t(block_z()) * partial_rows + to_row) * o.n + to_out] = sum[n][i];
-      else at<float>(o.dst)[to_row * o.n + to_out] = sum[n][i] + (p.bias ? p.bias[to_out] : 0);
+      if (splits > 1) partial[(int64_t(block_z()) * partial_rows + to_row) * all_outputs(o) + into.before + to_out] = sum[n][i];
+      else at<float>(into.dst)[to_row * into.n + to_out] = sum[n][i] + (p.bias ? p.bias[to_out] : 0);
     }
 }
 
-// split_sum adds the parts of a product that was cut along its columns, in order.
+// split_sum adds the parts of products that were cut along their columns, in order.
 TD_KERNEL(256) split_sum(td_op o, Step s, int splits, const float *partial, int partial_rows) {
-  int64_t i = int64_t(block_x()) * 256 + thread_id();
-  if (i >= int64_t(live(s, o)) * o.n) return;
+  int64_t i = int64_t(block_x()) * 256 + thread_id(), all = all_outputs(o);
+  if (i >= int64_t(live(s, o)) * all) return;
   float sum = 0;
-  for (int z = 0; z < splits; z++) sum += partial[int64_t(z) * partial_rows * o.n + i];
-  at<float>(o.dst)[i] = sum + (o.bias ? at<const float>(o.bias)[i % o.n] : 0);
+  for (int z = 0; z < splits; z++) sum += partial[int64_t(z) * partial_rows * all + i];
+  int64_t row = i / all, n = o.n;
+  int col = int(i % all);
+  td_address dst = o.dst, bias = o.bias;
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+    if (o.more[j].n > 0 && col >= n) {
+      col -= int(n);
+      n = o.more[j].n;
+      dst = o.more[j].dst;
+      bias = o.more[j].bias;
+    }
+  at<float>(dst)[row * n + col] = sum + (bias ? at<const float>(bias)[col] : 0);
 }
 
 // narrow is rows of activations in bf16; rows that are not live are zeros, so that

@@ -17,6 +17,12 @@ void run_rows(const Run &r, const td_op &o) {
     case TD_ANGLES: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, angles, o, r.step); break;
     case TD_ROPE: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, rope, o, r.step); break;
     case TD_STORE_KV: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, store_kv, o, r.step); break;
+    case TD_PLACE: {
+      int64_t heads = int64_t(rows) * (o.heads + 2 * o.kv_heads);
+      constexpr int each = kRowThreads / 32;
+      TD_LAUNCH(r.stream, int((heads + each - 1) / each), 1, 1, kRowThreads, 0, place, o, r.step);
+      break;
+    }
     default: {
       td_op op = o;
       if (o.kind == TD_UNPACK) op.k = rows;  // a is as of all rows, whichever live

@@ -101,14 +101,46 @@ TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) {
   }
 }
 
-TD_DEVICE float activate(int act, float g, float u) {
-  switch (act) {
-    case 1: return g * 0.5f * (1 + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g))) * u;
-    case 2:
-      g = fminf(g, 7.0f);
-      u = fminf(fmaxf(u, -7.0f), 7.0f);
-      return g / (1 + expf(-1.702f * g)) * (u + 1);
-    default: return g / (1 + expf(-g)) * u;
+// place makes of a row's products what attention reads, a warp a head: queries and keys
+// are normed, where there are norms, and turned; keys and values go to their slot. It
+// stands for two of head_norm, two of rope and store_kv, and gives their bits.
+TD_KERNEL(kRowThreads) place(td_op o, Step s) {
+  int all = o.heads + 2 * o.kv_heads;
+  int64_t item = int64_t(block_x()) * (kRowThreads / 32) + thread_id() / 32;
+  int row = int(item / all), head = int(item % all);
+  if (row >= live(s, o)) return;
+  bool query = head < o.heads, value = head >= o.heads + o.kv_heads;
+  int kv = query ? 0 : (head - o.heads) % o.kv_heads;
+  float *x = query ? at<float>(o.dst) + (int64_t(row) * o.heads + head) * o.dim
+                   : at<float>(value ? o.extra : o.a) + (int64_t(row) * o.kv_heads + kv) * o.dim;
+  const float *w = value ? nullptr : at<const float>(query ? o.w : o.bias);
+  float inverse = 1;
+  if (o.normalize && !value) {
+    float sum = 0;
+    for (int i = lane_id(); i < o.dim; i += 32) sum += x[i] * x[i];
+    inverse = 1 / sqrtf(warp_sum(sum) / o.dim + o.scale);
+  }
+  char *page = nullptr;
+  int64_t to = 0;
+  if (!query) {
+    int slot = s.slots[o.group * s.tokens + row];
+    page = at<char>(o.kv) + int64_t(slot / o.block_tokens) * o.page_bytes + (value ? o.v_at : 0);
+    to = (int64_t(kv) * o.block_tokens + slot % o.block_tokens) * o.dim;
+  }
+  auto read = [&](int i) { return x[i] * inverse * (w ? w[i] : 1); };
+  auto put = [&](int i, float v) {
+    if (!value) x[i] = v;
+    if (query) return;
+    if (o.type == TD_BF16) reinterpret_cast<uint16_t *>(page)[to + i] = uint16_t(bf16_pack(v, 0));
+    else reinterpret_cast<float *>(page)[to + i] = v;
+  };
+  int half = value ? 0 : o.from / 2, still = o.dim - 2 * half;
+  const float *angle = at<const float>(o.b) + int64_t(row) * o.from;
+  for (int i = lane_id(); i < still; i += 32) put(i, read(i));
+  for (int i = lane_id(); i < half; i += 32) {
+    float a = read(still + i), b = read(still + half + i), c = angle[i], d = angle[half + i];
+    put(still + i, mul_rn(a, c) - mul_rn(b, d));
+    put(still + half + i, mul_rn(b, c) + mul_rn(a, d));
   }
 }
 

@@ -148,7 +148,11 @@ struct td_device {
   // choose asks cuBLASLt for algorithms for what a plan multiplies.
   bool choose(const td_plan &p) {
     Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false};
-    for (const td_op &o : p.ops) {
+    std::vector<td_op> each;
+    for (const td_op &o : p.ops)
+      for (int i = 0; i < 3; i++)
+        if (td_op one = alone(o, i); one.kind == TD_LINEAR && one.n > 0) each.push_back(one);
+    for (const td_op &o : each) {
       int rows = r.rows(o);
       if (!blas_fits(o, rows)) continue;
       if (int64_t need = int64_t(rows) * o.k; need > blas->room) {
@@ -176,7 +180,7 @@ struct td_device {
     for (int i = from; i < to; i++) {
       const td_op &o = p->ops[size_t(i)];
       run_op(r, o);
-      if (o.dst == r.narrowed || (o.a == r.narrowed && o.kind == TD_NORM && o.b)) r.narrowed = 0;
+      if (o.dst == r.narrowed || o.more[0].dst == r.narrowed || o.more[1].dst == r.narrowed || (o.a == r.narrowed && (o.kind == TD_PLACE || (o.kind == TD_NORM && o.b)))) r.narrowed = 0;
     }
     if (to == int(p->ops.size())) run_finish(r);
   }

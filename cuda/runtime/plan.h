@@ -35,6 +35,19 @@ inline bool blas_fits(const td_op &o, int rows) {
   return o.kind == TD_LINEAR && o.type == TD_BF16 && !o.table && o.slots <= 1 && rows >= kBlasRows && o.k % 8 == 0 && o.n % 8 == 0;
 }
 
+// alone is matrix i of those that are joined; n is 0 where there is none.
+inline td_op alone(const td_op &o, int i) {
+  td_op one = o;
+  for (td_joined &m : one.more) m = td_joined{};
+  if (i == 0) return one;
+  const td_joined &m = o.more[i - 1];
+  (o.table ? one.table : one.w) = m.w;
+  one.bias = m.bias;
+  one.dst = m.dst;
+  one.n = m.n;
+  return one;
+}
+
 // Run is what a launch needs to know.
 struct Run {
   Stream &stream;

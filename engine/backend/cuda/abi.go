@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 5
+const version = 6
 
 // TD_IN_CHUNK and its like.
 const (
@@ -43,6 +43,7 @@ const (
 	opPack
 	opAllGather
 	opUnpack
+	opPlace
 )
 
 // Element types of matrices and KV.
@@ -124,6 +125,13 @@ type op struct {
 	kv                                 address
 	pageBytes, vAt                     int64
 	chosen, weights, slot, list, table address
+	more                               [2]joined
+}
+
+// joined is td_joined.
+type joined struct {
+	w, bias, dst address
+	n, _         int32
 }
 
 // stepMemory is td_step: the arrays of a step, in memory of the library's.

@@ -76,6 +76,8 @@ type Options struct {
 	// the host, pinned: KVRegion. MapKV maps that memory, where it is not nil.
 	Mirror bool
 	MapKV  func(bytes int) ([]byte, error)
+
+	apart bool // of tests: nothing is fused
 }
 
 // CUDA is a backend.Backend. One goroutine uses it.

@@ -43,7 +43,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_piece{})-unsafe.Sizeof(piece{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
-	_ = [1]byte{}[C.TD_UNPACK-int(opUnpack)]
+	_ = [1]byte{}[C.TD_PLACE-int(opPlace)]
 )
 
 // library is an opened shared object. It stays open: what a GPU's driver started

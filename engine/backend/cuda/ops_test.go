@@ -155,6 +155,42 @@ func kernelCases() (all []kernelCase) {
 			b.Columns(y, x, 0)
 		}
 	})
+	for _, dt := range linearTypes {
+		for _, rows := range []int{1, 3, 30, 70} {
+			add(fmt.Sprintf("joined/%s/%d", dt, rows), rows, func(b *bench) func() {
+				in := 32 * (1 + b.rng.IntN(20))
+				x := b.input(in, 1)
+				var into []backend.Buf
+				var w, bias []backend.Weight
+				for i := range 5 { // three and two
+					out := 1 + b.rng.IntN(150)
+					into, w, bias = append(into, b.output(out)), append(w, b.weight(dt, 1/math.Sqrt(float64(in)), out, in)), append(bias, backend.NoWeight)
+					if i%2 == 1 {
+						bias[i] = b.weight(backend.F32, 1, out)
+					}
+				}
+				return func() {
+					for i, y := range into {
+						b.Linear(y, x, w[i], bias[i])
+					}
+				}
+			})
+		}
+	}
+	for _, dt := range linearTypes {
+		for _, rows := range []int{1, 3, 30, 70} {
+			add(fmt.Sprintf("gated/%s/%d", dt, rows), rows, func(b *bench) func() {
+				in, out := 32*(1+b.rng.IntN(20)), 1+b.rng.IntN(150)
+				x, y, up, bias := b.input(in, 1), b.output(out), b.buf(out), b.weight(backend.F32, 1, out)
+				wg, wu := b.weight(dt, 1/math.Sqrt(float64(in)), out, in), b.weight(dt, 1/math.Sqrt(float64(in)), out, in)
+				return func() {
+					b.Linear(y, x, wg, backend.NoWeight)
+					b.Linear(up, x, wu, bias)
+					b.GatedAct(y, y, up, backend.Act(rows%3))
+				}
+			})
+		}
+	}
 	for _, c := range []struct {
 		name              string
 		rows, experts, k  int
@@ -223,7 +259,32 @@ func attentionCases() (all []kernelCase) {
 			}
 		}})
 	}
-	return append(all, drawCase(false), drawCase(true))
+	return append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), drawCase(false), drawCase(true))
+}
+
+// placeCase norms and turns queries and keys, stores these with values and reads them.
+func placeCase(dt backend.DType, norms bool) kernelCase {
+	const heads, kvHeads, dim = 6, 2, 40
+	spec := func(*rand.Rand) backend.KVSpec { return backend.UniformKV(1, 120, 16, kvHeads, dim, dt) }
+	return kernelCase{name: fmt.Sprintf("place/%s/norms=%v", dt, norms), rows: 90, kv: spec, make: func(b *bench) func() {
+		x, q, k, v, y := b.input(64, 1), b.output(heads*dim), b.output(kvHeads*dim), b.output(kvHeads*dim), b.output(heads*dim)
+		w := []backend.Weight{b.weight(backend.BF16, 0.1, heads*dim, 64), b.weight(backend.BF16, 0.1, kvHeads*dim, 64), b.weight(backend.BF16, 0.1, kvHeads*dim, 64)}
+		wq, wk := b.weight(backend.F32, 1, dim), b.weight(backend.F32, 1, dim)
+		r := &backend.Rope{InvFreq: []float32{1, 0.3, 0.1, 0.01, 0.001}, Scale: 1.2}
+		return func() {
+			for i, to := range []backend.Buf{q, k, v} {
+				b.Linear(to, x, w[i], backend.NoWeight)
+			}
+			if norms {
+				b.HeadNorm(q, q, heads, dim, wq, 1e-6)
+				b.HeadNorm(k, k, kvHeads, dim, wk, 1e-6)
+			}
+			b.Rope(q, heads, dim, r)
+			b.Rope(k, kvHeads, dim, r)
+			b.StoreKV(0, k, v)
+			b.Attention(y, q, backend.AttentionSpec{Heads: heads, KVHeads: kvHeads, HeadDim: dim, Scale: 0.3})
+		}
+	}}
 }
 
 // benchLimits fit every case.

@@ -207,6 +207,9 @@ func (c *CUDA) capture(key backend.Key, record func()) (*plan, error) {
 	defer func() { c.recording = nil }()
 	record()
 	p := c.recording
+	if !c.opts.apart {
+		p.ops, p.marks = fuse(p.ops, p.marks)
+	}
 	ok := true
 	if p.eager, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, false); ok {
 		p.whole = p.eager

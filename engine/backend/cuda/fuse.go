@@ -1,0 +1,128 @@
+package cuda
+
+// fuse makes one operation of several neighbours where a kernel does them together:
+// each is a launch less and a trip through memory less. Marks are kept at their
+// places; nothing is fused across one.
+func fuse(ops []op, marks []stop) ([]op, []stop) {
+	ops, marks = anglesFirst(ops, marks)
+	fused := make([]op, 0, len(ops))
+	moved := make([]stop, 0, len(marks))
+	for at := 0; at < len(ops); {
+		for len(marks) > 0 && marks[0].at <= at {
+			moved, marks = append(moved, stop{len(fused), marks[0].layer}), marks[1:]
+		}
+		until := len(ops)
+		if len(marks) > 0 {
+			until = marks[0].at
+		}
+		o, n := ops[at], 1
+		for _, f := range []func(ops, rest []op) (op, int){placing, joining} {
+			if one, many := f(ops[at:until], ops[at:]); many > 0 {
+				o, n = one, many
+				break
+			}
+		}
+		fused, at = append(fused, o), at+n
+	}
+	for _, m := range marks {
+		moved = append(moved, stop{len(fused), m.layer})
+	}
+	return fused, moved
+}
+
+// anglesFirst puts what layers turn by, which is of positions alone, before
+// everything else.
+func anglesFirst(ops []op, marks []stop) ([]op, []stop) {
+	var first, rest []op
+	moved := append([]stop(nil), marks...)
+	for i, o := range ops {
+		if o.kind != opAngles {
+			rest = append(rest, o)
+			continue
+		}
+		first = append(first, o)
+		for j := range moved {
+			if marks[j].at <= i {
+				moved[j].at++
+			}
+		}
+	}
+	return append(first, rest...), moved
+}
+
+// placing is the norms of queries' and keys' heads, where there are any, their
+// rotations and the write of keys and values.
+func placing(ops, _ []op) (op, int) {
+	headNorm := func(o op) bool { return o.kind == opNorm && o.dim < o.n && o.b == 0 && o.dst == o.a }
+	n := 0
+	if len(ops) >= 5 && headNorm(ops[0]) && headNorm(ops[1]) {
+		n = 2
+	}
+	if len(ops) < n+3 {
+		return op{}, 0
+	}
+	q, k, o := ops[n], ops[n+1], ops[n+2]
+	if q.kind != opRope || k.kind != opRope || o.kind != opStoreKV || o.vAt == 0 || q.b != k.b || q.dim != k.dim || q.k != o.dim || k.k != o.dim ||
+		k.dst != o.a || k.n != o.n || q.dst == k.dst || o.b == k.dst || o.b == q.dst {
+		return op{}, 0
+	}
+	p := o
+	p.kind, p.heads, p.from, p.dst, p.b, p.extra = opPlace, q.n/q.k, q.dim, q.dst, q.b, o.b
+	if n > 0 {
+		qn, kn := ops[0], ops[1]
+		if qn.dst != q.dst || kn.dst != k.dst || qn.dim != o.dim || kn.dim != o.dim || qn.scale != kn.scale {
+			return op{}, 0
+		}
+		p.normalize, p.scale, p.w, p.bias = 1, qn.scale, qn.w, kn.w
+	}
+	return p, n + 3
+}
+
+// joining is products of the same rows, which one kernel makes one behind the other:
+// queries, keys and values; a gate and what it lets through, also with what comes of
+// both where nobody looks at these themselves. rest goes on behind the next mark.
+func joining(ops, rest []op) (op, int) {
+	o := ops[0]
+	if o.kind != opLinear {
+		return op{}, 0
+	}
+	n := 1
+	for ; n < len(ops) && n <= len(o.more); n++ {
+		m := ops[n]
+		w := m.w
+		if m.table != 0 {
+			w = m.table
+		}
+		like := m // but for what may differ
+		like.n, like.w, like.bias, like.dst, like.table, like.more = ops[0].n, o.w, o.bias, o.dst, o.table, o.more
+		if like != o || (m.table == 0) != (o.table == 0) || m.dst == o.a || m.dst == o.dst || n == 2 && m.dst == o.more[0].dst {
+			break
+		}
+		o.more[n-1] = joined{w: w, bias: m.bias, dst: m.dst, n: m.n}
+	}
+	if n == 1 {
+		return op{}, 0
+	}
+	if n == 2 && len(ops) > 2 {
+		g := ops[2]
+		if g.kind == opGatedAct && g.dst == o.dst && g.a == o.dst && g.b == o.more[0].dst && g.n == o.n && o.more[0].n == o.n &&
+			g.outputs == o.outputs && g.slots == o.slots && unread(rest[3:], g.b) {
+			o.act = g.act + 1
+			return o, 3
+		}
+	}
+	return o, n
+}
+
+// unread says whether a buffer is written anew before anything reads it.
+func unread(rest []op, b address) bool {
+	for _, o := range rest {
+		if o.a == b || o.b == b || o.extra == b || o.kind != opLinear && o.dst == b {
+			return false
+		}
+		if o.dst == b {
+			return true
+		}
+	}
+	return true
+}
