@@ -93,9 +93,6 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 		l.Bundle.ModelName = m.ServedName
 	}
 	n := &node{Loaded: l, Process: d, role: role}
-	if err := gateway.CheckBundle(n.bundle()); err != nil {
-		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Path, err)
-	}
 	if n.tr, err = tracer(d, environ, p, role); err != nil {
 		return nil, err
 	}
@@ -106,6 +103,9 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	n.eng, err = engine.New(eo)
 	if err != nil {
 		return nil, err
+	}
+	if err := gateway.CheckBundle(n.bundle()); err != nil {
+		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Path, err)
 	}
 	d.Work(n.eng.Run)
 	n.meters.Stats = n.eng.Stats
