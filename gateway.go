@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/foreign/discover"
@@ -152,6 +153,31 @@ func upstreamServers(u *config.Upstreams, log *slog.Logger) (foreign.Options, er
 	return o, nil
 }
 
+// upstreamTokenizers reads --tokenizer: by models' names, and as "" that of all others.
+func upstreamTokenizers(u *config.Upstreams, template string) (map[string]*gateway.Tokenizer, error) {
+	all := map[string]*gateway.Tokenizer{}
+	for _, given := range u.Tokenizers {
+		name, folder, named := strings.Cut(given, "=")
+		if !named {
+			name, folder = "", given
+		}
+		switch {
+		case !u.Any():
+			return nil, fmt.Errorf("%w: --tokenizer %s is for prompts that go to upstreams: give --upstream, or leave it out; nodes bring their own", config.ErrValue, given)
+		case all[name] != nil:
+			return nil, fmt.Errorf("%w: --tokenizer %s: there is one for that model already; say which model each is for, as MODEL=FOLDER", config.ErrValue, given)
+		}
+		b, err := engine.ReadTokenizer(folder)
+		if err == nil {
+			all[name], err = gateway.NewTokenizer(&nodepb.Bundle{TokenizerJson: b.TokenizerJSON, ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken}, template)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: --tokenizer %s: want a folder with a model's tokenizer.json: %w", config.ErrValue, given, err)
+		}
+	}
+	return all, nil
+}
+
 func runGateway(v *command.Invocation) error {
 	f := gatewayFlags(v.Out)
 	v.Set = f.Set
@@ -169,6 +195,10 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
+	tokenizers, err := upstreamTokenizers(&f.u, template)
+	if err != nil {
+		return err
+	}
 	alone := f.u.Any() && f.c.TLSDir == "" // no cluster
 	start := begin
 	if alone {
@@ -183,7 +213,7 @@ func runGateway(v *command.Invocation) error {
 	if o.Foreign, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
-	o.ForwardAuthorization, o.UpstreamRequests = f.u.ForwardCredentials, f.u.MaxRequests
+	o.ForwardAuthorization, o.UpstreamRequests, o.Tokenizers = f.u.ForwardCredentials, f.u.MaxRequests, tokenizers
 	if f.name, o.Foreign.Names, err = servedNames(f.name); err != nil {
 		return err
 	}

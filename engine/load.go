@@ -151,6 +151,22 @@ func OpenModel(name string) (*model.Source, error) {
 	return model.OpenDir(name)
 }
 
+// ReadTokenizer is the tokenizer and the chat template of a Hugging Face folder, or
+// of Builtin; it needs neither config.json nor weights.
+func ReadTokenizer(folder string) (*model.Bundle, error) {
+	files := builtin.FS()
+	if folder != Builtin {
+		switch info, err := os.Stat(folder); {
+		case err != nil:
+			return nil, fmt.Errorf("%w: %w", model.ErrSource, err)
+		case !info.IsDir():
+			return nil, fmt.Errorf("%w: %s is a file; give the folder that holds tokenizer.json", model.ErrSource, folder)
+		}
+		files = os.DirFS(folder)
+	}
+	return model.ReadTokenizer(files)
+}
+
 // Load opens a checkpoint and puts it on the device.
 func Load(o LoadOptions) (*Loaded, error) {
 	began := time.Now()

@@ -145,6 +145,9 @@ type Options struct {
 	Foreign              foreign.Options
 	ForwardAuthorization bool // clients' credentials go on to them
 	UpstreamRequests     int  // that each is given at once; 0: any number
+	// Tokenizers are those of their models, by the models' names; "" is that of all
+	// others. Prompts for models without one are routed by their bytes.
+	Tokenizers map[string]*Tokenizer
 
 	// MinRemotePrefillTokens is the number of uncached prompt tokens from which
 	// a prefill node computes them; -1: the default; 0: always.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -52,6 +52,7 @@ type relay struct {
 	by       by
 	key      *key
 	prompt   kvcache.Hash // key on the ring
+	nPrompt  int          // tokens of the prompt, where they were hashed; 0: its bytes were
 	start    time.Time
 	deadline time.Time
 	span     span
@@ -224,12 +225,12 @@ func (r *relay) prepare() (fault *openai.Error) {
 		return fault
 	}
 	r.id = ctx.Response.Header.Peek(requestIDHeader)
-	r.prompt = keyOf(r.model.Name, r.look.Prompt, ctx.PostBody())
 	k := g.keys.find(ctx.Request.Header.Peek("Authorization"))
 	if fault := g.letIn(k, len(r.look.Prompt)/bytesPerToken); fault != nil {
 		return fault
 	}
 	r.key = k
+	_ = r.hash(ctx.PostBody()) // by bytes where it is not by tokens
 	g.meters.n.Observe(float64(max(1, r.look.N)))
 	return nil
 }
@@ -263,31 +264,10 @@ func noModel(name string) *openai.Error {
 	return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", clip(name, 200))}
 }
 
-// keyChunks are how many leading bytes of a prompt may key the ring: as for
-// tokens (route.Key), the largest that the prompt fills.
-var keyChunks = [...]int{1024, 256, 64}
-
-// keyOf is the ring key of a prompt as it is written in the request's body.
-func keyOf(model string, prompt, body []byte) kvcache.Hash {
-	if len(prompt) == 0 {
-		prompt = body
-	}
-	for _, n := range keyChunks {
-		if len(prompt) >= n {
-			prompt = prompt[:n]
-			break
-		}
-	}
-	var d xxhash.Digest
-	d.ResetWithSeed(xxhash.Sum64String(model))
-	d.Write(prompt)
-	return kvcache.Hash(d.Sum64())
-}
-
 // decide asks the router, around the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, foreign.Forced) {
 	force := r.model.Look(view, r.tried)
-	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, Uncached: 1 + len(r.look.Prompt)/bytesPerToken, MinRemote: 1}
+	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
 	switch {
 	case q.Policy == route.Session && r.by.session != 0:
 		q.Key = r.by.session

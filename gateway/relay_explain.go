@@ -5,6 +5,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -31,6 +32,7 @@ func viewOf(s *foreign.Server) upstreamView {
 type relayExplanation struct {
 	Words     []string       `json:"words"`
 	Model     string         `json:"model"`
+	Tokens    int            `json:"prompt_tokens,omitempty"` // 0: its bytes were hashed
 	Policy    string         `json:"policy"`
 	Upstream  string         `json:"upstream,omitempty"`
 	Prefill   string         `json:"prefill,omitempty"`
@@ -57,9 +59,9 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 		return false
 	}
 	how, fault := g.routing(&ctx.Request.Header)
-	raw := args.Peek("messages")
+	raw, path, member := args.Peek("messages"), "/v1/chat/completions", "messages"
 	if text := args.Peek("prompt"); len(text) > 0 {
-		raw = openai.AppendString(nil, string(text))
+		raw, path, member = openai.AppendString(nil, string(text)), "/v1/completions", "prompt"
 	}
 	if fault == nil && len(raw) == 0 {
 		fault = openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT or messages as ?messages=JSON (and a policy in the header %s)", policyHeader)
@@ -68,10 +70,11 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 		g.fail(ctx, fault)
 		return true
 	}
-	r := relay{g: g, model: m, by: how, look: foreign.Body{Prompt: raw, N: 1, Batch: 1}, prompt: keyOf(m.Name, raw, nil)}
+	r := relay{g: g, path: path, model: m, by: how, look: foreign.Body{Prompt: raw, N: 1, Batch: 1}}
+	why := r.hash(fmt.Appendf(nil, `{"%s":%s}`, member, raw))
 	var view route.View
 	d, forced := r.decide(&view)
-	e := relayExplanation{Model: m.Name, Policy: how.policy.String(), Upstreams: []upstreamView{}}
+	e := relayExplanation{Model: m.Name, Tokens: r.nPrompt, Policy: how.policy.String(), Upstreams: []upstreamView{}}
 	see := func(servers []*foreign.Server, states []route.State) {
 		for i, s := range servers {
 			v := viewOf(s)
@@ -91,6 +94,12 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	e.Words = []string{
 		fmt.Sprintf("To %s: %s.", s.Name, whyThere[d.Reason]),
 		fmt.Sprintf("It has %d requests of this gateway; %d of the model's %d upstreams are up.", s.InFlight.Load(), m.Up(), len(m.Servers)),
+	}
+	switch {
+	case why == nil:
+		e.Words = append(e.Words, fmt.Sprintf("Its prompt is known by its %d tokens, in blocks of %d.", r.nPrompt, kvcache.DefaultBlockTokens))
+	case why != errNoHash:
+		e.Words = append(e.Words, fmt.Sprintf("Its prompt is known by its first bytes: %s.", why.Message))
 	}
 	if forced.Server {
 		e.Words = append(e.Words, "No upstream is up with its breaker closed, so that those that are not are asked all the same.")

@@ -66,6 +66,13 @@ func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
 	for _, m := range in.Messages {
 		parseArguments(m)
 	}
+	if r.Tools != nil {
+		tools, err := render.FromJSON(r.Tools)
+		if err != nil {
+			return "", templateFault(err)
+		}
+		in.Tools = tools.(render.List) // Parse has seen a list
+	}
 	var fault *openai.Error
 	if in.Kwargs, fault = variables(r); fault != nil {
 		return "", fault

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"math"
 )
 
@@ -34,22 +35,8 @@ func (s *Source) Bundle() (*Bundle, error) {
 		ModelName: s.Name, EOSTokenIDs: s.Config.EOS,
 		MaxModelLen: s.Config.MaxPositions, VocabSize: s.Config.Vocab,
 	}
-	var err error
-	if b.TokenizerJSON, err = s.optional("tokenizer.json"); err != nil {
+	if err := s.text(b); err != nil {
 		return nil, err
-	}
-	// What tokenizer_config.json leaves out, special_tokens_map.json may have.
-	for _, file := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
-		if err := s.tokens(b, file); err != nil {
-			return nil, err
-		}
-	}
-	template, err := s.optional("chat_template.jinja")
-	if err != nil {
-		return nil, err
-	}
-	if template != nil { // as in transformers, a file of its own wins
-		b.ChatTemplate = string(template)
 	}
 	generation, err := s.optional("generation_config.json")
 	if err != nil {
@@ -64,6 +51,36 @@ func (s *Source) Bundle() (*Bundle, error) {
 		return nil, err
 	}
 	return b, nil
+}
+
+// ReadTokenizer is a folder's tokenizer and chat template, read without the
+// config.json and the weights that it may lack. Without a tokenizer.json it is an
+// ErrSource.
+func ReadTokenizer(folder fs.FS) (*Bundle, error) {
+	s, b := &Source{files: folder}, new(Bundle)
+	err := s.text(b)
+	if err == nil && b.TokenizerJSON == nil {
+		err = fmt.Errorf("%w: it has no tokenizer.json", ErrSource)
+	}
+	return b, err
+}
+
+// text reads what stands between text and tokens.
+func (s *Source) text(b *Bundle) (err error) {
+	if b.TokenizerJSON, err = s.optional("tokenizer.json"); err != nil {
+		return err
+	}
+	// What tokenizer_config.json leaves out, special_tokens_map.json may have.
+	for _, file := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
+		if err := s.tokens(b, file); err != nil {
+			return err
+		}
+	}
+	template, err := s.optional("chat_template.jinja")
+	if template != nil { // as in transformers, a file of its own wins
+		b.ChatTemplate = string(template)
+	}
+	return err
 }
 
 func (s *Source) tokens(b *Bundle, file string) error {

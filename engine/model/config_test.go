@@ -344,4 +344,12 @@ func TestBundle(t *testing.T) {
 			t.Errorf("err = %v, want ErrConfig with %q", err, says)
 		}
 	}
+	folder := fstest.MapFS{"tokenizer_config.json": {Data: []byte(`{"chat_template":"T","bos_token":"<s>"}`)}}
+	if _, err := ReadTokenizer(folder); !errors.Is(err, ErrSource) || !strings.Contains(err.Error(), "tokenizer.json") {
+		t.Errorf("no tokenizer: err = %v, want ErrSource", err)
+	}
+	folder["tokenizer.json"] = &fstest.MapFile{Data: []byte(`{}`)}
+	if b, err := ReadTokenizer(folder); err != nil || !reflect.DeepEqual(*b, Bundle{TokenizerJSON: []byte(`{}`), ChatTemplate: "T", BosToken: "<s>"}) {
+		t.Errorf("a tokenizer alone: %+v, %v", b, err)
+	}
 }

@@ -132,6 +132,7 @@ type Upstreams struct {
 	HealthPath         string
 	ForwardCredentials bool
 	MaxRequests        int
+	Tokenizers         []string // FOLDER or MODEL=FOLDER
 }
 
 // Register declares the flags of upstreams.
@@ -146,6 +147,7 @@ func (u *Upstreams) Register(s *Set) {
 	s.StringVar(&u.CAFile, "upstream-ca-file", "", "authorities of their certificates, PEM; default: the system's")
 	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path that says whether one is well; below 500 is")
 	s.CountVar(&u.MaxRequests, "upstream-max-requests", 0, 0, "choices that a model's upstreams are given at once, each so many; further requests wait in the gateway as they do for nodes (--max-queued-requests, --queue-timeout); 0: any number")
+	s.StringSliceVar(&u.Tokenizers, "tokenizer", nil, "folder with the tokenizer.json and the chat template of upstreams' models, such as a checkpoint's: prompts are routed by blocks of their tokens, as they are to nodes, instead of by their first bytes; MODEL=FOLDER for one of several models; a prompt that it cannot turn into tokens goes by its bytes")
 	s.BoolVar(&u.ForwardCredentials, "upstream-forward-authorization", false, "send clients' Authorization and X-Api-Key on to them")
 }
 

@@ -28,7 +28,7 @@ var VLLM = []VLLMGroup{
 		{"model", "", value, Supported, "", ""},
 		{"runner", "", value, Refused, "auto generate", "models here generate text; use another server for pooling"},
 		{"convert", "", value, Refused, "auto none", "models here generate text; use another server for pooling"},
-		{"tokenizer", "", value, Refused, "", "the tokenizer is the model folder's tokenizer.json; put the file there"},
+		{"tokenizer", "", value, Refused, "", "the tokenizer is the model folder's tokenizer.json; put the file there (`tandem gateway` takes one, for upstreams)"},
 		{"tokenizer-mode", "", value, Refused, "auto hf", "the tokenizer is the model folder's tokenizer.json"},
 		{"trust-remote-code", "", onOff, NoEffect, "", "no code of a model folder is ever run"},
 		{"dtype", "", value, Refused, "auto", "weights are computed in the type that they are stored in, with sums in float32; convert the checkpoint"},

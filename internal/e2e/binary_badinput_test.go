@@ -217,6 +217,7 @@ func TestBinaryBadFlags(t *testing.T) {
 		"no such certificate":     {"serve --ssl-certfile /no/x --ssl-keyfile /no/y", []string{"--ssl-certfile /no/x", "no such file"}},
 		"no such config":          {"serve --config /no/x.yaml", []string{"--config", "/no/x.yaml"}},
 		"no such template":        {"serve --chat-template /no/x", []string{"--chat-template", "/no/x"}},
+		"no such tokenizer":       {"gateway --upstream http://127.0.0.1:1 --tokenizer /no/x", []string{"--tokenizer /no/x", "no such file"}},
 		"no certificates":         {"decode", []string{"--tls-dir", "tandem ca"}},
 		"a name to be reached by": {"decode --advertise nobody:1", []string{"--advertise", `"nobody:1"`, "10.0.0.1"}},
 		"no such folder":          {"decode --tls-dir " + dir + "/none", []string{"--tls-dir " + dir + "/none", "no such file", "tandem ca"}},

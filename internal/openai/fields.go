@@ -186,6 +186,14 @@ func setDocuments(r *Request, v *fastjson.Value) error {
 	return nil
 }
 
+func setTools(r *Request, v *fastjson.Value) error {
+	if err := list.check(r, v); err != nil {
+		return err
+	}
+	r.Tools = appendValue(nil, v)
+	return nil
+}
+
 func setTemplateArgs(r *Request, v *fastjson.Value) error {
 	if v.Type() != fastjson.TypeObject {
 		return errType("an object", v)

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"math/rand/v2"
 	"reflect"
@@ -233,12 +234,18 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q: %q %+v", body, b, err)
 		}
 		on := endpoints[int(which)%len(endpoints)]
+		if _, fault := ParsePrompt(on, []byte(body)); fault != nil && (fault.Status != 400 || fault.Message == "") {
+			t.Fatalf("%q: %+v", body, fault)
+		}
 		r, err := Parse(on, []byte(body))
 		if err != nil {
 			if err.Status != 400 || err.Message == "" || !json.Valid(err.Append(nil)) {
 				t.Fatalf("%q: %+v", body, err)
 			}
 			return
+		}
+		if p, fault := ParsePrompt(on, []byte(body)); on&both != 0 && (fault != nil || !bytes.Equal(p.Messages, r.Messages) || !reflect.DeepEqual(p.Prompts, r.Prompts) || p.AddGenerationPrompt != r.AddGenerationPrompt) {
+			t.Fatalf("%q: its prompt alone is %+v, %v, not %+v", body, p, fault, r)
 		}
 		if r.N < 1 || r.N > MaxN || len(r.Prompts)*r.N > MaxChoices || r.MaxTokens == 0 || r.MaxTokens < -1 || len(r.Stop) > MaxStops {
 			t.Fatalf("%q: %+v", body, r)

@@ -15,6 +15,7 @@
 package openai
 
 import (
+	"slices"
 	"unicode/utf8"
 
 	"github.com/valyala/fastjson"
@@ -72,6 +73,7 @@ type Request struct {
 	ContinueFinal       bool
 	TemplateArgs        []byte // JSON object; nil: none
 	Documents           []byte // JSON array for the template; nil: none
+	Tools               []byte // JSON array for the template; nil: none
 	ReasoningEffort     string // for the template; empty: not given
 
 	Prompts []Prompt // completions
@@ -132,6 +134,49 @@ type Request struct {
 
 // Parse reads a request's JSON body. The error says which field is at fault.
 func Parse(on Endpoint, body []byte) (*Request, *Error) {
+	r, fault := parse(on, body, (*Request).field)
+	if fault == nil {
+		fault = r.check()
+	}
+	if fault != nil {
+		return nil, fault
+	}
+	return r, nil
+}
+
+// promptFields are what a prompt's tokens depend on. chat_template and those that
+// bring more than text are refused by their rows.
+var promptFields = []string{
+	"messages", "prompt", "cache_salt", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "prompt_embeds", "suffix",
+	"add_generation_prompt", "continue_final_message", "chat_template_kwargs", "chat_template", "documents", "reasoning_effort",
+	"media_io_kwargs", "mm_processor_kwargs", "tools",
+}
+
+// ParsePrompt reads of a body that another server is to answer what the prompt's
+// tokens depend on, tools included, and leaves the other fields to that server.
+func ParsePrompt(on Endpoint, body []byte) (*Request, *Error) {
+	r, fault := parse(on, body, func(r *Request, name string, v *fastjson.Value) *Error {
+		switch f := rows[on][name]; {
+		case f == nil || v.Type() == fastjson.TypeNull || !slices.Contains(promptFields, name):
+			return nil
+		case name == "tools":
+			return f.read(r, v)
+		default:
+			return f.take(r, v)
+		}
+	})
+	if fault == nil {
+		fault = r.required()
+	}
+	if fault != nil {
+		return nil, fault
+	}
+	r.AddGenerationPrompt = r.AddGenerationPrompt && !r.ContinueFinal
+	return r, nil
+}
+
+// parse reads a body, each of its fields by take.
+func parse(on Endpoint, body []byte, take func(*Request, string, *fastjson.Value) *Error) (*Request, *Error) {
 	if !utf8.Valid(body) {
 		return nil, BadRequest("", "the body is not valid UTF-8")
 	}
@@ -154,16 +199,10 @@ func Parse(on Endpoint, body []byte) (*Request, *Error) {
 	var fault *Error
 	o.Visit(func(key []byte, v *fastjson.Value) {
 		if fault == nil {
-			fault = r.field(string(key), v)
+			fault = take(r, string(key), v)
 		}
 	})
-	if fault != nil {
-		return nil, fault
-	}
-	if fault := r.check(); fault != nil {
-		return nil, fault
-	}
-	return r, nil
+	return r, fault
 }
 
 var parsers fastjson.ParserPool

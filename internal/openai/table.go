@@ -107,7 +107,7 @@ var table = []field{
 	{"mm_processor_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 
 	// Tools, reasoning, structure.
-	{"tools", Chat | Tokenize, Refused, list, never, ""},
+	{"tools", Chat | Tokenize, Refused, value{list.schema, setTools}, never, ""},
 	{"tool_choice", Chat, Refused, anything, is("none"), ""},
 	{"functions", Chat, Refused, list, never, ""},
 	{"function_call", Chat, Refused, anything, is("none"), ""},
@@ -157,11 +157,8 @@ var rows = func() map[Endpoint]map[string]*field {
 
 // take takes a value that is not null into the request.
 func (f *field) take(r *Request, v *fastjson.Value) *Error {
-	if err := f.value.check(r, v); err != nil {
-		if e, ok := err.(*Error); ok {
-			return e
-		}
-		return BadRequest(f.name, "%s: %s", f.name, err)
+	if fault := f.read(r, v); fault != nil {
+		return fault
 	}
 	if f.class != Refused || f.idle.is != nil && f.idle.is(v) {
 		return nil
@@ -171,4 +168,13 @@ func (f *field) take(r *Request, v *fastjson.Value) *Error {
 		advice += "; " + f.why
 	}
 	return BadRequest(f.name, "%s is not supported here (got %s): %s", f.name, clip(v.String(), 80), advice)
+}
+
+// read takes a value of the right type and range, whether the field is served or not.
+func (f *field) read(r *Request, v *fastjson.Value) *Error {
+	err := f.value.check(r, v)
+	if e, ok := err.(*Error); ok || err == nil {
+		return e
+	}
+	return BadRequest(f.name, "%s: %s", f.name, err)
 }

@@ -1,0 +1,118 @@
+package gateway
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// What of a relayed prompt keys the ring. Where there is a tokenizer for its model it
+// is rendered, tokenized and hashed in blocks as a native one, so that prompts with
+// equal tokens meet, however their bytes are written; a prompt with which that cannot
+// be done, and one without a tokenizer, goes by its bytes. Nothing is refused for it,
+// and what is sent on are the client's own bytes.
+
+// Tokenizer is a model's chat template and tokenizer. It is not changed once made.
+type Tokenizer struct{ m model }
+
+// NewTokenizer takes them out of a bundle, of which nothing else is looked at;
+// template, unless empty, is used instead of the bundle's.
+func NewTokenizer(b *nodepb.Bundle, template string) (*Tokenizer, error) {
+	text, err := newTextModel(b, template)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	// No bounds of context and vocabulary: those are the servers' to tell.
+	return &Tokenizer{model{bundle: new(nodepb.Bundle), blockTokens: kvcache.DefaultBlockTokens, text: text, created: time.Now().Unix()}}, nil
+}
+
+// tokenizer is that of a model; nil: there is none.
+func (g *Gateway) tokenizer(m *foreign.Model) *Tokenizer {
+	for _, name := range []string{m.Name, m.As, ""} {
+		if t := g.o.Tokenizers[name]; t != nil {
+			return t
+		}
+	}
+	return nil
+}
+
+// hash sets the request's key on the ring, and nPrompt where that is of tokens; the
+// fault says why it is of bytes.
+func (r *relay) hash(body []byte) *openai.Error {
+	p, fault := r.tokenize(body)
+	if fault != nil {
+		r.prompt, r.nPrompt = keyOf(r.model.Name, r.look.Prompt, body), 0
+		return fault
+	}
+	r.prompt, r.nPrompt = p.key, len(p.tokens)
+	return nil
+}
+
+// Why a prompt goes by its bytes, besides what is wrong with it.
+var (
+	errNoHash      = openai.BadRequest("", "the policy does not look at it")
+	errNoTokenizer = openai.BadRequest("", "there is no tokenizer for the model")
+	errNoPrompt    = openai.BadRequest("", "only chats, completions and requests of tokens have one that is tokenized")
+)
+
+// tokenize renders, tokenizes and hashes the request's prompt, the first of several.
+func (r *relay) tokenize(body []byte) (prompt, *openai.Error) {
+	t, on := r.g.tokenizer(r.model), openai.Completions
+	switch {
+	case !r.by.hashes():
+		return prompt{}, errNoHash
+	case t == nil:
+		return prompt{}, errNoTokenizer
+	case r.path == "/v1/chat/completions":
+		on = openai.Chat
+	case r.path == tokensPath:
+		body = append(append([]byte(`{"prompt":`), r.look.Prompt...), '}')
+	case r.path != "/v1/completions":
+		return prompt{}, errNoPrompt
+	}
+	req, fault := openai.ParsePrompt(on, body)
+	if fault != nil {
+		return prompt{}, fault
+	}
+	req.Prompts = req.Prompts[:min(1, len(req.Prompts))]
+	m := t.m
+	m.name, m.fingerprint = r.model.Name, xxhash.Sum64String(ownName(r.model))
+	ps, fault := m.prompts(req)
+	if fault != nil {
+		return prompt{}, fault
+	}
+	return ps[0], nil
+}
+
+// hashes says whether the policy looks at the prompt.
+func (b *by) hashes() bool {
+	return b.policy == route.Prefix || b.policy == route.ConsistentHash || b.policy == route.Session && b.session == 0
+}
+
+// keyChunks are how many leading bytes of a prompt may key the ring: as for
+// tokens (route.Key), the largest that the prompt fills.
+var keyChunks = [...]int{1024, 256, 64}
+
+// keyOf is the ring key of a prompt as it is written in the request's body.
+func keyOf(model string, prompt, body []byte) kvcache.Hash {
+	if len(prompt) == 0 {
+		prompt = body
+	}
+	for _, n := range keyChunks {
+		if len(prompt) >= n {
+			prompt = prompt[:n]
+			break
+		}
+	}
+	var d xxhash.Digest
+	d.ResetWithSeed(xxhash.Sum64String(model))
+	d.Write(prompt)
+	return kvcache.Hash(d.Sum64())
+}
