@@ -79,7 +79,8 @@ type Options struct {
 // Cluster is this node's part in the gossip.
 type Cluster struct {
 	o      Options
-	list   *memberlist.Memberlist
+	list   *memberlist.Memberlist // its nodes change while they are read: see learn
+	addr   string
 	ctx    context.Context // ends with Leave or Close
 	cancel context.CancelFunc
 	loops  sync.WaitGroup
@@ -91,6 +92,7 @@ type Cluster struct {
 	self   Member
 	meta   []byte            // encoded self
 	nodes  map[string]Member // by ID, as memberlist's events told
+	addrs  map[string]string // of nodes: where each gossips
 	joined bool
 	lost   []string // members that rejoin has not looked after yet; bounded by its pace
 	left   bool
@@ -114,6 +116,7 @@ func New(o Options) (*Cluster, error) {
 	c := &Cluster{
 		o: o, self: o.Self, meta: meta,
 		nodes:   map[string]Member{},
+		addrs:   map[string]string{},
 		changed: make(chan struct{}, 1),
 		renewed: make(chan struct{}, 1),
 		joined:  len(o.Join) == 0,
@@ -125,6 +128,9 @@ func New(o Options) (*Cluster, error) {
 	if c.list, err = memberlist.Create(cfg); err != nil {
 		return nil, fmt.Errorf("cluster: gossiping on %s: %w", o.Bind, err)
 	}
+	c.mu.Lock()
+	c.addr = c.addrs[o.Self.ID]
+	c.mu.Unlock()
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.loops.Go(c.watch)
 	c.loops.Go(c.renew)
@@ -187,7 +193,7 @@ func splitIP(addr string) (ip string, port int, err error) {
 }
 
 // Addr is where this node gossips: what others may Join.
-func (c *Cluster) Addr() string { return c.list.LocalNode().Address() }
+func (c *Cluster) Addr() string { return c.addr }
 
 // Members is who is there, this node included, sorted by ID.
 func (c *Cluster) Members() []Member {
@@ -334,9 +340,11 @@ func (c *Cluster) rejoin() {
 // known to be: names are among them, of which only asking tells who is there.
 func (c *Cluster) absent(unmet, lost []string) []string {
 	there := map[string]bool{}
-	for _, n := range c.list.Members() {
-		there[n.Address()] = !slices.Contains(lost, n.Name)
+	c.mu.Lock()
+	for id, addr := range c.addrs {
+		there[addr] = !slices.Contains(lost, id)
 	}
+	c.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(c.o.Join), func(addr string) bool { return there[addr] && !slices.Contains(unmet, addr) })
 }
 
@@ -412,18 +420,21 @@ func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.learn(n) }
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	d.mu.Lock()
 	delete(d.nodes, n.Name)
+	delete(d.addrs, n.Name)
 	d.mu.Unlock()
 	(*Cluster)(d).Lost(n.Name)
 	signal(d.changed)
 }
 
+// learn copies what is used of a node: it is memberlist's, which holds it still
+// only while it tells.
 func (d *delegate) learn(n *memberlist.Node) {
 	m, err := decode(n.Name, bytes.Clone(n.Meta))
 	if err != nil {
 		m.Mismatch = err.Error()
 	}
 	d.mu.Lock()
-	d.nodes[n.Name] = m
+	d.nodes[n.Name], d.addrs[n.Name] = m, n.Address()
 	d.mu.Unlock()
 	signal(d.changed)
 }
