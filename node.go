@@ -27,6 +27,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/prefill"
 )
 
@@ -227,22 +228,32 @@ const (
 	drainPoll  = 20 * time.Millisecond
 )
 
-func runPrefill(v *command.Invocation) error {
-	f := nodeFlags("prefill", v.Out)
+// open reads the flags, starts the process, which the caller ends, and opens what KV blocks travel by.
+func (f *nodeCommand) open(v *command.Invocation) (*process.Process, *fabric.Device, kvtransfer.Transport, error) {
 	v.Set = f.Set
 	if _, err := v.Parse(0); err != nil {
-		return err
+		return nil, nil, "", err
 	}
-	d, err := begin(v, &f.p, &f.c, "prefill")
+	d, err := begin(v, &f.p, &f.c, f.role)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	t, err := kvTransport(&f.n)
+	if err != nil {
+		d.End()
+		return nil, nil, "", err
+	}
+	device, t := kvFabric(d, &f.n, t)
+	return d, device, t, nil
+}
+
+func runPrefill(v *command.Invocation) error {
+	f := nodeFlags("prefill", v.Out)
+	d, device, transport, err := f.open(v)
 	if err != nil {
 		return err
 	}
 	defer d.End()
-	transport, err := kvTransport(&f.n)
-	if err != nil {
-		return err
-	}
-	device, transport := kvFabric(d, &f.n, transport)
 	shared, err := kvFile(d, transport)
 	if err != nil {
 		return err
@@ -284,20 +295,11 @@ func runPrefill(v *command.Invocation) error {
 
 func runDecode(v *command.Invocation) error {
 	f := nodeFlags("decode", v.Out)
-	v.Set = f.Set
-	if _, err := v.Parse(0); err != nil {
-		return err
-	}
-	d, err := begin(v, &f.p, &f.c, "decode")
+	d, device, transport, err := f.open(v)
 	if err != nil {
 		return err
 	}
 	defer d.End()
-	transport, err := kvTransport(&f.n)
-	if err != nil {
-		return err
-	}
-	device, transport := kvFabric(d, &f.n, transport)
 	var role *decode.Node
 	var news blockNews
 	n, err := startEngine(d, v.Environ, &f.m, &f.p, "decode", metrics.Decode, hooks{

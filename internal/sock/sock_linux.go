@@ -89,12 +89,8 @@ func (w *way) fail(op string) error {
 	return &net.OpError{Op: op, Net: "tcp", Err: os.NewSyscallError(op, w.errno)}
 }
 
-// Read is net.Conn's. p is not empty.
-func (c *Conn) Read(p []byte) (int, error) {
-	w := &c.in
-	w.p = p
-	err := w.rc.Read(w.f)
-	w.p = nil
+// came is what a read gives that ended so.
+func (w *way) came(err error) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
@@ -104,6 +100,15 @@ func (c *Conn) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return w.n, nil
+}
+
+// Read is net.Conn's. p is not empty.
+func (c *Conn) Read(p []byte) (int, error) {
+	w := &c.in
+	w.p = p
+	err := w.rc.Read(w.f)
+	w.p = nil
+	return w.came(err)
 }
 
 // Lender has buffers for what comes.
@@ -118,15 +123,7 @@ func (c *Conn) ReadInto(l Lender) (int, error) {
 	w.lender = l
 	err := w.rc.Read(w.into)
 	w.lender = nil
-	switch {
-	case err != nil:
-		return 0, err
-	case w.errno != 0:
-		return 0, w.fail("read")
-	case w.n == 0:
-		return 0, io.EOF
-	}
-	return w.n, nil
+	return w.came(err)
 }
 
 // maxEach bounds the reads of an Each: neither the deadline nor the connection's
