@@ -133,32 +133,54 @@ static struct ofi_info *hints(const char *provider, int hmem) {
 	return h;
 }
 
-static const char *open_device(const char *provider, const char *address, int hmem, td_device **out, td_info *i) {
-	*out = NULL;
-	struct ofi_info *h = hints(provider, hmem);
+// ask finds what a provider has to offer, and keeps the first that is not layered over ofi_rxm if native is set: else the first.
+static const char *ask(const char *provider, const char *address, int hmem, int native, struct ofi_info **out) {
+	struct ofi_info *h = hints(provider, hmem), *all = NULL;
 	if (!h) return plain("out of memory");
 	uint32_t api = OFI_VERSION(1, 20), has = lib.version();
-	if (has < api) api = has;
-	td_device *d = calloc(1, sizeof *d);
-	if (!d) {
-		lib.freeinfo(h);
-		return plain("out of memory");
-	}
-	d->hmem = hmem;
-	int rc = lib.getinfo(api, *address ? address : NULL, NULL, *address ? OFI_SOURCE : 0, h, &d->info);
+	int rc = lib.getinfo(has < api ? has : api, *address ? address : NULL, NULL, *address ? OFI_SOURCE : 0, h, &all);
 	lib.freeinfo(h);
+	if (rc) return failed("fi_getinfo", rc);
+	struct ofi_info *of = all;
+	while (native && of && strstr(of->fabric_attr->prov_name, "ofi_rxm")) of = of->next;
 	const char *bad = NULL;
-	if (rc) {
-		bad = failed("fi_getinfo", rc);
-	} else if ((rc = lib.fabric(d->info->fabric_attr, &d->fabric, NULL))) {
-		bad = failed("fi_fabric", rc);
-	} else if ((rc = d->fabric->ops->domain(d->fabric, d->info, &d->domain, NULL))) {
-		bad = failed("fi_domain", rc);
-	} else if (d->info->domain_attr->cq_data_size < 4) {
-		bad = plain("its writes carry less than 32 bits of immediate data");
-	} else if (hmem && !(d->info->caps & OFI_HMEM)) {
-		bad = plain("it reaches no GPU memory (FI_HMEM)");
+	if (!of) {
+		bad = plain("there is only tcp;ofi_rxm, which ends the process when a peer goes in the middle of a write; libfabric 1.17 and later have one of their own");
+	} else if (!(*out = lib.dupinfo(of))) {
+		bad = plain("out of memory");
 	}
+	lib.freeinfo(all);
+	return bad;
+}
+
+// find asks for tcp where it is native. Over ofi_rxm a write that is cut short, by its peer or by closing the endpoint, has no context, which
+// ofi_rxm reads nevertheless. Until libfabric 1.18 the native one was called net.
+static const char *find(const char *provider, const char *address, int hmem, struct ofi_info **out) {
+	if (strcmp(provider, "tcp")) return ask(provider, address, hmem, 0, out);
+	const char *bad = ask("tcp", address, hmem, 1, out);
+	if (!bad) return NULL;
+	char first[sizeof why];
+	snprintf(first, sizeof first, "%s", bad);
+	return ask("net", address, hmem, 1, out) ? plain(first) : NULL;
+}
+
+static const char *start(td_device *d, const char *provider, const char *address) {
+	const char *bad = find(provider, address, d->hmem, &d->info);
+	if (bad) return bad;
+	int rc;
+	if ((rc = lib.fabric(d->info->fabric_attr, &d->fabric, NULL))) return failed("fi_fabric", rc);
+	if ((rc = d->fabric->ops->domain(d->fabric, d->info, &d->domain, NULL))) return failed("fi_domain", rc);
+	if (d->info->domain_attr->cq_data_size < 4) return plain("its writes carry less than 32 bits of immediate data");
+	if (d->hmem && !(d->info->caps & OFI_HMEM)) return plain("it reaches no GPU memory (FI_HMEM)");
+	return NULL;
+}
+
+static const char *open_device(const char *provider, const char *address, int hmem, td_device **out, td_info *i) {
+	*out = NULL;
+	td_device *d = calloc(1, sizeof *d);
+	if (!d) return plain("out of memory");
+	d->hmem = hmem;
+	const char *bad = start(d, provider, address);
 	if (bad) {
 		static _Thread_local char first[sizeof why];
 		snprintf(first, sizeof first, "%s", bad);
@@ -170,7 +192,7 @@ static const char *open_device(const char *provider, const char *address, int hm
 	snprintf(i->fabric, sizeof i->fabric, "%s", d->info->fabric_attr->name ? d->info->fabric_attr->name : "");
 	snprintf(i->domain, sizeof i->domain, "%s", d->info->domain_attr->name ? d->info->domain_attr->name : "");
 	int mode = d->info->domain_attr->mr_mode;
-	i->library = has;
+	i->library = lib.version();
 	i->virtual_addresses = !!(mode & OFI_MR_VIRT_ADDR);
 	i->provider_keys = !!(mode & OFI_MR_PROV_KEY) || d->info->domain_attr->mr_key_size < 8;
 	i->local_keys = !!(mode & OFI_MR_LOCAL);

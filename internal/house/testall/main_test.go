@@ -31,7 +31,8 @@ const stream = `
 {"Action":"output","Package":"github.com/tandem-serving/tandem/bad","Test":"TestD","Output":"    c_test.go:4: it is late\n"}
 {"Action":"skip","Package":"github.com/tandem-serving/tandem/bad","Test":"TestD","Elapsed":0}
 {"Action":"fail","Package":"github.com/tandem-serving/tandem/bad","Elapsed":1}
-{"Action":"output","Package":"github.com/tandem-serving/tandem/died","Output":"panic: out of luck\n"}
+{"Action":"output","Package":"github.com/tandem-serving/tandem/died","Test":"TestE","Output":"SIGSEGV: segmentation violation\n"}
+{"Action":"output","Package":"github.com/tandem-serving/tandem/died","Output":"FAIL\tdied\n"}
 {"Action":"fail","Package":"github.com/tandem-serving/tandem/died","Elapsed":1}
 {"ImportPath":"github.com/tandem-serving/tandem/broken","Action":"build-output","Output":"broken.go:1:1: syntax error\n"}
 {"ImportPath":"github.com/tandem-serving/tandem/broken","Action":"build-fail"}
@@ -59,7 +60,7 @@ func TestReport(t *testing.T) {
 		"race: good skipped TestB: needs luck",
 		"FAIL race         bad TestC\n     |     c_test.go:3: seed 9: got 1, want 2\n",
 		"FAIL race         bad TestD\n     |     c_test.go:4: it is late\n     |     this skip is not listed",
-		"FAIL race         died\n     | panic: out of luck\n",
+		"FAIL race         died\n     | SIGSEGV: segmentation violation\n     | FAIL\tdied\n",
 		"FAIL race         broken\n     | broken.go:1:1: syntax error\n",
 		"FAIL gofmt        these need work\n     | ugly.go\n",
 		"\n  race: bad TestC\n",

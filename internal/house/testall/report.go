@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -70,19 +71,18 @@ func (r *report) packageEnd(p *packageRun, e event) {
 	r.times = append(r.times, timing{p.step.name, p.name, d, ran})
 	// A failed subtest fails its parents; what they print themselves is theirs.
 	for _, test := range p.failing {
-		text := ""
-		if b := p.output[test]; b != nil {
-			text = b.String()
-		}
-		r.fail(p.step.name, p.name+" "+test, text)
+		r.fail(p.step.name, p.name+" "+test, p.said(test))
+		delete(p.output, test)
 	}
-	own := ""
-	if b := p.output[""]; b != nil {
-		own = b.String()
+	own := p.said("")
+	delete(p.output, "")
+	// The tests that are left had begun when the process died: what killed it is among what they said.
+	for _, test := range slices.Sorted(maps.Keys(p.output)) {
+		own = p.said(test) + own
 	}
 	switch {
 	case e.Action == "fail" && len(p.failing) == 0:
-		// It did not compile, or died outside of any test.
+		// It did not compile, or died.
 		r.fail(p.step.name, p.name, own)
 	case len(p.failing) > 0:
 		r.show(own)

@@ -150,6 +150,14 @@ func (p *packageRun) print(test, text string) {
 	p.output[test].WriteString(text)
 }
 
+// said is what a test has printed, "" that of the package.
+func (p *packageRun) said(test string) string {
+	if b := p.output[test]; b != nil {
+		return b.String()
+	}
+	return ""
+}
+
 // take notes one event, and says whether it was the package's last.
 func (p *packageRun) take(r *report, e event) (ended bool) {
 	switch e.Action {
