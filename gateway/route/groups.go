@@ -2,14 +2,24 @@ package route
 
 import "github.com/tandem-serving/tandem/engine/kvcache"
 
-// Limit lowers what Match wrote to what nodes of a model with these KV groups will
-// find: the largest number of blocks at which blocks of all groups end, for which
-// groups without a window hold all before it and the others the last that their
-// window reaches. Hashes are of unit tokens each; held is by slot. The first group,
-// which sees farthest, is Match's: where it has a window too, prefixes whose first
-// blocks are gone count for less than a node would find.
-func (x *Index) Limit(hashes []kvcache.Hash, unit int, groups []kvcache.Group, held []int32) {
-	if len(groups) < 2 {
+// Held writes how many leading blocks of a prompt nodes of a model with these KV
+// groups will find to held, by slot: the largest number at which blocks of all
+// groups end, for which groups without a window hold all before it and the others
+// the last that their window reaches. Hashes are of unit tokens each, groups none for
+// a single one without a window. held must be zeros.
+func (x *Index) Held(hashes []kvcache.Hash, unit int, groups []kvcache.Group, held []int32) {
+	rest := 0 // the first group that Match has not answered for
+	if len(groups) == 0 || groups[0].Window == 0 {
+		x.Match(hashes, held)
+		rest = 1
+	} else {
+		for slot := range held {
+			if x.counts[slot] > 0 {
+				held[slot] = int32(len(hashes))
+			}
+		}
+	}
+	if rest >= len(groups) {
 		return
 	}
 	align := 1 // in hashes
@@ -37,18 +47,26 @@ func (x *Index) Limit(hashes []kvcache.Hash, unit int, groups []kvcache.Group, h
 			x.lower(held, n, end, 0)
 			continue
 		}
-		for i, g := range groups[1:] {
-			units := g.BlockTokens / unit
-			for place := n/units - 1; place >= g.First(n*unit); place-- {
-				x.lower(held, n, place*units/align*align, hashes[(place+1)*units-1].In(i+1))
-			}
+		for i := rest; i < len(groups); i++ {
+			x.limit(hashes, unit, groups[i], i, n, align, held)
 		}
 	}
 }
 
-// lower sets the nodes that hold n blocks, but not the one called h, to fewer; h 0
-// is one that none holds.
-func (x *Index) lower(held []int32, n, to int, h kvcache.Hash) {
+// limit lowers the nodes that hold n blocks in other groups and not in this one, the
+// i-th.
+func (x *Index) limit(hashes []kvcache.Hash, unit int, g kvcache.Group, i, n, align int, held []int32) {
+	units := g.BlockTokens / unit
+	for place := n/units - 1; place >= g.First(n*unit); place-- {
+		if !x.lower(held, n, place*units/align*align, hashes[(place+1)*units-1].In(i)) {
+			return
+		}
+	}
+}
+
+// lower sets the nodes that hold n blocks, but not the one called h, to fewer, and
+// says whether any keep their n; h 0 is one that none holds.
+func (x *Index) lower(held []int32, n, to int, h kvcache.Hash) (some bool) {
 	var count int
 	var one uint32
 	var list []uint16
@@ -60,8 +78,12 @@ func (x *Index) lower(held []int32, n, to int, h kvcache.Hash) {
 			list = list[1:]
 		}
 		has := len(list) > 0 && int(list[0]) == slot || count == 1 && int(one) == slot
-		if int(v) == n && !has {
+		if int(v) != n {
+			continue
+		}
+		if some = some || has; !has {
 			held[slot] = int32(to)
 		}
 	}
+	return some
 }

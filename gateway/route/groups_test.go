@@ -9,10 +9,10 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// What the index says that nodes of a model with several KV groups hold of a prompt
+// What the index says that nodes of a model with these KV groups hold of a prompt
 // is what their pools find, whatever has been evicted: of groups with a window only
 // the last blocks that it reaches count, and the group that has least decides.
-func TestLimitIsWhatPoolsFind(t *testing.T) {
+func TestHeldIsWhatPoolsFind(t *testing.T) {
 	const unit, nodes = 4, 5
 	layouts := map[string][]kvcache.Group{
 		"full and window":          {{}, {Window: 13}},
@@ -20,10 +20,12 @@ func TestLimitIsWhatPoolsFind(t *testing.T) {
 		"full larger, two windows": {{BlockTokens: 2 * unit}, {Window: 6}, {BlockTokens: 3 * unit, Window: 30}},
 		"two that see all":         {{}, {BlockTokens: 2 * unit}},
 		"one":                      {{}},
+		"one with a window":        {{Window: 13}},
+		"windows alone":            {{Window: 30}, {BlockTokens: 2 * unit, Window: 9}},
 	}
 	for name, groups := range layouts {
 		t.Run(name, func(t *testing.T) {
-			lowered := 0
+			lowered, headless := 0, 0
 			for seed := range uint64(15) {
 				rng := rand.New(rand.NewPCG(seed, 5))
 				x := NewIndex()
@@ -59,25 +61,29 @@ func TestLimitIsWhatPoolsFind(t *testing.T) {
 					}
 				}
 				for _, prompt := range prompts {
-					lowered += checkLimit(t, fmt.Sprintf("seed %d", seed), x, pools, prompt, unit)
+					l, h := checkHeld(t, fmt.Sprintf("seed %d", seed), x, pools, prompt, unit)
+					lowered, headless = lowered+l, headless+h
 				}
 			}
 			if len(groups) > 1 && lowered < 10 {
 				t.Errorf("another group than the first decided only %d times", lowered)
 			}
+			if groups[0].Window > 0 && headless < 10 {
+				t.Errorf("only %d prefixes were found without their first block", headless)
+			}
 		})
 	}
 }
 
-// checkLimit compares index and pools, and counts the nodes of which the first group
-// alone says more.
-func checkLimit(t *testing.T, what string, x *Index, pools []*kvcache.Pool, prompt []int32, unit int) (lowered int) {
+// checkHeld compares index and pools, and counts the nodes of which the first group
+// alone says more, and those that have lost the first block of what they hold.
+func checkHeld(t *testing.T, what string, x *Index, pools []*kvcache.Pool, prompt []int32, unit int) (lowered, headless int) {
 	t.Helper()
 	hashes := kvcache.AppendHashes(nil, 1, prompt, unit)
 	held := make([]int32, len(pools))
-	x.Match(hashes, held)
-	first := append([]int32(nil), held...)
-	x.Limit(hashes, unit, pools[0].Groups(), held)
+	first := make([]int32, len(pools))
+	x.Held(hashes, unit, pools[0].Groups()[:1], first)
+	x.Held(hashes, unit, pools[0].Groups(), held)
 	for slot, p := range pools {
 		c := p.NewChain(1, len(prompt))
 		p.Extend(&c, prompt)
@@ -87,13 +93,16 @@ func checkLimit(t *testing.T, what string, x *Index, pools []*kvcache.Pool, prom
 		if held[slot] < first[slot] {
 			lowered++
 		}
+		if held[slot] > 0 && p.Find(0, &c, 0) == kvcache.NoBlock {
+			headless++
+		}
 	}
-	return lowered
+	return lowered, headless
 }
 
 // cache has a pool compute a prompt. Blocks of groups without a window are given back
 // from the last to the first, as nodes do, so that a prefix outlives what follows it;
-// of others any may go first.
+// of others any may go first, and often those do that fell out of the window first.
 func cache(t *testing.T, p *kvcache.Pool, prompt []int32, rng *rand.Rand) {
 	t.Helper()
 	c := p.NewChain(1, len(prompt))
@@ -116,7 +125,10 @@ func cache(t *testing.T, p *kvcache.Pool, prompt []int32, rng *rand.Rand) {
 			}
 			own = append(own, id)
 		}
-		if slices.Reverse(own); spec.Window > 0 {
+		switch {
+		case spec.Window == 0:
+			slices.Reverse(own)
+		case rng.IntN(2) == 0:
 			rng.Shuffle(len(own), func(i, j int) { own[i], own[j] = own[j], own[i] })
 		}
 		if rng.IntN(2) == 0 {
@@ -130,7 +142,7 @@ func cache(t *testing.T, p *kvcache.Pool, prompt []int32, rng *rand.Rand) {
 	}
 }
 
-func TestLimitDoesNotAllocate(t *testing.T) {
+func TestHeldDoesNotAllocate(t *testing.T) {
 	x := NewIndex()
 	x.Grow(64)
 	hashes := make([]kvcache.Hash, 100)
@@ -144,8 +156,8 @@ func TestLimitDoesNotAllocate(t *testing.T) {
 	}
 	held := make([]int32, 64)
 	if n := testing.AllocsPerRun(20, func() {
-		x.Match(hashes, held)
-		x.Limit(hashes, 16, []kvcache.Group{{BlockTokens: 16}, {BlockTokens: 16, Window: 128}}, held)
+		clear(held)
+		x.Held(hashes, 16, []kvcache.Group{{BlockTokens: 16}, {BlockTokens: 16, Window: 128}}, held)
 	}); n != 0 || held[0] != 50 || held[63] != 100 {
 		t.Errorf("%v allocations, held %v", n, held)
 	}

@@ -115,8 +115,7 @@ func (b *Blocks) look(hashes []kvcache.Hash, tokens int, groups []kvcache.Group)
 		*held = (*held)[:n]
 		clear(*held)
 	}
-	b.index.Match(hashes, *held)
-	b.index.Limit(hashes, tokens, groups, *held)
+	b.index.Held(hashes, tokens, groups, *held)
 	return held
 }
 
