@@ -25,9 +25,15 @@ type stream struct {
 }
 
 // buffers are kept between streams, unless a slow client made one large.
-var buffers = sync.Pool{New: func() any { return new([]byte) }}
+var buffers = sync.Pool{New: func() any {
+	b := make([]byte, 0, newBuffer)
+	return &b
+}}
 
-const maxKeptBuffer = 64 << 10
+const (
+	newBuffer     = 512 // bytes: a step's events of one choice, without log-probabilities
+	maxKeptBuffer = 64 << 10
+)
 
 // takeBuffer gives the job the buffer for its events, giveBuffer returns it.
 func (j *job) takeBuffer() {

@@ -415,11 +415,14 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 	return all
 }
 
+// boundedQueues are those of the dashboard, with whose they are.
+var boundedQueues = []string{"requests gateway", "connections gateway", "waiting gateway", "waiting_tokens gateway", "body_bytes gateway", "engine_waiting prefill", "engine_running prefill",
+	"engine_waiting decode", "engine_running decode", "arriving_blocks decode", "attempts decode", "prefill_jobs prefill", "pushes prefill"}
+
 // queuesAtRest are the queues as parts of their bounds when nothing runs: only
 // connections are open.
 func (c *cluster) queuesAtRest() shown {
-	out := zeros("requests gateway", "waiting gateway", "waiting_tokens gateway", "body_bytes gateway", "engine_waiting prefill", "engine_running prefill", "engine_waiting decode", "engine_running decode",
-		"arriving_blocks decode", "attempts decode", "prefill_jobs prefill", "pushes prefill")
+	out := zeros(boundedQueues...)
 	out["connections gateway"] = band{1.0 / 65536, 1e-3} // those who ask
 	return out
 }

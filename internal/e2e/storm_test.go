@@ -227,6 +227,19 @@ type measured struct {
 	step      func(addr string) // before each step
 	stepped   func(addr string) // after it
 	dialled   func(from, to string, err error)
+	framed    func(addr string, t rpc.Type) // before a node sees a frame
+	heartbeat time.Duration                 // of nodes' connections; 0: as they ship
+}
+
+// sighted shows a test what comes to a node.
+type sighted struct {
+	rpc.Handler
+	see func(t rpc.Type)
+}
+
+func (s sighted) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
+	s.see(t)
+	s.Handler.Frame(c, t, stream, payload)
 }
 
 // watch gives the node metrics as main does, and lets the test change its options.
@@ -296,11 +309,15 @@ func (n *node) start(rng *rand.Rand) {
 	c.must(err)
 	sctx, hangUp := context.WithCancel(context.Background())
 	served, counters := make(chan error, 1), new(rpc.Counters)
-	if n.meters != nil {
+	ro := rpc.Options{Hello: h, OutboxBytes: c.outbox, Counters: counters}
+	if m := c.measured; m != nil {
 		meter.RPC(n.meters.Set, counters, n.asks)
+		if ro.Heartbeat = m.heartbeat; m.framed != nil {
+			role = sighted{role, func(t rpc.Type) { m.framed(n.addr, t) }}
+		}
 	}
 	go func() {
-		served <- rpc.Serve(sctx, lis, rpc.Options{Hello: h, OutboxBytes: c.outbox, Counters: counters}, role)
+		served <- rpc.Serve(sctx, lis, ro, role)
 	}()
 	n.stop = append(n.stop, func() {
 		hangUp()

@@ -14,6 +14,11 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/decode"
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/gateway"
 )
 
 // Alerts and panels about what real processes cannot be made to do on time: what the
@@ -32,6 +37,7 @@ type liveAlerts struct {
 	names  []string
 	cases  []string // of promtool's tests
 	panels []string // likewise, of what the dashboard is to show
+	queues []string // that it is to show, with their roles
 }
 
 // samples are all series of all processes, as Prometheus labels them.
@@ -68,10 +74,10 @@ func addSamples(t *testing.T, out map[string]float64, node, role, text string) {
 
 // ruleCase begins a test of promtool with five minutes of what was at the start and
 // then ten of what is now, of the series that are wanted.
-func ruleCase(b *strings.Builder, what string, base, now map[string]float64, wanted func(name string) bool) {
+func ruleCase(b *strings.Builder, what string, base, now map[string]float64, wanted func(name, labels string) bool) {
 	fmt.Fprintf(b, "- name: %q\n  interval: 15s\n  input_series:\n", what)
 	for _, series := range slices.Sorted(maps.Keys(now)) {
-		if name, _, _ := strings.Cut(series, "{"); wanted(name) {
+		if name, labels, _ := strings.Cut(series, "{"); wanted(name, labels) {
 			fmt.Fprintf(b, "  - series: '%s'\n    values: '%gx20 %gx40'\n", series, base[series], now[series])
 		}
 	}
@@ -82,7 +88,7 @@ func ruleCase(b *strings.Builder, what string, base, now map[string]float64, wan
 func (m *meterBed) fires(alert string) {
 	m.t.Helper()
 	var b strings.Builder
-	ruleCase(&b, alert, m.base, m.samples(), func(name string) bool { return !strings.HasSuffix(name, "_bucket") })
+	ruleCase(&b, alert, m.base, m.samples(), func(name, _ string) bool { return !strings.HasSuffix(name, "_bucket") })
 	for at, fires := range map[string]int{"4m": 0, "9m": 1} {
 		if alert == "TandemEngineStuck" && at == "4m" {
 			continue // what stands still stood still then
@@ -115,7 +121,7 @@ func (l *liveAlerts) shows(t *testing.T, base, now map[string]float64, panel str
 		}
 	}
 	var b strings.Builder
-	ruleCase(&b, fmt.Sprintf("%s %d", panel, query), base, now, func(name string) bool { return strings.Contains(expr, name) })
+	ruleCase(&b, fmt.Sprintf("%s %d", panel, query), base, now, func(name, _ string) bool { return strings.Contains(expr, name) })
 	const one = "  - expr: '%s'\n    eval_time: 10m\n    exp_samples: [%s]\n"
 	fmt.Fprintf(&b, one, fmt.Sprintf("abs(sum(%s) * %g - %g) <= bool %g", expr, of, want, slack), "{labels: '{}', value: 1}")
 	for i, name := range labels {
@@ -123,6 +129,90 @@ func (l *liveAlerts) shows(t *testing.T, base, now map[string]float64, panel str
 	}
 	fmt.Fprintf(&b, one, fmt.Sprintf("((%s) > 0) * 0 + 1", expr), strings.Join(labels, ", "))
 	l.panels = append(l.panels, b.String())
+}
+
+// meteredAlerts has what alerts are about happen, where no other test does.
+func meteredAlerts(t *testing.T, ds []*engine.Loaded, seen *watched) {
+	var still gate
+	stands := func(m *meterBed) { m.measured.step = func(string) { still.pass() } }
+	metered(t, ds, seen, "a full queue", func(m *meterBed, o *gateway.Options) {
+		stands(m)
+		o.NodeBacklog, o.MaxQueuedRequests, o.QueueTimeout = 1, 5, time.Hour
+	}, func(m *meterBed) {
+		still.close()
+		answers := m.crowd(60, 40, 2)
+		time.Sleep(time.Second)
+		refused := m.value('G', "tandem:gateway_refused_total", `"queue"`)
+		m.fires("TandemGatewayRefuses")
+		still.open()
+		told := 0
+		for _, a := range answers() {
+			if a.status == 429 {
+				told++
+			}
+		}
+		m.is('G', "tandem:gateway_refused_total", `"queue"`, float64(told))
+		if refused == 0 {
+			m.errorf("nobody was refused")
+		}
+	})
+	metered(t, ds, seen, "no retries left", func(m *meterBed, o *gateway.Options) {
+		stands(m)
+		o.NodeBacklog, o.NodeBacklogTime, o.RetriesPerSecond = 1000, -1, 1
+		m.measured.decode = func(o *decode.Options) { o.MaxRequests = 1 }
+	}, func(m *meterBed) {
+		still.close()
+		answers := m.crowd(60, 40, 2)
+		for range 2000 {
+			if m.value('G', "tandem:gateway_retry_budget", "") < 1 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		m.fires("TandemRetryBudgetEmpty")
+		still.open()
+		answers()
+	})
+	metered(t, ds, seen, "a device that hangs", func(m *meterBed, o *gateway.Options) {
+		stands(m)
+		o.StallTimeout = -1
+	}, func(m *meterBed) {
+		answers := m.crowd(4, 40, 100)
+		for m.value('G', "vllm:generation_tokens_total", "") < 8 {
+			time.Sleep(time.Millisecond)
+		}
+		still.close()
+		time.Sleep(time.Second)
+		m.base = m.samples() // from here on nothing moves
+		m.fires("TandemEngineStuck")
+		still.open()
+		m.well(answers()...)
+	})
+}
+
+// fills notes how full the panel of queues is to show one: of each role that has it
+// the node's that has most of it in its bound.
+func (m *meterBed) fills(queue string, want map[string]float64) {
+	m.t.Helper()
+	const panel, precision = "Queues against their bounds", 1e9
+	var b strings.Builder
+	ruleCase(&b, panel+": "+queue, m.base, m.samples(), func(name, labels string) bool {
+		return strings.HasPrefix(name, "tandem:queue_") && strings.Contains(labels, fmt.Sprintf("queue=%q", queue))
+	})
+	var all []string
+	for role, share := range want {
+		if share < 0 || share > 1 {
+			m.errorf("queue %s of %s: %g of its bound", queue, role, share)
+		}
+		all = append(all, fmt.Sprintf("{labels: '{queue=%q, role=%q}', value: %g}", queue, role, math.Round(share*precision)))
+	}
+	fmt.Fprintf(&b, "  - expr: 'round((%s) * %g)'\n    eval_time: 10m\n    exp_samples: [%s]\n", panels(m.t, panelWindow)[panel][0], precision, strings.Join(all, ", "))
+	m.alerts.panels = append(m.alerts.panels, b.String())
+	for role, share := range want {
+		if share > 0 {
+			m.alerts.queues = append(m.alerts.queues, queue+" "+role)
+		}
+	}
 }
 
 // hold runs the rules, and wants the alerts to be those that fire here.
@@ -137,6 +227,11 @@ func (l *liveAlerts) hold(t *testing.T) {
 	for alert := range firesVirtually {
 		if !slices.Contains(l.names, alert) {
 			t.Errorf("%s has not fired", alert)
+		}
+	}
+	for _, queue := range boundedQueues {
+		if !slices.Contains(l.queues, queue) {
+			t.Errorf("nobody has seen how full the queue %s is", queue)
 		}
 	}
 }

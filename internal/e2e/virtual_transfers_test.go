@@ -179,6 +179,8 @@ func meteredSlowly(t *testing.T, ds []*engine.Loaded, seen *watched) {
 				m.shows("KV on its way", 1, 1, `{stage="in_progress"}`)
 				m.is('D', "tandem:kv_leases", `"arriving"`, 1)
 				m.shows("KV on its way", 2, 1, `{state="arriving"}`)
+				m.is('P', "tandem:queue_length", `"pushes"`, 1)
+				m.fills("pushes", map[string]float64{"prefill": 1. / 1024})
 			}
 			m.well(<-answer)
 			s.see(func(time.Time) {
