@@ -323,10 +323,7 @@ func (n *Node) forget(a *attempt, cause error) {
 	a.failSpan(cause)
 	a.cancel(cause)
 	delete(n.attempts, a.key)
-	if n.idle != nil && len(n.attempts) == 0 {
-		close(n.idle)
-		n.idle = nil
-	}
+	n.draining.Left(len(n.attempts))
 }
 
 // codeOf sorts an error into the protocol's codes.

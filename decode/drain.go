@@ -2,9 +2,6 @@ package decode
 
 import (
 	"context"
-	"time"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -22,19 +19,9 @@ func (n *Node) StartDrain() {
 // the timeout an end of what still runs, which its gateway resumes elsewhere; or
 // attempts again.
 func (n *Node) drainAsked(payload []byte) {
-	d := new(nodepb.Drain)
-	if err := proto.Unmarshal(payload, d); err != nil {
-		n.log.Warn("a gateway's Drain does not parse", "error", err)
-		return
+	if n.draining.Asked(payload, &n.mu, n.log, n.endAll) {
+		n.heartbeat()
 	}
-	n.mu.Lock()
-	did := n.draining.Ask(d, &n.mu, n.endAll)
-	n.mu.Unlock()
-	if !did {
-		return
-	}
-	n.log.Info("drain asked for by a gateway", "cancel", d.Cancel, "timeout", time.Duration(d.TimeoutMs)*time.Millisecond)
-	n.heartbeat()
 }
 
 // Draining says that the node takes no attempts.
@@ -48,22 +35,7 @@ func (n *Node) Draining() bool {
 // that remain are then ended with an error their gateways hear.
 func (n *Node) Drain(ctx context.Context) {
 	n.StartDrain()
-	n.mu.Lock()
-	var idle chan struct{}
-	if len(n.attempts) > 0 {
-		if n.idle == nil {
-			n.idle = make(chan struct{})
-		}
-		idle = n.idle
-	}
-	n.mu.Unlock()
-	if idle != nil {
-		select {
-		case <-idle:
-		case <-ctx.Done():
-			n.endAll()
-		}
-	}
+	n.draining.Wait(ctx, &n.mu, func() int { return len(n.attempts) }, n.endAll)
 	n.wg.Wait()
 }
 
@@ -121,11 +93,5 @@ func (n *Node) tell(m *nodepb.Stats) {
 		conns = append(conns, c)
 	}
 	n.mu.Unlock()
-	for _, c := range conns {
-		// One that is lost is followed by the next; a gateway that takes nothing
-		// for long is given up by its connection.
-		if err := c.Send(rpc.FrameStats, 0, m); err != nil {
-			n.log.Debug("heartbeat not sent", "err", err)
-		}
-	}
+	rpc.Tell(conns, m, n.log)
 }

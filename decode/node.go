@@ -118,9 +118,8 @@ type Node struct {
 	leases   leases
 	recent   recent
 	draining rpc.Draining
-	idle     chan struct{} // closed when draining and nothing is left; nil before
-	dirty    []*gateway    // gateways with tokens of the running step
-	owners   int           // goroutines that own an attempt, or that one just ended under
+	dirty    []*gateway // gateways with tokens of the running step
+	owners   int        // goroutines that own an attempt, or that one just ended under
 	count    Counters
 	wg       sync.WaitGroup // of the owners
 }

@@ -52,10 +52,5 @@ func (n *Node) tell(m *nodepb.Stats) {
 		conns = append(conns, c)
 	}
 	n.mu.Unlock()
-	for _, c := range conns {
-		// One that is lost is followed by the next.
-		if err := c.Send(rpc.FrameStats, 0, m); err != nil {
-			n.log.Debug("heartbeat not sent", "err", err)
-		}
-	}
+	rpc.Tell(conns, m, n.log)
 }

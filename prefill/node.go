@@ -116,7 +116,6 @@ type Node struct {
 	asking   int                // jobs that have asked and have no grant yet
 	ahead    int                // tokens of admitted jobs that are not computed yet
 	draining rpc.Draining
-	idle     chan struct{} // closed when draining and nothing is left
 	count    Counters
 	wg       sync.WaitGroup
 }

@@ -90,10 +90,7 @@ func (n *Node) forget(j *job, err error) {
 	n.ahead -= j.ahead
 	j.ahead = 0
 	n.admit()
-	if n.idle != nil && len(n.jobs) == 0 {
-		close(n.idle)
-		n.idle = nil
-	}
+	n.draining.Left(len(n.jobs))
 }
 
 // Positions tells waiting jobs' decode nodes where they stand, until ctx ends,

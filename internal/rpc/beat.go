@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -27,6 +28,16 @@ func Beat(ctx context.Context, interval time.Duration, stats func() *nodepb.Stat
 		if now := stats(); since >= beatsPerInterval || loadChanged(last, now) {
 			tell(now)
 			last, since = now, 0
+		}
+	}
+}
+
+// Tell sends gateways what Beat has gathered. One message that is lost is followed by the next; a gateway that takes nothing for
+// long is given up by its connection.
+func Tell(gateways []*Conn, m *nodepb.Stats, log *slog.Logger) {
+	for _, c := range gateways {
+		if err := c.Send(FrameStats, 0, m); err != nil {
+			log.Debug("heartbeat not sent", "err", err)
 		}
 	}
 }

@@ -1,10 +1,14 @@
 package rpc
 
 import (
+	"context"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -47,5 +51,67 @@ func TestDraining(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Whoever waits for a node to be empty returns when it is, or ends what is left when time is up.
+func TestDrainingWait(t *testing.T) {
+	for name, c := range map[string]struct {
+		left        int
+		done, bound time.Duration // when the last work ends by itself, and when waiting does
+		returns     time.Duration
+		ended       bool
+	}{
+		"empty":      {bound: time.Minute},
+		"work ends":  {left: 3, done: 2 * time.Second, bound: time.Minute, returns: 2 * time.Second},
+		"time is up": {left: 3, done: time.Hour, bound: time.Minute, returns: time.Minute, ended: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				var d Draining
+				left, ended := c.left, false
+				ctx, cancel := context.WithTimeout(t.Context(), c.bound)
+				defer cancel()
+				work := time.AfterFunc(c.done, func() {
+					mu.Lock()
+					defer mu.Unlock()
+					for left > 0 {
+						left--
+						d.Left(left)
+					}
+				})
+				defer work.Stop()
+				start := time.Now()
+				d.Wait(ctx, &mu, func() int { return left }, func() {
+					mu.Lock()
+					defer mu.Unlock()
+					ended = true
+				})
+				if took := time.Since(start); took != c.returns || ended != c.ended {
+					t.Errorf("returned after %v, ended %v; want %v, %v", took, ended, c.returns, c.ended)
+				}
+			})
+		})
+	}
+}
+
+// What a gateway sends is taken, or said not to be.
+func TestDrainingAsked(t *testing.T) {
+	var mu sync.Mutex
+	var d Draining
+	payload, err := proto.Marshal(&nodepb.Drain{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	if d.Asked([]byte{0xff}, &mu, log, nil) || d.On() {
+		t.Error("what does not parse was taken")
+	}
+	if !d.Asked(payload, &mu, log, nil) || !d.On() {
+		t.Error("a drain was not taken")
+	}
+	if d.Leave(); d.Asked(payload, &mu, log, nil) {
+		t.Error("a node that leaves was asked")
 	}
 }
