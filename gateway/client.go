@@ -126,6 +126,29 @@ type clientConn struct {
 	ahead   []byte           // read by a watch or with a request's first byte, not yet by the server
 	lent    *[headBytes]byte // what ahead is part of; nil: it is its own
 	refused atomic.Bool      // its request was answered before it was read to its end
+	unasked bool             // the client did not ask whether to go on: it is not told
+	patient time.Time        // what the server set for the next request; zero: for ever
+	armed   time.Time        // the read deadline below; zero: none
+}
+
+// deadlineSlack is how much sooner than it was told to the server may give up a
+// connection that waits for its next request: deadlines that differ by less are not set anew.
+const deadlineSlack = time.Second
+
+// SetReadDeadline implements net.Conn for the server, which sets two for each request.
+// They take effect with the next Read.
+func (c *clientConn) SetReadDeadline(t time.Time) error {
+	c.patient = t
+	return nil
+}
+
+// arm sets the deadline of a read, where it is not the one that is set, or up to slack later.
+func (c *clientConn) arm(t time.Time, slack time.Duration) error {
+	if t.Equal(c.armed) || !c.armed.IsZero() && !t.Before(c.armed) && t.Sub(c.armed) < slack {
+		return nil
+	}
+	c.armed = t
+	return c.Conn.SetReadDeadline(t)
 }
 
 // Read implements net.Conn.
@@ -147,10 +170,12 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	if err := c.room(len(p)); err != nil {
 		return 0, err
 	}
+	until, slack := c.patient, deadlineSlack
 	if c.begun { // the server's own bound is longestArrival
-		if err := c.Conn.SetReadDeadline(c.deadline(c.l)); err != nil {
-			return 0, err
-		}
+		until, slack = c.deadline(c.l), 0
+	}
+	if err := c.arm(until, slack); err != nil {
+		return 0, err
 	}
 	n, err := 0, error(nil)
 	if c.raw != nil && len(p) == 1 {
@@ -210,7 +235,14 @@ var goOn = []byte("HTTP/1.1 100 Continue\r\n\r\n")
 
 // Write implements net.Conn.
 func (c *clientConn) Write(p []byte) (int, error) {
-	c.answered = c.answered || !bytes.Equal(p, goOn)
+	if bytes.Equal(p, goOn) {
+		if c.unasked {
+			c.unasked = false
+			return len(p), nil
+		}
+	} else {
+		c.answered = true
+	}
 	n, err := 0, error(nil)
 	if c.raw != nil {
 		if n, err = c.raw.WriteNow(p); err != nil || n == len(p) {
@@ -285,7 +317,7 @@ func (c *clientConn) watch(tell func()) *watch {
 	w := &watch{gone: make(chan struct{}), done: make(chan struct{}), tell: tell, c: c}
 	// The server's bound on reading the request must not end the watch. An error
 	// means that the connection is closed, which the watch then finds.
-	_ = c.Conn.SetReadDeadline(time.Time{})
+	_ = c.arm(time.Time{}, 0)
 	go w.run()
 	return w
 }

@@ -36,7 +36,8 @@ func (g *Gateway) newServer() *fasthttp.Server {
 		ReduceMemoryUsage:            true, // a request that is being answered holds no buffer of its head's, of headBytes
 		ReadTimeout:                  longestArrival,
 		IdleTimeout:                  idleTimeout,
-		HeaderReceived:               g.bodyLimit,
+		HeaderReceived:               g.headCame,
+		ExpectHandler:                lend,
 		MaxRequestBodySize:           g.o.MaxBodyBytes,
 		Concurrency:                  g.o.MaxConns,
 		DisablePreParseMultipartForm: true,

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
@@ -86,11 +85,6 @@ func (g *Gateway) checkPrompts(r *openai.Request, ps []prompt) *openai.Error {
 		}
 	}
 	return nil
-}
-
-// bodyLimit is what fasthttp asks when it has a request's head.
-func (g *Gateway) bodyLimit(*fasthttp.RequestHeader) fasthttp.RequestConfig {
-	return fasthttp.RequestConfig{MaxRequestBodySize: g.lim().MaxBodyBytes}
 }
 
 // errNoMemory ends the reading of a large body that there is no memory for.

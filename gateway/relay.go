@@ -378,7 +378,11 @@ func (r *relay) ask(s *foreign.Server, force bool, body []byte, most int) error 
 	if err := r.open(s, force); err != nil {
 		return err
 	}
-	if err := r.call.Send(r.appendHead(s, len(body)), body, r.deadline); err != nil {
+	send := r.call.Ask
+	if r.patient { // a retry, which nothing would wake
+		send = r.call.Send
+	}
+	if err := send(r.appendHead(s, len(body)), body, r.deadline); err != nil {
 		return err
 	}
 	return r.await(most)

@@ -3,8 +3,6 @@ package gateway
 import (
 	"math"
 
-	"github.com/valyala/fasthttp"
-
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -206,16 +204,4 @@ func (r *relay) letGo() {
 		r.patched = nil
 	}
 	dropBody(r.ctx)
-}
-
-// dropBody frees a large request's body; what is small stays, for the connection's
-// next request.
-func dropBody(ctx *fasthttp.RequestCtx) {
-	if len(ctx.PostBody()) <= headBytes {
-		return
-	}
-	ctx.Request.SwapBody(nil)
-	if c, ok := ctx.Conn().(*clientConn); ok {
-		c.release()
-	}
 }

@@ -15,8 +15,23 @@ import (
 	"time"
 )
 
-// gap is between two tokens of a stream; the first comes at once.
-const gap = 10 * time.Millisecond
+// Between two tokens of a stream; the first comes at once. gap is what the backend is
+// told by envGap.
+const (
+	steady = 10 * time.Millisecond
+	flood  = 2500 * time.Microsecond // of which 1,000 streams are more than two cores can pass on
+	envGap = "BENCH_GAP"
+)
+
+var gap = steady
+
+// setGap takes the gap from the environment.
+func setGap() (err error) {
+	if s := os.Getenv(envGap); s != "" {
+		gap, err = time.ParseDuration(s)
+	}
+	return err
+}
 
 const (
 	plainAnswer = `{"id":"chatcmpl-mock","object":"chat.completion","created":1700000000,"model":"mock","choices":[{"index":0,"message":{"role":"assistant","content":"tok"},"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
@@ -27,6 +42,9 @@ const (
 // serveBackend is an OpenAI server that computes nothing, on a port that it
 // prints, until its input ends. A token is one event, one chunk and one write.
 func serveBackend() error {
+	if err := setGap(); err != nil {
+		return err
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err

@@ -22,11 +22,16 @@ const (
 	first99    = "ms p99"
 )
 
-// cells are the parts' measurements. Streams have 64 tokens, 10 ms apart.
+// nFlood is the tokens of a stream of the flood: as long a stream as the others.
+const nFlood = 256
+
+// cells are the parts' measurements. Streams have 64 tokens, 10 ms apart; those of the
+// flood more, and sooner.
 var cells = map[string][]cell{
 	"requests": {busy("tiny", 64, ask{prompt: 100}, 1), busy("8 KB", 64, ask{prompt: 8 << 10}, 1), busy("100 KB", 64, ask{prompt: 100 << 10}, 1)},
 	"streams":  {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2), {"first token", firstTokenTime}},
 	"many":     {busy("1000 streams", 1000, ask{prompt: 200, tokens: 64}, 3)},
+	"flood":    {busy("flood", 1000, ask{prompt: 200, tokens: nFlood}, 2)},
 	"native":   {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2), busy("1000 streams", 1000, ask{prompt: 200, tokens: 64}, 2)},
 }
 

@@ -37,7 +37,7 @@ type options struct {
 }
 
 // parts are what -only picks: each is measured, with all proxies, in one go.
-var parts = []string{"requests", "streams", "many", "native", "decision"}
+var parts = []string{"requests", "streams", "many", "flood", "native", "decision"}
 
 func main() {
 	if len(os.Args) == 2 {
@@ -114,6 +114,9 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 	res := newResult()
 	if part == "decision" {
 		return res, decision(ctx, res)
+	}
+	if gap = steady; part == "flood" {
+		gap = flood
 	}
 	b, err := startBed(ctx, o, part == "native")
 	if err != nil {

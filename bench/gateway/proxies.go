@@ -177,7 +177,7 @@ func startBed(ctx context.Context, o *options, native bool) (b *bed, err error) 
 	}()
 	direct, urls := &proxy{name: "direct"}, []string(nil)
 	for range backends {
-		c, addr, err := startOwn("mock-backend")
+		c, addr, err := startOwn("mock-backend", envGap+"="+gap.String())
 		if err != nil {
 			return b, err
 		}

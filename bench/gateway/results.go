@@ -99,6 +99,8 @@ var tables = []struct {
 		{"first token ms p50", first50, "%.3f"}, {"p99", first99, "%.3f"}}},
 	{"many", "1,000 such streams", []column{
 		{"tokens/s", "1000 streams, " + perSecond, "%.0f"}, {"CPU µs/token", "1000 streams, " + perToken, "%.1f"}, {"MB resident", "1000 streams, " + memory, "%.0f"}}},
+	{"flood", fmt.Sprintf("1,000 streams of %d tokens, %v apart: %.0f tokens/s are offered, more than direct gets", nFlood, flood, 1000/flood.Seconds()), []column{
+		{"tokens/s", "flood, " + perSecond, "%.0f"}, {"CPU µs/token", "flood, " + perToken, "%.1f"}, {"MB resident", "flood, " + memory, "%.0f"}}},
 	{"native", "Native mode: a mock decode node behind TLS instead of the backend", []column{
 		{"CPU µs/token, 256 streams", "256 streams, " + perToken, "%.1f"}, {"1,000 streams", "1000 streams, " + perToken, "%.1f"},
 		{"tokens/s there", "1000 streams, " + perSecond, "%.0f"}, {"MB resident there", "1000 streams, " + memory, "%.0f"}}},
@@ -224,17 +226,18 @@ func verdicts(all map[string]*result) string {
 		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | ≤ %v%s | %s | ≤ %v%s | %s |\n", x.name, short(us, x.unit), short(nginx, x.unit), us/nginx,
 			x.must, sign, word(value <= x.must), x.aim, sign, word(value <= x.aim))
 	}
-	// The rate at 1,000 streams is held against the best router of language models.
-	r, best, name := all["many"], math.NaN(), ""
+	// The rate at 1,000 streams is held against the best router of language models, where
+	// more is offered than any of them passes on.
+	r, best, name := all["flood"], math.NaN(), ""
 	if r != nil {
 		for _, p := range r.Order {
-			v := r.of(p, "1000 streams, "+perSecond)
+			v := r.of(p, "flood, "+perSecond)
 			if (strings.HasPrefix(p, "vllm-router") || strings.HasPrefix(p, "smg")) && !(v <= best) {
 				best, name = v, p
 			}
 		}
 	}
-	if us := r.of("tandem", "1000 streams, "+perSecond); !math.IsNaN(us / best) {
+	if us := r.of("tandem", "flood, "+perSecond); !math.IsNaN(us / best) {
 		fmt.Fprintf(&b, "| tokens/s at 1,000 streams (against %s) | %.0f | %.0f | %.2f | ≥ 1.6× | %s | ≥ 2× | %s |\n", name, us, best, us/best, word(us >= 1.6*best), word(us >= 2*best))
 	}
 	if r := all["decision"]; r != nil {

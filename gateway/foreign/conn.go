@@ -69,6 +69,7 @@ type conn struct {
 	inBody  bool  // chunked: the chunk's own line end is still to come
 	ended   bool  // the body is over
 	closing bool  // the server closes the connection after the answer
+	failed  error // of a read, which the next is to tell; nil: none
 }
 
 var connBuffers = sync.Pool{New: func() any { return new([connBuffer]byte) }}
@@ -105,8 +106,7 @@ func (c *conn) send(head, body []byte, deadline time.Time) error {
 		if err != nil || n == len(head)+len(body) {
 			return err
 		}
-		sent := min(n, len(head))
-		head, body = head[sent:], body[n-sent:]
+		return c.rest(head, body, n, deadline)
 	case c.raw != nil && len(body) == 0:
 		n, err := c.raw.WriteNow(head)
 		if err != nil || n == len(head) {
@@ -116,6 +116,13 @@ func (c *conn) send(head, body []byte, deadline time.Time) error {
 	case c.raw == nil && len(body) <= oneWrite:
 		head, body = append(head, body...), nil
 	}
+	return c.rest(head, body, 0, deadline)
+}
+
+// rest writes what is left of a request behind what was sent.
+func (c *conn) rest(head, body []byte, sent int, deadline time.Time) error {
+	n := min(sent, len(head))
+	head, body = head[n:], body[sent-n:]
 	// A server that does not read blocks even a small body, where it has left one
 	// before unread. The deadline does not outlive the write.
 	if err := c.nc.SetWriteDeadline(deadline); err != nil {
@@ -126,6 +133,26 @@ func (c *conn) send(head, body []byte, deadline time.Time) error {
 		err = c.nc.SetWriteDeadline(time.Time{})
 	}
 	return err
+}
+
+// ask is send, and where nothing has to wait for that, the first read of the answer.
+func (c *conn) ask(head, body []byte, deadline time.Time) error {
+	if c.raw == nil || len(body) == 0 || len(body) > atOnce {
+		return c.send(head, body, deadline)
+	}
+	c.space()
+	sent, err, n, failed := c.raw.Ask(head, body, c.buf[c.w:])
+	if sent == 0 && errors.Is(err, os.ErrDeadlineExceeded) { // of reading, before anything left
+		return c.send(head, body, deadline)
+	}
+	if err != nil || sent == len(head)+len(body) {
+		if n > 0 {
+			c.came(n)
+		}
+		c.failed = failed
+		return err
+	}
+	return c.rest(head, body, sent, deadline)
 }
 
 func (c *conn) write(head, body []byte) error {
@@ -143,6 +170,9 @@ func (c *conn) write(head, body []byte) error {
 
 // fill reads more behind what is there.
 func (c *conn) fill() (err error) {
+	if err, c.failed = c.failed, nil; err != nil {
+		return err
+	}
 	if c.space(); c.w == len(c.buf) {
 		return io.ErrShortBuffer
 	}

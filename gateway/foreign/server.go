@@ -416,6 +416,15 @@ func (k *Call) Send(head, body []byte, deadline time.Time) error {
 	return nil
 }
 
+// Ask is Send for a request whose answer is then waited for: it may have the first of
+// it, and takes as long as Patience says where the server does.
+func (k *Call) Ask(head, body []byte, deadline time.Time) error {
+	if err := k.c.ask(head, body, deadline); err != nil {
+		return k.failure(err, true)
+	}
+	return nil
+}
+
 // Head waits for the answer's head. When Late is set it may be called again.
 func (k *Call) Head() error {
 	rep, fresh, err := k.c.head()

@@ -12,6 +12,9 @@ import (
 // One goroutine may read it and one may write it.
 type Conn struct {
 	in, out way
+	ask     func(fd uintptr) bool // of Ask
+	asking  bool                  // nothing was written yet
+	all     int                   // to be written
 }
 
 // way is one direction. Its function is made once, so that no call allocates.
@@ -54,6 +57,17 @@ func Of(nc net.Conn) *Conn {
 			return false
 		}
 		return true
+	}
+	c.ask = func(fd uintptr) bool {
+		if c.asking {
+			// Whatever comes from here on is told to who waits.
+			c.asking = false
+			c.in.n, c.in.errno = 0, 0
+			c.out.both(fd)
+			return c.out.errno != 0 || c.out.n < c.all
+		}
+		c.in.call(syscall.SYS_READ, fd)
+		return c.in.errno != syscall.EAGAIN
 	}
 	c.out.f = func(fd uintptr) bool {
 		c.out.call(syscall.SYS_WRITE, fd)
@@ -191,13 +205,37 @@ func (c *Conn) WriteNow(p []byte) (int, error) {
 // WriteBoth is WriteNow of two pieces, neither of which is empty, as one.
 func (c *Conn) WriteBoth(p, q []byte) (int, error) {
 	w := &c.out
+	w.pieces(p, q)
+	err := w.rc.Write(w.both)
+	w.vec = [2]syscall.Iovec{}
+	return w.wrote(err)
+}
+
+func (w *way) pieces(p, q []byte) {
 	for i, piece := range [...][]byte{p, q} {
 		w.vec[i].Base = &piece[0]
 		w.vec[i].SetLen(len(piece))
 	}
-	err := w.rc.Write(w.both)
-	w.vec = [2]syscall.Iovec{}
-	return w.wrote(err)
+}
+
+// Ask is WriteBoth and then, where all of it has left, Read of what comes back, without
+// the look that a Read begins with: nothing can have come before what was asked. What
+// came all the same, such as an end, shows at the next read, so a caller sets a deadline.
+// wrong is of the writing; err is of the reading, which another read may not tell again.
+func (c *Conn) Ask(p, q, into []byte) (sent int, wrong error, n int, err error) {
+	w := &c.in
+	c.out.pieces(p, q)
+	c.asking, c.all, w.p = true, len(p)+len(q), into
+	err = w.rc.Read(c.ask)
+	c.out.vec, w.p = [2]syscall.Iovec{}, nil
+	if c.asking { // it was closed, or too late, before anything left
+		return 0, err, 0, nil
+	}
+	if sent, wrong = c.out.wrote(nil); wrong != nil || sent < c.all {
+		return sent, wrong, 0, nil
+	}
+	n, err = w.came(err)
+	return sent, nil, n, err
 }
 
 func (w *way) wrote(err error) (int, error) {

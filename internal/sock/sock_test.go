@@ -68,6 +68,69 @@ func TestWriteBoth(t *testing.T) {
 	t.Fatal("a socket that nobody reads has taken 200 MB")
 }
 
+// What comes back is read without a look before it is asked for, whether it comes at once or
+// later; what does not leave whole is told, as are deadlines and ends.
+func TestAsk(t *testing.T) {
+	near, far := pair(t)
+	c, got := Of(near), make([]byte, 100)
+	within := func(d time.Duration) {
+		t.Helper()
+		if err := near.SetReadDeadline(time.Now().Add(d)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() {
+		b := make([]byte, 10)
+		for i := range 100 {
+			if _, err := io.ReadFull(far, b); err != nil {
+				t.Error(err)
+			}
+			if i%10 == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			_, _ = far.Write([]byte("answer"))
+		}
+	}()
+	for range 100 {
+		sent, wrong, n, err := c.Ask([]byte("head, "), []byte("body"), got)
+		if sent != 10 || wrong != nil || err != nil || string(got[:n]) != "answer" {
+			t.Fatalf("%d %v %q %v", sent, wrong, got[:n], err)
+		}
+	}
+	within(time.Second) // nobody answers any more
+	if sent, wrong, n, err := c.Ask([]byte("he"), []byte("bo"), got); sent != 4 || wrong != nil || n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(sent, wrong, n, err)
+	}
+	if sent, wrong, _, _ := c.Ask([]byte("he"), []byte("bo"), got); sent != 0 || !errors.Is(wrong, os.ErrDeadlineExceeded) {
+		t.Fatal(sent, wrong)
+	}
+	large := bytes.Repeat([]byte("x"), 16<<20) // two are more than the sockets hold
+	within(time.Minute)
+	for range 10 {
+		if sent, wrong, _, _ := c.Ask(large, large, got); wrong != nil || sent == 2*len(large) {
+			t.Fatal(sent, wrong)
+		}
+	}
+	near.Close()
+	if _, wrong, _, _ := c.Ask(large, large, got); !errors.Is(wrong, net.ErrClosed) {
+		t.Fatal(wrong)
+	}
+}
+
+// An end that came before the question, without the look, shows at the latest behind the deadline.
+func TestAskAfterTheEnd(t *testing.T) {
+	near, far := pair(t)
+	if err := far.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if err := near.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, n, err := Of(near).Ask([]byte("he"), []byte("bo"), make([]byte, 10)); n != 0 || err != io.EOF && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(n, err)
+	}
+}
+
 // Nothing is held while nothing comes, and what comes is read as by Read.
 func TestReadIntoHoldsNothingWhileItWaits(t *testing.T) {
 	near, far := pair(t)

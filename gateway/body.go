@@ -1,0 +1,97 @@
+package gateway
+
+import (
+	"math/bits"
+	"sync"
+
+	"github.com/valyala/fasthttp"
+)
+
+// Bodies from lendFrom to lendMost bytes are read into memory that requests share in
+// turn: made anew for each of them, its zeroing, its pages and the collection cost
+// more than all else of a request with 100 KB. The server has a pool for that, which
+// keeps only sizes that most of its last 42,000 requests had.
+const (
+	lendFrom = 2 << 10
+	lendMost = 1 << 20
+)
+
+// The server lets a body's memory be chosen only where its client waits to be told to
+// go on. So requests with such bodies are taken for those, with a second value that
+// says that nobody waits.
+const (
+	expectHeader = "Expect"
+	expectGoOn   = "100-continue"
+	expectLoan   = "loan"
+)
+
+// loan is the memory of a request's body, lent until the request is over.
+type loan struct {
+	buf []byte
+	old []byte            // what the server would have used
+	req *fasthttp.Request // nil: it is in loans
+}
+
+var loans = sync.Pool{New: func() any { return new(loan) }}
+
+// loanKey is where a request keeps its loan: the server closes such values before it
+// uses the request for the next one.
+type loanKey struct{}
+
+// headCame is what the server asks when it has a request's head.
+func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+	most := g.lim().MaxBodyBytes
+	if n := h.ContentLength(); n >= lendFrom && n <= min(lendMost, most) && len(h.Peek(expectHeader)) == 0 {
+		h.Set(expectHeader, expectGoOn)
+		h.Add(expectHeader, expectLoan)
+	}
+	return fasthttp.RequestConfig{MaxRequestBodySize: most}
+}
+
+// lend gives a request the memory that its body is then read into.
+func lend(ctx *fasthttp.RequestCtx) int {
+	h := &ctx.Request.Header
+	if all := h.PeekAll(expectHeader); len(all) == 2 && string(all[1]) == expectLoan {
+		if c, ok := ctx.Conn().(*clientConn); ok {
+			c.unasked = true
+		}
+		h.Del(expectHeader)
+	}
+	if n := h.ContentLength(); n > 0 && n <= lendMost {
+		l := loans.Get().(*loan)
+		if cap(l.buf) < n {
+			l.buf = make([]byte, 0, 1<<bits.Len(uint(n-1)))
+		}
+		l.req = &ctx.Request
+		l.old, l.buf = l.req.SwapBody(l.buf), nil
+		l.req.SetUserValue(loanKey{}, l)
+	}
+	return fasthttp.StatusContinue
+}
+
+// Close ends the loan; the body must not be used any more.
+func (l *loan) Close() error {
+	if l.req == nil {
+		return nil
+	}
+	// The server's pool learns sizes by the lengths that it gets back.
+	l.buf = l.req.SwapBody(l.old[:cap(l.old)])[:0]
+	l.old, l.req = nil, nil
+	loans.Put(l)
+	return nil
+}
+
+// dropBody frees a large request's body before the request is over; what is small
+// stays, for the connection's next request.
+func dropBody(ctx *fasthttp.RequestCtx) {
+	large := len(ctx.PostBody()) > headBytes
+	if l, ok := ctx.Request.UserValue(loanKey{}).(*loan); ok {
+		ctx.Request.RemoveUserValue(loanKey{})
+		_ = l.Close() // it gives no error
+	} else if large {
+		ctx.Request.SwapBody(nil)
+	}
+	if c, ok := ctx.Conn().(*clientConn); ok && large {
+		c.release()
+	}
+}
