@@ -105,7 +105,6 @@ var (
 	tokenMark = []byte(`data: {"id"`)
 	roleMark  = []byte(`"role":"assistant"`) // of the event that our nodes' streams begin with, which is no token
 	doneMark  = []byte("data: [DONE]")
-	endMark   = []byte("0\r\n\r\n")
 )
 
 // exchange sends a request and reads its whole answer, with exactly so many
@@ -134,8 +133,11 @@ func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, f
 		return sent, first, err
 	}
 	got, done, role, carry := 0, false, true, 0
-	for {
+	for body := (unchunk{}); !body.over; {
 		n, err := k.in.Read(k.buf[carry:])
+		if err == nil {
+			n, err = body.strip(k.buf[carry : carry+n])
+		}
 		if err != nil {
 			return sent, first, fmt.Errorf("a stream ended after %d tokens of %d: %w", got, tokens, err)
 		}
@@ -152,9 +154,6 @@ func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, f
 			seen.Add(int64(m))
 		}
 		done = done || bytes.Contains(b, doneMark)
-		if bytes.HasSuffix(b, endMark) {
-			break
-		}
 		// What may be the beginning of a mark is looked at again with what follows.
 		carry = copy(k.buf, b[len(b)-min(len(b), len(tokenMark)-1):])
 	}
@@ -162,6 +161,42 @@ func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, f
 		return sent, first, fmt.Errorf("a stream had %d tokens of %d, [DONE]: %v", got, tokens, done)
 	}
 	return sent, first, nil
+}
+
+// unchunk takes the framing off a body that comes in chunks. Proxies that lag behind
+// frame it anew, also in the middle of an event.
+type unchunk struct {
+	left   int  // of the chunk
+	size   int  // of the next, as far as its line has come
+	inLine bool // the line has begun
+	last   bool // it was the last
+	over   bool // nothing follows
+}
+
+// strip moves the body's own bytes to the front; there are n of them.
+func (u *unchunk) strip(b []byte) (n int, err error) {
+	for i := 0; i < len(b); {
+		if u.left > 0 {
+			m := copy(b[n:], b[i:min(len(b), i+u.left)])
+			n, i, u.left = n+m, i+m, u.left-m
+			continue
+		}
+		c := b[i]
+		i++
+		switch digit := strings.IndexByte("0123456789abcdef", c|0x20); {
+		case c == '\r':
+		case c == '\n' && u.inLine:
+			u.left, u.last = u.size, u.size == 0
+			u.size, u.inLine = 0, false
+		case c == '\n': // behind a chunk, or the last
+			u.over = u.last
+		case digit < 0 || u.size > 1<<24:
+			return n, fmt.Errorf("a chunk's length has %q", c)
+		default:
+			u.size, u.inLine = u.size<<4|digit, true
+		}
+	}
+	return n, nil
 }
 
 // firstTokens is the times from requests to their first tokens, one request after
