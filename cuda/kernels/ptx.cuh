@@ -158,7 +158,7 @@ TD_DEVICE void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
   memcpy(mine.d, d, 16);
   simt::meet(kAll, 6, &mine, sizeof mine, d, 16, [](unsigned, const char *in, char *out) {
     auto *all = reinterpret_cast<const Fragments *>(in);
-    float x[16][16], y[8][16];
+    float x[16][16], y[16][8], z[16][8] = {};
     for (int lane = 0; lane < 32; lane++) {
       for (int i = 0; i < 4; i++) {
         float *at = &x[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8];
@@ -166,16 +166,16 @@ TD_DEVICE void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
         at[1] = bf16_high(all[lane].a[i]);
       }
       for (int i = 0; i < 2; i++) {
-        y[lane / 4][lane % 4 * 2 + i * 8] = bf16_low(all[lane].b[i]);
-        y[lane / 4][lane % 4 * 2 + i * 8 + 1] = bf16_high(all[lane].b[i]);
+        y[lane % 4 * 2 + i * 8][lane / 4] = bf16_low(all[lane].b[i]);
+        y[lane % 4 * 2 + i * 8 + 1][lane / 4] = bf16_high(all[lane].b[i]);
       }
     }
+    for (int row = 0; row < 16; row++)
+      for (int k = 0; k < 16; k++)
+        for (int col = 0; col < 8; col++) z[row][col] += x[row][k] * y[k][col];
     for (int lane = 0; lane < 32; lane++)
       for (int i = 0; i < 4; i++) {
-        const float *row = x[lane / 4 + i / 2 * 8], *col = y[lane % 4 * 2 + i % 2];
-        float sum = 0;
-        for (int k = 0; k < 16; k++) sum += row[k] * col[k];
-        sum += all[lane].d[i];
+        float sum = z[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] + all[lane].d[i];
         memcpy(out + lane * 16 + i * 4, &sum, 4);
       }
   });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -101,14 +102,15 @@ struct Meeting {
 
 struct Machine {
   Config config;
-  std::set<std::pair<const char *, int>> known;
+  std::map<std::pair<const char *, int>, bool> known;  // sites met, and whether they are left out
   std::set<std::string> sites;
   char *stacks = nullptr;
   Context scheduler;
   std::vector<Fiber> fibers{kMaxThreads};
   std::vector<Meeting> meetings{kMaxThreads};
   std::vector<unsigned> open = std::vector<unsigned>(kMaxThreads / kWarp);  // lanes in a meeting, by warp
-  std::vector<int> ready;
+  unsigned ready[kMaxThreads / kWarp];  // lanes that may run, by warp
+  unsigned awake = 0;                   // warps that have some
   Fiber *now = nullptr;
   int threads = 0, arrived = 0;
   const char *barrier_file = nullptr;
@@ -120,10 +122,8 @@ struct Machine {
   uint64_t random = 1;
 };
 
-Machine &m() {
-  static Machine *machine = new Machine;
-  return *machine;
-}
+Machine *const machine = new Machine;
+inline Machine &m() { return *machine; }
 std::mutex one;  // launches take turns
 
 uint64_t draw() {
@@ -150,8 +150,10 @@ void wait(const char *what) {
 }
 
 void wake(int id) {
-  m().fibers[id].waits = nullptr;
-  m().ready.push_back(id);
+  Machine &k = m();
+  k.fibers[id].waits = nullptr;
+  k.ready[id / kWarp] |= 1u << id % kWarp;
+  k.awake |= 1u << id / kWarp;
 }
 
 std::string name(Site at) {
@@ -161,8 +163,12 @@ std::string name(Site at) {
 
 // skipped notes a site and says whether this run leaves it out.
 bool skipped(Site at) {
-  if (m().known.insert({at.file, at.line}).second) m().sites.insert(name(at));
-  return !m().config.skip.empty() && m().config.skip == name(at);
+  auto [seen, first] = m().known.try_emplace({at.file, at.line}, false);
+  if (first) {
+    m().sites.insert(name(at));
+    seen->second = m().config.skip == name(at);
+  }
+  return seen->second;
 }
 
 void land(std::vector<Copy> &group) {
@@ -186,10 +192,25 @@ std::string describe() {
          " for lanes of their warp, " + std::to_string(ended) + " of " + std::to_string(m().threads) + " have ended";
 }
 
+// some is a bit that is set in mask, drawn at random; those behind gaps come more often.
+int some(unsigned mask) {
+  int from = int(draw() >> 32 & 31);
+  return (__builtin_ctz(mask >> from | mask << (-from & 31)) + from) & 31;
+}
+
+// last is the warp that comes last of those in awake, counted from turn on.
+int last(unsigned awake, int turn, int warps) {
+  int at = turn;
+  do at = (at ? at : warps) - 1;
+  while (!(awake >> at & 1));
+  return at;
+}
+
 void run_block() {
   Machine &k = m();
   k.arrived = 0;
-  k.ready.clear();
+  k.awake = 0;
+  std::fill(k.ready, k.ready + kMaxThreads / kWarp, 0);
   std::fill(k.open.begin(), k.open.end(), 0);
   for (int i = 0; i < k.threads; i++) {
     Fiber &f = k.fibers[i];
@@ -200,24 +221,19 @@ void run_block() {
     f.open.clear();
     k.meetings[i].mask = 0;
     prepare(f.context, k.stacks + size_t(i) * kStack, entry);
-    k.ready.push_back(i);
+    wake(i);
   }
   int left = k.threads, warps = (k.threads + kWarp - 1) / kWarp, turn = int(draw() % warps);
   bool hurry = draw() % 2;
   while (left > 0) {
-    if (k.ready.empty()) {
+    if (!k.awake) {
       k.error = describe();
       return;
     }
-    size_t at = draw() % k.ready.size();
-    if (hurry) {
-      // One warp runs as far ahead of the others as barriers let it.
-      for (size_t i = 0; i < k.ready.size(); i++)
-        if ((k.ready[i] / kWarp + turn) % warps > (k.ready[at] / kWarp + turn) % warps) at = i;
-    }
-    std::swap(k.ready[at], k.ready.back());
-    k.now = &k.fibers[k.ready.back()];
-    k.ready.pop_back();
+    // In a hurry one warp runs as far ahead of the others as barriers let it.
+    int warp = hurry ? last(k.awake, turn, warps) : some(k.awake), lane = some(k.ready[warp]);
+    if (!(k.ready[warp] &= ~(1u << lane))) k.awake &= ~(1u << warp);
+    k.now = &k.fibers[warp * kWarp + lane];
     jump(k.scheduler, k.now->context);
     if (!k.error.empty()) return;
     left -= k.now->done;

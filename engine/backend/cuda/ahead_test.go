@@ -65,9 +65,8 @@ func TestStepsAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { src.Close() })
-	const steps = 18
 	rng := rand.New(rand.NewPCG(3, 3))
-	who := make([][]int32, steps) // rows of each step, each from the rows before
+	who := make([][]int32, stepsAhead) // rows of each step, each from the rows before
 	for i := range who {
 		if who[i] = []int32{0, 1, 2, 3, 4}; i > 0 && i%6 != 0 {
 			who[i] = slices.DeleteFunc(slices.Clone(who[i-1]), func(int32) bool { return rng.IntN(6) == 0 })

@@ -18,7 +18,10 @@ func TestMain(m *testing.M) {
 	if libraryPath == "" {
 		sanitizers := ""
 		if os.Getenv("TANDEM_CUDA_SANITIZE") != "" {
-			sanitizers, rounds = kernels.Sanitizers, 5
+			sanitizers, rounds, seeds, stepsAhead = kernels.Sanitizers, 5, 1, 8
+		}
+		if os.Getenv("TANDEM_SOAK") != "" {
+			rounds, seeds, stepsAhead = 40, 12, 60
 		}
 		var err error
 		if libraryPath, err = kernels.Twin("../../..", sanitizers); err != nil {
@@ -34,3 +37,11 @@ func TestMain(m *testing.M) {
 
 // libraryPath is the shared object under test.
 var libraryPath string
+
+// How much the tests run: less under sanitizers, which the same kernels pass with
+// fewer seeds, more in a soak.
+var (
+	rounds     = 14        // steps of a comparison of models
+	seeds      = uint64(2) // of each kernel's case without KV
+	stepsAhead = 18
+)

@@ -65,9 +65,6 @@ func openGPU(t testing.TB, o Options) *CUDA {
 	return c
 }
 
-// rounds is how many steps a comparison runs: fewer under sanitizers.
-var rounds = 14
-
 // talk is one sequence of a test: prompt, then what the CPU draws.
 type talk struct {
 	tokens []int32
