@@ -35,9 +35,10 @@ func kvTransport(n *config.Node) (kvtransfer.Transport, error) {
 }
 
 // kvFabric opens what --kv-transport rdma needs, and says over what KV blocks travel instead where there is none. It outlives readers and writers.
-func kvFabric(d *process.Process, n *config.Node, t kvtransfer.Transport) (*fabric.Device, kvtransfer.Transport) {
+// Of a GPU's KV they travel from memory to memory if the provider reaches that: then gpu is what it was, else nil.
+func kvFabric(d *process.Process, n *config.Node, t kvtransfer.Transport, gpu kvtransfer.DeviceMemory) (*fabric.Device, kvtransfer.Transport, kvtransfer.DeviceMemory) {
 	if t != kvtransfer.OverRDMA {
-		return nil, t
+		return nil, t, nil
 	}
 	providers := []string{n.FabricProvider}
 	if n.FabricProvider == "auto" {
@@ -45,19 +46,51 @@ func kvFabric(d *process.Process, n *config.Node, t kvtransfer.Transport) (*fabr
 	}
 	var errs []error
 	for _, p := range providers {
-		f, err := fabric.Open(fabric.Options{Provider: p, Address: fabricAddress(n, p)})
-		if err == nil {
+		f, direct, err := openFabric(fabric.Options{Provider: p, Address: fabricAddress(n, p), Library: n.FabricLibrary}, gpu)
+		if f != nil {
 			d.OnEnd(func() { d.Report("libfabric", f.Close()) })
 			i := f.Info()
-			d.Log.Info("KV blocks travel by RDMA", "provider", i.Provider, "interface", i.Domain, "network", i.Fabric, "libfabric", i.Library)
-			return f, t
+			is := []any{"provider", i.Provider, "interface", i.Domain, "network", i.Fabric, "libfabric", i.Library}
+			switch {
+			case direct:
+				d.Log.Info("KV blocks travel by RDMA between GPUs", is...)
+				return f, t, gpu
+			case gpu != nil:
+				d.Log.Warn("KV blocks travel by RDMA through the host's memory, not between GPUs", append(is, "error", err)...)
+			default:
+				d.Log.Info("KV blocks travel by RDMA", is...)
+			}
+			return f, t, nil
 		}
 		if errs = append(errs, err); errors.Is(err, fabric.ErrLibrary) {
 			break
 		}
 	}
 	d.Log.Warn("no RDMA: KV blocks travel over TCP", "error", errors.Join(errs...))
-	return nil, kvtransfer.OverTCP
+	return nil, kvtransfer.OverTCP, nil
+}
+
+// openFabric opens a provider, if it can as one that reaches the GPU's memory; else err says why that is not so.
+func openFabric(o fabric.Options, gpu kvtransfer.DeviceMemory) (f *fabric.Device, direct bool, err error) {
+	if gpu == nil {
+		f, err = fabric.Open(o)
+		return f, false, err
+	}
+	o.GPU = true
+	if f, err = fabric.Open(o); err == nil {
+		if err = kvtransfer.CheckDevice(f, gpu); err == nil {
+			return f, true, nil
+		}
+		if cerr := f.Close(); cerr != nil {
+			return nil, false, errors.Join(err, cerr)
+		}
+	}
+	o.GPU = false
+	f, oerr := fabric.Open(o)
+	if oerr != nil {
+		return nil, false, oerr
+	}
+	return f, false, err
 }
 
 // fabricAddress is where peers reach this node.

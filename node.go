@@ -27,7 +27,6 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
-	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/prefill"
 )
 
@@ -135,6 +134,14 @@ func (n *node) layout() kvtransfer.Layout {
 	return kvtransfer.Layout{Regions: n.Regions(), PageBytes: n.KV.PageBytes, Hash: n.LayoutHash()}
 }
 
+// gpu is the GPU's own KV memory where the network could reach it; nil: there is none such.
+func (n *node) gpu() kvtransfer.DeviceMemory {
+	if d := n.Direct(); d != nil {
+		return d
+	}
+	return nil
+}
+
 // drainer is a role that can be asked to finish.
 type drainer interface {
 	Draining() bool
@@ -228,28 +235,27 @@ const (
 	drainPoll  = 20 * time.Millisecond
 )
 
-// open reads the flags, starts the process, which the caller ends, and opens what KV blocks travel by.
-func (f *nodeCommand) open(v *command.Invocation) (*process.Process, *fabric.Device, kvtransfer.Transport, error) {
+// open reads the flags and starts the process, which the caller ends.
+func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.Transport, error) {
 	v.Set = f.Set
 	if _, err := v.Parse(0); err != nil {
-		return nil, nil, "", err
+		return nil, "", err
 	}
 	d, err := begin(v, &f.p, &f.c, f.role)
 	if err != nil {
-		return nil, nil, "", err
+		return nil, "", err
 	}
 	t, err := kvTransport(&f.n)
 	if err != nil {
 		d.End()
-		return nil, nil, "", err
+		return nil, "", err
 	}
-	device, t := kvFabric(d, &f.n, t)
-	return d, device, t, nil
+	return d, t, nil
 }
 
 func runPrefill(v *command.Invocation) error {
 	f := nodeFlags("prefill", v.Out)
-	d, device, transport, err := f.open(v)
+	d, transport, err := f.open(v)
 	if err != nil {
 		return err
 	}
@@ -271,7 +277,8 @@ func runPrefill(v *command.Invocation) error {
 	if err := news.begin(n, bus); err != nil {
 		return err
 	}
-	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport, Fabric: device,
+	device, transport, gpu := kvFabric(d, &f.n, transport, n.gpu())
+	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport, Fabric: device, Device: gpu,
 		Connections: f.n.KVConnections, CongestionControl: f.n.KVCongestion}
 	if f.n.KVTLS {
 		wo.TLS = d.Certs.Client()
@@ -295,7 +302,7 @@ func runPrefill(v *command.Invocation) error {
 
 func runDecode(v *command.Invocation) error {
 	f := nodeFlags("decode", v.Out)
-	d, device, transport, err := f.open(v)
+	d, transport, err := f.open(v)
 	if err != nil {
 		return err
 	}
@@ -318,8 +325,9 @@ func runDecode(v *command.Invocation) error {
 		return err
 	}
 	observe := meter.Arrived(n.meters.Set)
+	device, transport, gpu := kvFabric(d, &f.n, transport, n.gpu())
 	ro := kvtransfer.ReaderOptions{
-		Node: d.Name, Transport: transport, Fabric: device, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
+		Node: d.Name, Transport: transport, Fabric: device, Device: gpu, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
 		OnEvent: func(ev kvtransfer.Event) {
 			observe(ev)
 			role.TransferEvent(ev)

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 6
+#define TD_VERSION 7
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -214,6 +214,10 @@ TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
 // ended; to the device, before anything that is started later. Copies end in
 // order; how many have been told of is written to copied at their end.
 TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
+// td_digest writes the CRC32C of pieces of the device's memory, whose bytes are
+// multiples of four, to where in memory of td_host(null) each says: before the copies
+// of the next td_copy end, of the memory as td_copy would have it.
+TD_API int td_digest(td_device *d, const td_piece *pieces, int n);
 // td_nccl_id makes the name of a group of ranks, of 128 bytes, which rank 0 gives to
 // the others; nccl is the path of NCCL.
 TD_API int td_nccl_id(const char *nccl, char *id, char *error, int n);

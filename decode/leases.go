@@ -1,6 +1,7 @@
 package decode
 
 import (
+	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
@@ -49,7 +50,11 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 			return
 		}
 		l.arrived = true
-		n.o.Engine.Arrived(l.res)
+		if len(ev.Digests) > 0 {
+			n.o.Engine.ArrivedOnDevice(l.res, deviceDigests(ev.Digests))
+		} else {
+			n.o.Engine.Arrived(l.res)
+		}
 		l.fetch.moved <- nil
 	case kvtransfer.Failed:
 		if !l.givenUp {
@@ -61,6 +66,15 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 		delete(n.leases.byID, l.id)
 		n.o.Engine.Release(l.res) // which Failed, told before, or giveUp had declared lost
 	}
+}
+
+// deviceDigests are a transfer's, for the engine to compare.
+func deviceDigests(all []kvtransfer.Digest) []engine.PageDigest {
+	pages := make([]engine.PageDigest, len(all))
+	for i, d := range all {
+		pages[i] = engine.PageDigest(d)
+	}
+	return pages
 }
 
 // giveUp ends a lease from this side; its blocks come back with Released. It

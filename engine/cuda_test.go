@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	kernels "github.com/tandem-serving/tandem/cuda"
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -227,7 +229,17 @@ func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 	t.Setenv("TANDEM_TWIN_LATE", "5")
 	o.Device, o.CUDALibrary, o.SharedKV = "cuda:0", twin, true
 	from, prefills := start(o)
-	for range 2 { // computed, then cached
+	pages := func(l *Loaded, region int, direct bool) []byte {
+		if !direct {
+			return l.Region(region)
+		}
+		at, _ := l.Direct().KVAddress(region) // the host's memory stands in for the GPU's
+		return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))), l.KV.Blocks*l.KV.PageBytes)
+	}
+	for _, c := range []struct{ direct, fresh, wrong bool }{{}, {}, {direct: true, fresh: true}, {direct: true, wrong: true}} { // computed, then cached
+		if c.fresh {
+			from, prefills = start(o)
+		}
 		to, decodes := start(o)
 		id, answer := ask(decodes, true)
 		res, err := decodes.Reserve(id, len(prompt)-1)
@@ -237,11 +249,15 @@ func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 		done := make(chan error, 1)
 		there := res.Groups[0].Blocks
 		bt := prefills.Groups()[0].BlockTokens
-		j := &Job{Tokens: prompt[:len(prompt)-1], Done: func(err error) { done <- err }, Layer: func(layer, upTo int, tables [][]kvcache.BlockID) {
+		digests := make(map[[2]int32]PageDigest)
+		j := &Job{Tokens: prompt[:len(prompt)-1], Direct: c.direct, Done: func(err error) { done <- err }, Layer: func(layer, upTo int, tables [][]kvcache.BlockID) {
 			region, page := from.KV.Layers[layer].Region, from.KV.PageBytes
 			for i := range (upTo + bt - 1) / bt { // what is there now; the network takes it at once
 				src, dst := int(tables[0][i])*page, int(there[i])*page
-				copy(to.Region(region)[dst:dst+page], from.Region(region)[src:src+page])
+				copy(pages(to, region, c.direct)[dst:dst+page], pages(from, region, c.direct)[src:src+page])
+				if c.direct {
+					digests[[2]int32{int32(region), int32(i)}] = PageDigest{Region: region, Page: int32(there[i]), CRC: from.Direct().KVDigest(region, int32(tables[0][i]))}
+				}
 			}
 		}}
 		job, _, err := prefills.AddJob(j)
@@ -252,11 +268,20 @@ func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 			t.Fatal(err)
 		}
 		prefills.ReleaseJob(job, j)
-		decodes.Arrived(res.ID)
+		arrived := uint64(len(prompt) - 1)
+		if c.direct {
+			if c.wrong {
+				pages(to, 0, true)[int(there[1])*to.KV.PageBytes] ^= 8
+				arrived = 0 // it is noticed, and computed again
+			}
+			decodes.ArrivedOnDevice(res.ID, slices.Collect(maps.Values(digests)))
+		} else {
+			decodes.Arrived(res.ID)
+		}
 		if got := answer(); !slices.Equal(got, want) {
 			t.Errorf("tokens are %v, on the CPU %v", got, want)
 		}
-		if s := decodes.Stats(); s.Prompts.Arrived != uint64(len(prompt)-1) {
+		if s := decodes.Stats(); s.Prompts.Arrived != arrived {
 			t.Errorf("%d tokens arrived", s.Prompts.Arrived)
 		}
 	}

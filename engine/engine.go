@@ -126,7 +126,9 @@ type Engine struct {
 	scorer     backend.Scorer // nil: log-probabilities are made here, of logits
 	ruler      backend.Ruler  // nil: rules of a request are the host's
 	mirror     backend.Mirror // nil: KVRegion is the device's own
+	direct     backend.Direct // nil: nor does anybody else reach the device's
 	fetch      [][]int32      // [groups] blocks that the step's jobs push and the mirror lacks
+	digest     [][]int32      // [groups] and those that pushes read where they are
 	starter    starter        // nil: one step after the other
 	flights    []flight       // steps on the device, at most two, the oldest first
 	landed     time.Duration  // when the last of them had ended
@@ -183,6 +185,7 @@ func New(o Options) (*Engine, error) {
 		adapters: newAdapters(o.AdapterPlaces),
 	}
 	e.mirror = mirrorOf(o.Backend)
+	e.direct = directOf(e.mirror)
 	e.scorer, _ = o.Backend.(backend.Scorer)
 	e.ruler, _ = o.Backend.(backend.Ruler)
 	e.publishAdapters()
@@ -226,6 +229,9 @@ func (e *Engine) Run(ctx context.Context) {
 
 // KVSpec is the shape of the KV store.
 type KVSpec = backend.KVSpec
+
+// PageDigest is what a page that has landed in the device is compared with.
+type PageDigest = backend.PageDigest
 
 // KV is how the model's layers share block tables and pages.
 func (e *Engine) KV() KVSpec { return e.o.KV }
@@ -414,7 +420,7 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 			onMark = e.onMark
 		}
 	}
-	e.step.Fetch = e.fetch
+	e.step.Fetch, e.step.Digest = e.fetch, e.digest
 	// A push can arrive before its step has ended, and who learns of that may
 	// look at the counters at once.
 	e.publish()

@@ -498,6 +498,15 @@ func (l *Loaded) Region(i int) []byte {
 	return l.Backend.KVRegion(i / l.Ranks())
 }
 
+// Direct is the backend where the network can go past Region to the device's own
+// memory, nil elsewhere: of several ranks each has a part of a page.
+func (l *Loaded) Direct() backend.Direct {
+	if l.shared != nil {
+		return nil
+	}
+	return directOf(mirrorOf(l.Backend))
+}
+
 // Close frees the device and the files.
 func (l *Loaded) Close() error {
 	var err error

@@ -16,6 +16,12 @@ func mirrorOf(b backend.Backend) backend.Mirror {
 	return nil
 }
 
+// directOf is a mirror that others can go past, nil elsewhere.
+func directOf(m backend.Mirror) backend.Direct {
+	d, _ := m.(backend.Direct)
+	return d
+}
+
 // announceCached tells a job whose tokens were all cached that its layers are
 // in place.
 func (e *Engine) announceCached(id scheduler.RequestID) {
@@ -28,7 +34,8 @@ func (e *Engine) announceCached(id scheduler.RequestID) {
 	if e.mirror != nil {
 		e.fetchNothing()
 		e.wanted(r, tables, len(r.job.Tokens))
-		if err := e.mirror.Fetch(e.fetch); err != nil {
+		err := e.fetchNow(r.job)
+		if err != nil {
 			e.log.Error("KV of a prompt cannot be copied from the device", "id", uint64(id), "err", err)
 			e.abort(id)
 			e.fail(id, fmt.Errorf("%w: %w", ErrStep, err))
@@ -38,6 +45,14 @@ func (e *Engine) announceCached(id scheduler.RequestID) {
 	for layer := range e.o.KV.Layers {
 		r.job.Layer(layer, len(r.job.Tokens), tables)
 	}
+}
+
+// fetchNow has what a job wants looked at where it will be read.
+func (e *Engine) fetchNow(j *Job) error {
+	if j.Direct {
+		return e.direct.Digest(e.digest)
+	}
+	return e.mirror.Fetch(e.fetch)
 }
 
 // pin keeps those of a job's blocks from reuse that its push reads. Its tables
@@ -67,10 +82,15 @@ func (e *Engine) pin(r *run, tables [][]kvcache.BlockID) {
 }
 
 // wanted adds to e.fetch the blocks of a job's tables, of which the first upTo tokens
-// are there, that its push reads and that the mirror does not have yet.
+// are there, that its push reads and that the mirror does not have yet; to e.digest
+// where the push reads the device's memory.
 func (e *Engine) wanted(r *run, tables [][]kvcache.BlockID, upTo int) {
 	if r.fetched == nil {
 		r.fetched = make([][]kvcache.BlockID, len(tables))
+	}
+	to := e.fetch
+	if r.job.Direct {
+		to = e.digest
 	}
 	for g, blocks := range tables {
 		first, had := 0, &r.fetched[g]
@@ -84,7 +104,7 @@ func (e *Engine) wanted(r *run, tables [][]kvcache.BlockID, upTo int) {
 			if i < first || id == kvcache.NoBlock || (*had)[i] == id {
 				continue
 			}
-			e.fetch[g] = append(e.fetch[g], int32(id))
+			to[g] = append(to[g], int32(id))
 			if (i+1)*e.o.KV.Groups[g].BlockTokens <= upTo {
 				(*had)[i] = id // else there is more to come
 			}
@@ -92,30 +112,25 @@ func (e *Engine) wanted(r *run, tables [][]kvcache.BlockID, upTo int) {
 	}
 }
 
-// fetchNothing empties e.fetch.
+// fetchNothing empties e.fetch and e.digest.
 func (e *Engine) fetchNothing() {
 	if e.fetch == nil {
-		e.fetch = make([][]int32, len(e.o.KV.Groups))
+		e.fetch, e.digest = make([][]int32, len(e.o.KV.Groups)), make([][]int32, len(e.o.KV.Groups))
 	}
 	for g := range e.fetch {
-		e.fetch[g] = e.fetch[g][:0]
+		e.fetch[g], e.digest[g] = e.fetch[g][:0], e.digest[g][:0]
 	}
 }
 
 // arrived takes what has landed. Where the device has memory of its own it goes there
-// first; if it cannot, the request computes here.
-func (e *Engine) arrived(res scheduler.ReservationID) {
+// first, or, where that is where it landed, is held against its checksums there; if
+// it cannot, or does not match, the request computes here.
+func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest) {
 	if e.mirror != nil {
-		e.fetchNothing()
 		r, live := e.sched.Reservation(res)
-		for g := range r.Groups {
-			for _, id := range r.Groups[g].Blocks {
-				e.fetch[g] = append(e.fetch[g], int32(id))
-			}
-		}
 		if live {
-			if err := e.mirror.Land(e.fetch); err != nil {
-				e.log.Error("KV that arrived cannot be copied to the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
+			if err := e.bring(&r, pages); err != nil {
+				e.log.Error("KV that arrived cannot be used on the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
 				e.logErr("release", uint64(res), e.sched.Release(res))
 				e.logErr("proceed", uint64(r.Request), e.sched.Proceed(r.Request))
 				return
@@ -123,4 +138,18 @@ func (e *Engine) arrived(res scheduler.ReservationID) {
 		}
 	}
 	e.logErr("arrived", uint64(res), e.sched.Arrived(res))
+}
+
+// bring has a reservation's pages on the device: those that are there it verifies.
+func (e *Engine) bring(r *scheduler.Reservation, pages []backend.PageDigest) error {
+	if len(pages) > 0 {
+		return e.direct.Verify(pages)
+	}
+	e.fetchNothing()
+	for g := range r.Groups {
+		for _, id := range r.Groups[g].Blocks {
+			e.fetch[g] = append(e.fetch[g], int32(id))
+		}
+	}
+	return e.mirror.Land(e.fetch)
 }

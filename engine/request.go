@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
@@ -101,6 +102,10 @@ type Job struct {
 	// reads; nil is all. Those before are not kept for it.
 	First []int
 
+	// Direct says that the push reads the device's own memory, where Direct of
+	// Loaded says that it can.
+	Direct bool
+
 	// Layer says that the KV of the first upTo tokens of this layer stands in
 	// tables, as far as it is still in its group's window. It is called in order of
 	// layers for each chunk, again with the same or smaller upTo after a
@@ -163,6 +168,9 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 	if err := e.checkTokens(j.Tokens); err != nil {
 		return 0, 0, err
 	}
+	if j.Direct && e.direct == nil {
+		return 0, 0, fmt.Errorf("%w: a push that reads the device's memory, which nobody reaches", ErrConfig)
+	}
 	id = scheduler.RequestID(e.next.Add(1))
 	derr := e.do(func() {
 		var adapter *adapterPlace
@@ -218,7 +226,13 @@ func (e *Engine) Reserve(id scheduler.RequestID, upTo int) (res scheduler.Reserv
 // Arrived says that everything reserved has landed and matches; the request
 // goes on from there.
 func (e *Engine) Arrived(res scheduler.ReservationID) {
-	e.later(func() { e.arrived(res) })
+	e.later(func() { e.arrived(res, nil) })
+}
+
+// ArrivedOnDevice says that everything reserved has landed in the device's own memory,
+// and with which checksums it was sent; they are compared before the request goes on.
+func (e *Engine) ArrivedOnDevice(res scheduler.ReservationID, pages []backend.PageDigest) {
+	e.later(func() { e.arrived(res, pages) })
 }
 
 // Lost gives a reservation up. Its blocks stay out of use until Release. Calls

@@ -55,12 +55,16 @@
 // QuarantineTimeout, the destruction of the session's endpoint; no time alone does. Each lease has a random key of its own, closed with it, where
 // the provider takes such keys (tcp, shm); hardware has one for the whole memory.
 //
+// Either end may have its pages in a GPU (DeviceMemory): then RDMA reads or writes them there, past the processor, which can neither make nor compare
+// their checksums. The device makes those of pages that leave; what pages that have landed are to be compared with goes to their owner with Arrived. One
+// that does not compare them has pages that are complete, but not known to be what was sent.
+//
 // What RDMA cannot give: the pages travel in clear, TLS or not, and so do the keys; a writer that has a key can write to pages of
 // other leases, and the software providers take what it sends them on trust, down to a crash. TLS on the connections keeps strangers from being told endpoints and
 // keys, not from a wire that they can listen on. It is for networks on which every machine is trusted.
 //
 // Invariant: after Arrived or Released of a lease no byte from the network is written to its pages (by rdma: of writers that keep the protocol), and Arrived means that each
-// page holds what the writer's page held when it was sent.
+// page holds what the writer's page held when it was sent (in a device: once it has the checksum that comes with Arrived).
 //
 // The package does not know models, requests or blocks, does not choose nodes, retries nothing but connecting, and does not keep source pages
 // alive: the owner holds them until Wait or Abort has returned (or OnSent told). Without TLS the epoch in a grant is the only thing

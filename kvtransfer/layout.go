@@ -1,8 +1,10 @@
 package kvtransfer
 
 import (
+	"errors"
 	"fmt"
 
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
@@ -57,6 +59,52 @@ type Memory interface {
 	// Region returns layer i's memory: nPages × Layout.PageBytes bytes, nPages being the same for all.
 	Region(i int) []byte
 }
+
+// DeviceMemory is where the pages of a Memory lie in a GPU. By RDMA they go from there to there, past Memory and the processor: so their CRC32C
+// are the device's to make, and the owner's to compare.
+type DeviceMemory interface {
+	// KVAddress is where region i lies, as large as Memory's, and in which CUDA device; negative: the processor's memory stands in for one's.
+	KVAddress(region int) (at uintptr, gpu int)
+	// KVDigest is the CRC32C of a page that was given to Send.
+	KVDigest(region int, page int32) uint32
+}
+
+// Digest is the CRC32C that a page which has landed in a device was sent with.
+type Digest struct {
+	Region int
+	Page   int32
+	CRC    uint32
+}
+
+// fabricMemory is what RDMA reads or writes, by region: the device's if there is one.
+func (r *regions) fabricMemory(d DeviceMemory) []fabric.Memory {
+	all := make([]fabric.Memory, len(r.mem))
+	for i, b := range r.mem {
+		if all[i] = fabric.Of(b); d != nil {
+			at, gpu := d.KVAddress(i)
+			all[i].At, all[i].GPU = at, max(gpu, fabric.Host)
+		}
+	}
+	return all
+}
+
+// CheckDevice says whether a fabric reaches a device's memory: that can be read and written to by others.
+func CheckDevice(f *fabric.Device, d DeviceMemory) error {
+	at, gpu := d.KVAddress(0)
+	m := fabric.Memory{At: at, Bytes: checkBytes, GPU: max(gpu, fabric.Host)}
+	k, err := f.Grant([]fabric.Memory{m})
+	if err != nil {
+		return err
+	}
+	s, err := f.Source(m)
+	if err == nil {
+		err = s.Close()
+	}
+	return errors.Join(err, k.Close())
+}
+
+// checkBytes is how much of a device's memory is tried: a page of the smallest models.
+const checkBytes = 4096
 
 // regions is registered memory cut into pages.
 type regions struct {

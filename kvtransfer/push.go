@@ -63,6 +63,9 @@ func (p *Push) Bytes() int64 {
 // Pages returns how many positions the grant has.
 func (p *Push) Pages() int { return p.nPages }
 
+// Direct says that pages are read in WriterOptions.Device rather than Memory: that is where they have to be when they are given to Send.
+func (p *Push) Direct() bool { return p.s.direct() }
+
 // Runs returns which positions exist in fewer regions than the layout has; none: all are in all. Not to be changed.
 func (p *Push) Runs() []Run { return p.grant.runs }
 

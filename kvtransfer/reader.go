@@ -26,6 +26,7 @@ type ReaderOptions struct {
 	Transport Transport      // Auto: also from writers on this host, out of their memory
 	TLS       *tls.Config    // nil: plain; it should demand client certificates
 	Fabric    *fabric.Device // writers may write to Memory through it, in clear even under TLS; nil: they cannot. It outlives the Reader
+	Device    DeviceMemory   // of Memory: what writers write through Fabric lands there instead, to be compared with Event.Digests; nil: it does not
 	Unchecked bool           // writers may leave out checksums: to measure what they cost, not for nodes
 
 	MaxLeases         int           // 1024: more than decode nodes run requests; Grant says ErrBusy beyond
@@ -103,7 +104,9 @@ type Event struct {
 	Lease LeaseID
 	// FirstByte and LastByte are, of Arrived, how long after the grant the first frame came, and the last piece landed and matched.
 	FirstByte, LastByte time.Duration
-	Err                 error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
+	// Digests are, of Arrived, what pages are to be compared with that have landed in Device; none: they are in Memory, and match.
+	Digests []Digest
+	Err     error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
 }
 
 // Reader receives pages into registered memory.
@@ -143,6 +146,7 @@ type leaseInfo struct {
 	key       *fabric.Key    // with which it may; nil: the session's, or none
 	granted   time.Duration  // when, by the lease clock
 	first     time.Duration  // when its first frame came; 0: none has
+	digests   []Digest       // of pages that landed in the device
 }
 
 // NewReader listens and registers memory.
@@ -154,6 +158,9 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 	}
 	if err := checkPeerTimeout(o.PeerTimeout); err != nil {
 		return nil, err
+	}
+	if o.Device != nil && o.Unchecked {
+		return nil, fmt.Errorf("%w: pages in a device without checksums", ErrArguments)
 	}
 	if o.OnEvent == nil || len(o.Node) > maxName {
 		return nil, fmt.Errorf("%w: OnEvent is needed, and a node name of at most %d bytes", ErrArguments, maxName)
@@ -388,7 +395,7 @@ func (r *Reader) tellLocked(e Event) {
 func (r *Reader) arrivedLocked(s *readerSession, k lease.Key) {
 	l := r.leases[k]
 	r.dropKeyLocked(l)
-	r.tellLocked(Event{Kind: Arrived, Lease: idOf(k), FirstByte: l.first - l.granted, LastByte: r.now() - l.granted})
+	r.tellLocked(Event{Kind: Arrived, Lease: idOf(k), FirstByte: l.first - l.granted, LastByte: r.now() - l.granted, Digests: l.digests})
 	r.postLocked(s, control{kind: msgDone, key: k})
 }
 

@@ -37,6 +37,7 @@ type dataReader struct {
 	window  [][]byte        // where the next bytes go
 	claimed bool            // the window has a page of the lease, so that begin and end must ask the table
 	landed  []uint32        // indexes that became whole in this read and matched
+	digests []Digest        // of these, where they landed in the device
 	bad     error           // a piece that did not match
 	fenced  bool            // the lease ended before the read
 	refused lease.Key       // the last lease this connection was told is gone, so that it is told once
@@ -239,8 +240,11 @@ func (d *dataReader) end() {
 	if d.s.rdma {
 		r.stats.FabricBytes += n
 	}
+	if l := r.leases[k]; l != nil {
+		l.digests = append(l.digests, d.digests...)
+	}
 	st := r.table.EndRead(r.now(), k, d.f.region, d.landed)
-	d.landed = d.landed[:0]
+	d.landed, d.digests = d.landed[:0], d.digests[:0]
 	switch st {
 	case lease.Complete:
 		r.arrivedLocked(d.s, k)

@@ -20,6 +20,7 @@ type WriterOptions struct {
 	Transport Transport      // Auto: readers on this host copy out of Shared
 	Network   Network        // nil: TCP
 	Fabric    *fabric.Device // for OverRDMA: writes through it; nil: it cannot. It outlives the Writer
+	Device    DeviceMemory   // of Memory: Fabric reads pages there instead; nil: it does not
 	Unchecked bool           // leave out checksums where a reader takes that
 	TLS       *tls.Config    // for readers that want TLS; its ServerName may be empty, then it is the dialed host
 
@@ -60,7 +61,8 @@ type Writer struct {
 	o       WriterOptions
 	mem     *regions
 	loops   sync.WaitGroup
-	sources []*fabric.Source        // [region] of Memory; nil: no RDMA
+	from    []fabric.Memory         // [region] what RDMA reads: Memory, or Device
+	sources []*fabric.Source        // [region] of that; nil: no RDMA
 	wrap    func(endpoint) endpoint // tests: faults
 	ctx     context.Context         // ends with Close
 	stop    context.CancelFunc

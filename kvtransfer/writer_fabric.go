@@ -9,7 +9,6 @@ import (
 	"net"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
@@ -19,8 +18,9 @@ func (w *Writer) openFabric() error {
 	if w.o.Fabric == nil || w.o.Transport != OverRDMA {
 		return nil
 	}
-	for _, b := range w.mem.mem {
-		s, err := w.o.Fabric.Source(fabric.Of(b))
+	w.from = w.mem.fabricMemory(w.o.Device)
+	for _, m := range w.from {
+		s, err := w.o.Fabric.Source(m)
 		if err != nil {
 			return errors.Join(fmt.Errorf("kvtransfer: registering memory: %w", err), w.closeFabric())
 		}
@@ -267,7 +267,7 @@ func (s *writerSession) post(f *writerFabric, number uint64, b batch) error {
 	}
 	for i, page := range b.pages {
 		all[i] = fabric.Write{
-			From: uintptr(unsafe.Pointer(&s.w.mem.page(b.region, page)[0])), Source: s.w.sources[b.region], Bytes: size,
+			From: s.w.from[b.region].At + uintptr(page)*uintptr(size), Source: s.w.sources[b.region], Bytes: size,
 			To: f.targets[b.region].At + uint64(b.p.grant.pages[b.first+i])*uint64(size), Key: key,
 		}
 	}

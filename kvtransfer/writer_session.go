@@ -63,6 +63,9 @@ func hostOf(addrs []string) string {
 	return ""
 }
 
+// direct says that pages are read in the device.
+func (s *writerSession) direct() bool { return s.kind == fabricConn && s.w.o.Device != nil }
+
 // why returns what ended a dead session.
 func (s *writerSession) why() error {
 	s.mu.Lock()

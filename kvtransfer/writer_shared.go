@@ -216,7 +216,11 @@ func (s *writerSession) frame(b batch) *frame {
 	f := &frame{key: b.p.key, region: uint32(b.region), count: len(b.pages), loose: s.w.o.Unchecked && b.p.grant.loose}
 	for i, page := range b.pages {
 		f.index[i] = uint32(b.first + i)
-		if !f.loose {
+		switch {
+		case f.loose:
+		case s.direct():
+			f.crc[i] = s.w.o.Device.KVDigest(b.region, page)
+		default:
 			f.crc[i] = crc32c.Update(0, s.w.mem.page(b.region, page))
 		}
 	}

@@ -125,7 +125,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 		return nil, errors.Join(err, push.Abort(err))
 	}
 	ej := &engine.Job{
-		Root: j.root, Tokens: j.tokens, Priority: j.priority, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(),
+		Root: j.root, Tokens: j.tokens, Priority: j.priority, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
 		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
 		Ended: func(l engine.Life) { n.engineSpans(j, l) },
 	}

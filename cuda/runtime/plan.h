@@ -67,6 +67,7 @@ void run_op(const Run &r, const td_op &o);
 void run_finish(const Run &r);
 void run_ranks(const Run &r, const td_op &o);
 void run_tell(Stream &s, uint32_t *to, uint32_t number);
+void run_digest(Stream &s, const td_piece *pieces, int n);
 
 // By file of kernels.
 void run_rows(const Run &r, const td_op &o);

@@ -89,6 +89,7 @@ var (
 	ErrShape    = errors.New("backend: shapes do not fit")
 	ErrMemory   = errors.New("backend: out of memory")
 	ErrNoDevice = errors.New("backend: device not available")
+	ErrDigest   = errors.New("backend: a page is not what was sent")
 )
 
 // Rows says how many rows of a buffer are live in a step.
@@ -178,6 +179,9 @@ type Step struct {
 	// KVRegion: of a backend that computes elsewhere each layer's are copied there
 	// before onMark hears of it.
 	Fetch [][]int32
+	// Digest are such blocks whose pages somebody will read in the device's own
+	// memory: see Direct.
+	Digest [][]int32
 }
 
 // Rope is a rotation table: inverse frequencies, one per pair of columns, and the
@@ -358,6 +362,29 @@ type Mirror interface {
 	Fetch(blocks [][]int32) error
 	// Land copies them from KVRegion, before any step that is started later.
 	Land(blocks [][]int32) error
+}
+
+// Direct is a Mirror whose own memory others can reach who are told where it is. They
+// do without KVRegion; since the host then does not see the pages, the device makes
+// their CRC32C.
+type Direct interface {
+	// KVAddress is where a region's pages lie, [Blocks][PageBytes] bytes, and in which
+	// GPU; negative: the host's memory stands in for one's.
+	KVAddress(region int) (at uintptr, gpu int)
+	// Digest makes the checksums of pages of all layers, and waits. Blocks are per KV
+	// group. Step.Digest has a step do so.
+	Digest(blocks [][]int32) error
+	// KVDigest is what was made of a page last.
+	KVDigest(region int, block int32) uint32
+	// Verify holds pages that others have written against theirs: ErrDigest.
+	Verify(pages []PageDigest) error
+}
+
+// PageDigest is the CRC32C that a page of a region should have.
+type PageDigest struct {
+	Region int
+	Page   int32
+	CRC    uint32
 }
 
 // Key names a recorded plan: the largest numbers of rows it must serve.

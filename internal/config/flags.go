@@ -103,6 +103,7 @@ type Node struct {
 	KVTransport               string
 	FabricProvider            string
 	FabricAddress             string
+	FabricLibrary             string
 	KVConnections             int
 	KVCongestion              string
 }
@@ -116,6 +117,7 @@ func (n *Node) Register(s *Set, rpc, kv, http int) {
 	s.StringVar(&n.KVTransport, "kv-transport", "auto", "how KV blocks travel: tcp; shm, between processes of one host, of which the decode node copies out of the prefill node's memory; rdma, by libfabric and in the clear, between nodes that both have it, else tcp; auto: shm where both ends can, else tcp")
 	s.StringVar(&n.FabricProvider, "fabric-provider", "auto", "libfabric's provider for --kv-transport rdma, the same on all nodes: verbs, efa, tcp, shm (between processes of one host); auto: verbs or efa, whichever there is")
 	s.StringVar(&n.FabricAddress, "fabric-address", "", "address or host name of the interface for --kv-transport rdma, which other nodes reach; empty: --host, unless that is all interfaces")
+	s.StringVar(&n.FabricLibrary, "fabric-library", "libfabric.so.1", "libfabric for --kv-transport rdma, where the system's loader does not find the one that is meant, as EFA's under /opt/amazon/efa/lib")
 	s.IntVar(&n.KVConnections, "kv-connections", 2, "connections for KV blocks to each decode node, beside one for control; 1 to 16 (prefill nodes)")
 	s.StringVar(&n.KVCongestion, "kv-congestion-control", "", "TCP's congestion control for KV blocks, as the kernel names it, such as bbr where a far link loses packets; empty: the kernel's default (prefill nodes)")
 	s.BoolVar(&n.KVTLS, "kv-tls", false, "encrypt KV blocks on their way; the same on all nodes")

@@ -80,6 +80,7 @@ type fleet struct {
 	kvNet   kvtransfer.Network
 	shared  bool
 	rdma    string // libfabric's provider, or none
+	gpu     bool   // it reaches GPUs' memory
 	kvAddr  string // where decode listens on it
 	probes  *probes
 	loaded  []*engine.Loaded
@@ -107,6 +108,7 @@ type sharedTCP struct{ kvtransfer.TCP }
 type rdmaTCP struct {
 	kvtransfer.TCP
 	provider string
+	gpu      bool // from one GPU's memory to the other's
 }
 
 func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, pre *engine.LoadOptions) *fleet {
@@ -120,7 +122,7 @@ func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, p
 		f.kvNet, f.shared = shared.TCP, true
 	}
 	if rdma, ok := kv.(rdmaTCP); ok {
-		f.kvNet, f.rdma = rdma.TCP, rdma.provider
+		f.kvNet, f.rdma, f.gpu = rdma.TCP, rdma.provider, rdma.gpu
 	}
 	f.startDecode(dec)
 	if pre != nil {
@@ -202,8 +204,8 @@ func (f *fleet) startDecode(o engine.LoadOptions) {
 	l, eng := f.load(o, func() { n.Flush() })
 	f.decEng = eng
 	reader, err := kvtransfer.NewReader(kvtransfer.ReaderOptions{
-		Fabric: f.fabric(),
-		Node:   "decode", Layout: layout(l), Memory: l, Network: f.kvNet, Listen: f.kvAddr,
+		Fabric: f.fabric(), Device: f.device(l),
+		Node: "decode", Layout: layout(l), Memory: l, Network: f.kvNet, Listen: f.kvAddr,
 		OnEvent: func(ev kvtransfer.Event) { n.TransferEvent(ev) },
 	})
 	if err != nil {
@@ -240,7 +242,7 @@ func (f *fleet) fabric() *fabric.Device {
 	if f.rdma == "" {
 		return nil
 	}
-	o := fabric.Options{Provider: f.rdma}
+	o := fabric.Options{Provider: f.rdma, GPU: f.gpu}
 	if f.rdma == "tcp" {
 		o.Address = "127.0.0.1"
 	}
@@ -254,6 +256,14 @@ func (f *fleet) fabric() *fabric.Device {
 		}
 	}}, f.stop...)
 	return d
+}
+
+// device is a node's KV in its GPU where that is what travels.
+func (f *fleet) device(l *engine.Loaded) kvtransfer.DeviceMemory {
+	if !f.gpu {
+		return nil
+	}
+	return l.Direct()
 }
 
 func (f *fleet) startPrefill(o engine.LoadOptions) {
@@ -276,7 +286,7 @@ func (f *fleet) startPrefill(o engine.LoadOptions) {
 	}
 	l, eng := f.load(o, nil)
 	f.preEng = eng
-	wo.Layout, wo.Memory = layout(l), l
+	wo.Layout, wo.Memory, wo.Device = layout(l), l, f.device(l)
 	w, err := kvtransfer.NewWriter(wo)
 	if err != nil {
 		f.t.Fatal(err)

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 6
+const version = 7
 
 // TD_IN_CHUNK and its like.
 const (

@@ -113,6 +113,7 @@ var (
 	_ backend.Capturer = (*CUDA)(nil)
 	_ backend.Ahead    = (*CUDA)(nil)
 	_ backend.Mirror   = (*CUDA)(nil)
+	_ backend.Direct   = (*CUDA)(nil)
 	_ backend.Scorer   = (*CUDA)(nil)
 	_ backend.Ruler    = (*CUDA)(nil)
 )
@@ -143,10 +144,11 @@ type angles struct{ table, freq address }
 // columns. What a group does not need of it stays unused.
 type kvStore struct {
 	spec    backend.KVSpec
-	regions []address // [Regions] of [Blocks, PageBytes]
-	mirror  [][]byte  // the same, of the host; nil: none
-	pieces  []piece   // scratch
-	copies  uint32    // calls of copy
+	regions []address  // [Regions] of [Blocks, PageBytes]
+	mirror  [][]byte   // the same, of the host; nil: none
+	digests [][]uint32 // [Regions] of [Blocks], where there is a mirror
+	pieces  []piece    // scratch
+	copies  uint32     // calls of copy
 }
 
 // group is that of a KV layer.
@@ -432,7 +434,11 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 			if err != nil {
 				return fmt.Errorf("the host's copy of KV region %d of %d: %w", i+1, spec.Regions, err)
 			}
-			c.kv.mirror = append(c.kv.mirror, m)
+			d, err := c.kvDigests(spec.Blocks)
+			if err != nil {
+				return fmt.Errorf("checksums of KV region %d of %d: %w", i+1, spec.Regions, err)
+			}
+			c.kv.mirror, c.kv.digests = append(c.kv.mirror, m), append(c.kv.digests, d)
 		}
 	}
 	c.kv.spec = spec

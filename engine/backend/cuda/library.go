@@ -9,11 +9,13 @@ package cuda
 #cgo noescape td_l_download
 #cgo noescape td_l_record
 #cgo noescape td_l_copy
+#cgo noescape td_l_digest
 #cgo nocallback td_l_upload
 #cgo nocallback td_l_download
 #cgo nocallback td_l_record
 #cgo nocallback td_l_run
 #cgo nocallback td_l_copy
+#cgo nocallback td_l_digest
 #cgo nocallback td_l_poll
 #cgo nocallback td_l_wait
 #cgo nocallback td_l_tables
@@ -200,6 +202,12 @@ func (d *driver) copy(pieces []piece, toDevice bool) bool {
 		to = 1
 	}
 	return C.td_l_copy(d.l, d.d, unsafe.Pointer(unsafe.SliceData(pieces)), C.int(len(pieces)), to) != 0
+}
+
+// digest writes the checksum of pieces to the host, before the copies of the next
+// copy end.
+func (d *driver) digest(pieces []piece) bool {
+	return len(pieces) == 0 || C.td_l_digest(d.l, d.d, unsafe.Pointer(unsafe.SliceData(pieces)), C.int(len(pieces))) != 0
 }
 
 // poll says whether all work has ended; false with an error where it failed.

@@ -145,15 +145,25 @@ func (c *CUDA) await(what string, there func() bool) error {
 	return nil
 }
 
+// wanted says whether there are blocks, which must be the KV's.
+func (c *CUDA) wanted(blocks [][]int32) (some bool, err error) {
+	if c.kv.mirror == nil || !slices.ContainsFunc(blocks, func(b []int32) bool { return len(b) > 0 }) {
+		return false, nil
+	}
+	return true, c.checkBlocks(blocks)
+}
+
 // runMarked starts a step part by part, with copies of what is to be fetched of each
 // layer behind it, and tells of each layer when its copies have ended, while later
 // parts run.
-func (c *CUDA) runMarked(p *plan, which int, fetch [][]int32, onMark func(layer int)) error {
-	copying := c.kv.mirror != nil && slices.ContainsFunc(fetch, func(b []int32) bool { return len(b) > 0 })
-	if copying {
-		if err := c.checkBlocks(fetch); err != nil {
-			return err
-		}
+func (c *CUDA) runMarked(p *plan, which int, step *backend.Step, onMark func(layer int)) error {
+	copying, err := c.wanted(step.Fetch)
+	if err != nil {
+		return err
+	}
+	checking, err := c.wanted(step.Digest)
+	if err != nil {
+		return err
 	}
 	done, told := 0, 0
 	first := c.kv.copies
@@ -176,8 +186,15 @@ func (c *CUDA) runMarked(p *plan, which int, fetch [][]int32, onMark func(layer 
 		}
 		done = m.at
 		c.kv.pieces = c.kv.pieces[:0]
+		if checking {
+			c.addDigests(m.layer, step.Digest)
+			if err := c.startDigests(); err != nil {
+				return err
+			}
+			c.kv.pieces = c.kv.pieces[:0]
+		}
 		if copying {
-			c.addPieces(m.layer, fetch)
+			c.addPieces(m.layer, step.Fetch)
 		}
 		if err := c.copyPieces(false); err != nil {
 			return err

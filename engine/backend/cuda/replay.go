@@ -88,7 +88,7 @@ func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark
 		if !c.dev.run(p.whole, which, 0, len(p.ops)) {
 			return c.failed("a step")
 		}
-	} else if err := c.runMarked(p, which, step.Fetch, onMark); err != nil {
+	} else if err := c.runMarked(p, which, step, onMark); err != nil {
 		return err
 	}
 	if err := c.finish(c.step.number); err != nil {
