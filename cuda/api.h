@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 7
+#define TD_VERSION 8
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -144,11 +144,26 @@ enum {
   TD_PLACE         // dst are queries and a keys, both normed by w and bias where normalize is 1, and turned by the angles b; keys and the values extra go to KV
 };
 
-enum { TD_F32 = 0, TD_BF16 = 1, TD_MXFP4 = 2 };
+// Types of a matrix [out, in]. Behind the numbers of the last three stand their
+// scales; rows of numbers are filled up with zeros.
+enum {
+  TD_F32 = 0,
+  TD_BF16 = 1,
+  TD_MXFP4 = 2,
+  TD_FP8 = 3,  // E4M3, rows a multiple of 16 long; scales fp32, one for each td_scales
+  TD_INT8 = 4, // rows a multiple of 64 long; scales bf16 [out, in/32], as many as rows have groups of 32
+  TD_INT4 = 5  // the same, 8 more than they say: of eight the first two are in bits 0 and 16 of a word, the next in 4 and 20
+};
+
+// What shares a scale of TD_FP8: so many rows and columns, as powers of two.
+typedef struct {
+  int32_t rows, cols;
+} td_scales;
 
 // An expert's matrix and bias.
 typedef struct {
   td_address w, bias;
+  td_scales scales;
 } td_expert;
 
 // A matrix of a product that is joined to another's, of the same a and type.
@@ -173,6 +188,7 @@ typedef struct {
   int64_t page_bytes, v_at;
   td_address chosen, weights, slot, list, table; // routing; table: td_expert of each
   td_joined more[2];     // of TD_LINEAR
+  td_scales scales;      // of w and of what is joined; those of experts are in table
 } td_op;
 
 TD_API int td_version(void);

@@ -19,7 +19,9 @@ var budgets = map[string]int{
 	"attend_decode": 168, "attend_chunk": 168, "attend_chunk<128>": 208, "attend_join": 80,
 	"gemv":        128,                     // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
 	"gemv<2,4,0>": 168, "gemv<2,4,1>": 168, // 3 blocks: it widens four bits to numbers for 4 rows
-	"gemm":      112,
+	"gemv<4,4,0>": 168, "gemv<4,4,1>": 168, "gemv<5,4,0>": 168, "gemv<5,4,1>": 168, // likewise of 8 and of four
+	"gemm":    112,
+	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: 4 blocks of 128 threads still
 	"split_sum": 40, "narrow": 32, "spread": 32,
 
 	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,

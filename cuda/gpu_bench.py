@@ -197,6 +197,13 @@ def rows(folder):
         measure(f"same, batch {many} at {long} tokens", "5,200, bar 9,300 tok/s", 60, lambda: decode(m, many, long, n // 2))
         measure("same, prefill of 2k tokens", "24k, bar 38k tok/s", 30, lambda: prefill(m, 64 if REHEARSE else 2000))
         measure("same, prefill without cuBLASLt", "", 30, lambda: prefill_flags(m))
+        for bits, bar in (("int8", 485), ("int4", 863)):
+            measure(f"same in {bits}, decode, batch 1", f"90 %: {bar} tok/s", 40, lambda bits=bits: decode(m, 1, 16, n // 2, "--quantization", bits))
+        measure(f"same in int8, decode, batch {many}", "", 40, lambda: decode(m, many, 16, n // 2, "--quantization", "int8"))
+
+    def eight_b_fp8(m):
+        measure("Llama-3.1-8B fp8 decode, batch 1", "90 %: 482 tok/s", 40, lambda: decode(m, 1, 16, n // 2))
+        measure("same, prefill of 2k tokens", "", 30, lambda: prefill(m, 64 if REHEARSE else 2000))
 
     def prefill_flags(m):
         tokens = 64 if REHEARSE else 2000
@@ -206,6 +213,7 @@ def rows(folder):
     measure("KV push that is not hidden", "< 5 % of prefill", 30, lambda: kernels("BenchmarkPush", "exposed-%"))
     with_model("llama-1b", 3, one_b)
     with_model("llama-8b", 17, eight_b)
+    with_model("llama-8b-fp8", 10, eight_b_fp8)
     for shape, need, aim in (("gpt-oss-20b", 15, "290, bar 700 tok/s"), ("gpt-oss-120b", 67, "215, bar 520 tok/s")):
         with_model(shape, need, lambda m, shape=shape, aim=aim: measure(f"{shape} MXFP4 decode, batch 1", aim, 40, lambda: decode(m, 1, 16, n // 2)))
 

@@ -1,6 +1,6 @@
 """Writes a checkpoint of a real shape with random bfloat16 weights, for benchmarks:
 
-    python3 random_model.py llama-1b|llama-8b|gpt-oss-20b|gpt-oss-120b|tiny-… FOLDER
+    python3 random_model.py llama-1b|llama-8b|llama-8b-fp8|gpt-oss-20b|gpt-oss-120b|tiny-… FOLDER
 
 Needs nothing but Python. Weights have a random sign and mantissa and a size of about
 1/64, which keeps activations finite; what the model says is noise.
@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import struct
 import sys
 
 # Shapes of Llama-3.2-1B, Llama-3.1-8B and GPT-OSS; tiny ones are to try a script with.
@@ -54,6 +55,13 @@ def llama(shape, vocab):
     return config, tensors
 
 
+def fp8(config, tensors):
+    """Projections as DeepSeek-V3 has its own: E4M3 with a scale for each block of 128 x 128."""
+    config["quantization_config"] = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
+    scales = {k + "_scale_inv": [-(-v[0] // 128), -(-v[1] // 128)] for k, v in tensors.items() if "_proj" in k}
+    return config, tensors | scales
+
+
 def attention(config, p):
     hidden, head = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -89,19 +97,30 @@ def gpt_oss(shape, vocab):
 
 def shape_of(name):
     tiny, name = name.startswith("tiny-"), name.removeprefix("tiny-")
-    shape, gpt = dict(SHAPES[name]), name.startswith("gpt")
+    shape, gpt = dict(SHAPES[name.removesuffix("-fp8")]), name.startswith("gpt")
     if tiny:
         shape |= dict(hidden_size=128, intermediate_size=160, num_hidden_layers=2, num_attention_heads=8, head_dim=16)
         shape |= dict(num_local_experts=8) if gpt else {}
-    return (gpt_oss if gpt else llama)(shape, 2048 if tiny else 201088 if gpt else 128256)
+    made = (gpt_oss if gpt else llama)(shape, 2048 if tiny else 201088 if gpt else 128256)
+    return fp8(*made) if name.endswith("-fp8") else made
 
 
 SCALES = bytes(119 + i % 4 for i in range(256))  # 2^-8 to 2^-5
+EIGHTS = bytes(i & 0x80 | 0x38 | i & 7 for i in range(256))  # E4M3: 1 to 15/8 of either sign
+TYPES = {"BF16": 2, "U8": 1, "F8_E4M3": 1, "F32": 4}
 
 
-def content(key, size, pool):
-    if key.endswith("_scales"):
-        yield from (bytes(p).translate(SCALES) for p in noise((size + 1) // 2, pool))
+def kind(key, tensors):
+    if key.endswith("_scale_inv"):
+        return "F32"
+    return "U8" if key.endswith(("_blocks", "_scales")) else "F8_E4M3" if key + "_scale_inv" in tensors else "BF16"
+
+
+def content(key, dtype, size, pool):
+    if dtype == "F32":
+        yield struct.pack("<f", 1 / 64) * (size // 4)
+    elif dtype == "F8_E4M3" or key.endswith("_scales"):
+        yield from (bytes(p).translate(EIGHTS if dtype == "F8_E4M3" else SCALES) for p in noise((size + 1) // 2, pool))
     else:
         yield from noise((size + 1) // 2, pool)
 
@@ -110,9 +129,9 @@ def main(name, folder):
     config, tensors = shape_of(name)
     header, at = {}, 0
     for key, shape in tensors.items():
-        packed = key.endswith(("_blocks", "_scales"))
-        size = math.prod(shape) * (1 if packed else 2)
-        header[key] = dict(dtype="U8" if packed else "BF16", shape=shape, data_offsets=[at, at + size])
+        dtype = kind(key, tensors)
+        size = math.prod(shape) * TYPES[dtype]
+        header[key] = dict(dtype=dtype, shape=shape, data_offsets=[at, at + size])
         at += size
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +143,7 @@ def main(name, folder):
         f.write(len(text).to_bytes(8, "little") + text)
         for key in tensors:
             size = header[key]["data_offsets"][1] - header[key]["data_offsets"][0]
-            for piece in content(key, size, pool):
+            for piece in content(key, header[key]["dtype"], size, pool):
                 f.write(piece[:size])
                 size -= len(piece[:size])
 

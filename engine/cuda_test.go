@@ -150,6 +150,36 @@ func TestEngineOnTheTwin(t *testing.T) {
 	}
 }
 
+// Weights in 8 and 4 bits are so on a GPU, too: they take what the CPU has of them, and
+// the class names them. Blocks that its kernels have no products with become bfloat16.
+func TestNarrowWeightsOnTheTwin(t *testing.T) {
+	twin, err := kernels.Twin("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ model, quantization, as string }{{"deepseek-fp8", "none", "/fp8/"}, {"deepseek-fp8", "int4", "/int4/"}, {"gqa-tied", "int8", "/int8/"}} {
+		var said strings.Builder
+		o := LoadOptions{Model: "model/testdata/" + c.model, Quantization: c.quantization, Threads: 1, KVMemory: 4 << 20, MaxSeqs: 1, MaxBatchedTokens: 8, MaxModelLen: 64, Device: "cpu"}
+		o.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		var bytes [2]int64
+		for i, device := range []string{"cpu", "cuda:0"} {
+			o.Device, o.CUDALibrary = device, twin
+			l, err := Load(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes[i] = l.WeightBytes
+			if !strings.Contains(l.Class, c.as) {
+				t.Errorf("%s on %s: class %s, want %s in it", c.model, device, l.Class, c.as)
+			}
+			l.Close()
+		}
+		if kept := !strings.Contains(said.String(), "kept in another type"); bytes[0] != bytes[1] || kept == (c.as == "/int4/") {
+			t.Errorf("%s, %s: %d bytes on the CPU, %d on a GPU; logged %s", c.model, c.quantization, bytes[0], bytes[1], &said)
+		}
+	}
+}
+
 // A GPU that is not there is named; auto goes on without it and says why.
 func TestNoGPU(t *testing.T) {
 	o := LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, CUDALibrary: "testdata/none.so"}

@@ -42,9 +42,6 @@ func choose(o *LoadOptions) (choice, error) {
 		}
 	}
 	p, err := cuda.Look(o.CUDALibrary, c.number)
-	if err == nil && o.Quantization != "" && o.Quantization != "none" {
-		err = fmt.Errorf("%w: --quantization %s is of the CPU alone; on GPUs weights stay as they are stored", backend.ErrNoDevice, o.Quantization)
-	}
 	switch {
 	case err != nil && auto:
 		o.Logger.Info("computing on the CPU", "why", err)
@@ -55,6 +52,13 @@ func choose(o *LoadOptions) (choice, error) {
 	c.name, c.total, c.free = p.Name, p.Total, p.Free
 	o.Logger.Info("computing on a GPU", "device", fmt.Sprintf("cuda:%d", c.number), "name", c.name, "memory", memory.Bytes(c.total), "free", memory.Bytes(c.free))
 	return c, nil
+}
+
+// widen has weights in FP8 become bfloat16 where the device has no products with them.
+func (c *choice) widen(s *model.Source) {
+	if f := s.Config.FP8; c.gpu && f != nil && !cuda.FP8Blocks(f.Block[0], f.Block[1]) {
+		s.ExpandFP8()
+	}
 }
 
 // kvMemory is the default memory for KV: of a GPU what --gpu-memory-utilization

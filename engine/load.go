@@ -273,9 +273,7 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err != nil {
 		return refuse(o.Model, err)
 	}
-	if device.gpu { // whose kernels have no products with it
-		l.Source.ExpandFP8()
-	}
+	device.widen(l.Source)
 	if l.WeightBytes, err = l.Source.WeightBytes(l.Quantization); err != nil {
 		return refuse(o.Model, err)
 	}
@@ -299,7 +297,7 @@ func (l *Loaded) load(o LoadOptions) error {
 				"kv_memory", memory.Bytes(o.KVMemory), "limit", memory.Bytes(o.MemoryLimit), "weights", memory.Bytes(l.WeightBytes))
 		}
 	}
-	stored := l.Source.Config.FP8 != nil && l.Quantization == model.AsStored && !device.gpu
+	stored := l.Source.Config.FP8 != nil && l.Quantization == model.AsStored && !l.Source.Config.FP8.Wide
 	if l.Source.Config.FP8 != nil && !stored {
 		as := "bfloat16"
 		if l.Quantization != model.AsStored {

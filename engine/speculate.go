@@ -68,9 +68,7 @@ func (l *Loaded) lookAtDraft(o *LoadOptions, device choice) (d draftModel, err e
 	if err != nil {
 		return d, fmt.Errorf("--speculative-config: %w", refuse(name, err))
 	}
-	if device.gpu {
-		src.ExpandFP8()
-	}
+	device.widen(src)
 	d.config = src.Config
 	d.weights, err = src.WeightBytes(l.Quantization)
 	if err = errors.Join(err, src.Close()); err != nil {

@@ -59,11 +59,38 @@ TD_DEVICE float fp4_value(unsigned code) {
 // e8m0 is 2^(code-127).
 TD_DEVICE float e8m0(unsigned code) { return bits_float(code ? code << 23 : 1u << 22); }
 
+// row_length is how many numbers a matrix's rows have with what fills them up.
+TD_HOST_DEVICE int64_t row_length(int type, int64_t in) {
+  return type == TD_FP8 ? (in + 15) / 16 * 16 : type == TD_INT8 || type == TD_INT4 ? (in + 63) / 64 * 64 : in;
+}
+
+// fp8_scale and group_scale are what is behind the numbers of a matrix, for one of them.
+TD_DEVICE float fp8_scale(const char *w, td_scales s, int64_t out, int64_t in, int64_t row, int64_t col) {
+  const float *scales = reinterpret_cast<const float *>(w + out * row_length(TD_FP8, in));
+  return scales[(row >> s.rows) * (((in - 1) >> s.cols) + 1) + (col >> s.cols)];
+}
+TD_DEVICE float group_scale(const char *w, int type, int64_t out, int64_t in, int64_t i) {  // of number i of all
+  int64_t all = out * row_length(type, in);
+  return bf16_float(reinterpret_cast<const uint16_t *>(w + (type == TD_INT8 ? all : all / 2))[i / 32]);
+}
+
 // element is one number of a matrix [out, in] of any type.
-TD_DEVICE float element(const char *w, int type, int64_t out, int64_t in, int64_t row, int64_t col) {
+TD_DEVICE float element(const char *w, int type, td_scales s, int64_t out, int64_t in, int64_t row, int64_t col) {
   int64_t i = row * in + col;
   if (type == TD_F32) return reinterpret_cast<const float *>(w)[i];
   if (type == TD_BF16) return bf16_float(reinterpret_cast<const uint16_t *>(w)[i]);
+  if (type >= TD_FP8) {
+    int64_t at = row * row_length(type, in) + col;
+    if (type == TD_FP8) {
+      float v[4];
+      fp8_four(static_cast<unsigned char>(w[at]), v);
+      return v[0] * fp8_scale(w, s, out, in, row, col);
+    }
+    float scale = group_scale(w, type, out, in, at);
+    if (type == TD_INT8) return float(static_cast<signed char>(w[at])) * scale;
+    uint32_t word = reinterpret_cast<const uint32_t *>(w)[at / 8];
+    return float(int(word >> (at % 8 / 2 * 4 + at % 2 * 16) & 15) - 8) * scale;
+  }
   unsigned byte = static_cast<unsigned char>(w[i / 2]);
   unsigned scale = static_cast<unsigned char>(w[out * in / 2 + i / 32]);
   return fp4_value(byte >> (i & 1) * 4 & 15) * e8m0(scale);

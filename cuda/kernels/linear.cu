@@ -73,6 +73,12 @@ static void run_gated(const Run &r, const td_op &o) {
   run_rows(r, act);
 }
 
+template <int kType>
+static void run_either(const Run &r, const td_op &o, bool few, int rows, int each, int spans) {
+  if (few) run_gemvs<kType>(r, o, each, spans);
+  else run_gemm<kType>(r, o, rows, spans);
+}
+
 void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
   if (rows == 0) return;  // of a plan without outputs
@@ -93,11 +99,10 @@ void run_linear(const Run &r, const td_op &o) {
   if (o.act && !few) return run_gated(r, o);
   switch (o.type) {
     case TD_F32: return run_gemvs<TD_F32>(r, o, each, spans);
-    case TD_BF16:
-      if (few || o.k % 8) return run_gemvs<TD_BF16>(r, o, each, spans);
-      return run_gemm<TD_BF16>(r, o, rows, spans);
-    default:
-      if (few) return run_gemvs<TD_MXFP4>(r, o, each, spans);
-      return run_gemm<TD_MXFP4>(r, o, rows, spans);
+    case TD_BF16: return run_either<TD_BF16>(r, o, few || o.k % 8, rows, each, spans);
+    case TD_FP8: return run_either<TD_FP8>(r, o, few || o.k % 4, rows, each, spans);
+    case TD_INT8: return run_either<TD_INT8>(r, o, few || o.k % 4, rows, each, spans);
+    case TD_INT4: return run_either<TD_INT4>(r, o, few || o.k % 4, rows, each, spans);
+    default: return run_either<TD_MXFP4>(r, o, few, rows, each, spans);
   }
 }

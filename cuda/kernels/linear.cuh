@@ -37,49 +37,88 @@ struct Part {
   const char *w;
   const float *bias;
   int first, count;
+  td_scales scales;
 };
 
 // part is span i of an operation on experts, or all rows.
 TD_DEVICE Part part(const td_op &o, const Target &t, const Step &s, int i) {
-  if (!o.table) return {at<const char>(t.w), at<const float>(t.bias), 0, s.counts[o.outputs]};
+  if (!o.table) return {at<const char>(t.w), at<const float>(t.bias), 0, s.counts[o.outputs], o.scales};
   const int32_t *list = at<const int32_t>(o.list);
-  if (i >= list[0]) return {nullptr, nullptr, 0, 0};
+  if (i >= list[0]) return {nullptr, nullptr, 0, 0, {}};
   const td_expert &e = at<const td_expert>(t.w)[list[1 + 3 * i]];
-  return {at<const char>(e.w), at<const float>(e.bias), list[2 + 3 * i], list[3 + 3 * i]};
+  return {at<const char>(e.w), at<const float>(e.bias), list[2 + 3 * i], list[3 + 3 * i], e.scales};
 }
 
 constexpr int kGemvThreads = 128;
+
+// Narrow numbers have a scale that takes a product of its own.
+TD_HOST_DEVICE constexpr bool scaled(int type) { return type == TD_FP8 || type == TD_INT8 || type == TD_INT4; }
 
 TD_HOST_DEVICE constexpr int gemv_outputs(int type, int rows) { return rows == 1 || type == TD_MXFP4 ? 2 : 4; }
 
 // Lane is what a lane reads of a matrix's row at once, widened.
 template <int kType>
 struct Lane {
-  static constexpr int kWidth = kType == TD_MXFP4 ? 32 : 8;
+  static constexpr int kWidth = kType == TD_MXFP4 || kType == TD_INT4 ? 32 : kType == TD_FP8 || kType == TD_INT8 ? 16 : 8;
   Vec4 raw[kType == TD_F32 ? 2 : 1];
   float scale;
-
 };
 
 template <int kType>
-TD_DEVICE void lane_load(Lane<kType> &l, const char *w, int64_t out, int64_t in, int64_t row, int64_t col) {
-  int64_t i = row * in + col;
+TD_DEVICE void lane_load(Lane<kType> &l, const char *w, td_scales s, int64_t out, int64_t in, int64_t row, int64_t col) {
+  int64_t i = row * row_length(kType, in) + col;
   if constexpr (kType == TD_F32) {
     const Vec4 *p = reinterpret_cast<const Vec4 *>(w + i * 4);
     l.raw[0] = load_once(p);
     l.raw[1] = load_once(p + 1);
   } else if constexpr (kType == TD_BF16) {
     l.raw[0] = load_once(reinterpret_cast<const Vec4 *>(w + i * 2));
+  } else if constexpr (kType == TD_FP8) {
+    l.raw[0] = load_once(reinterpret_cast<const Vec4 *>(w + i));
+    l.scale = fp8_scale(w, s, out, in, row, col);
+  } else if constexpr (scaled(kType)) {
+    l.raw[0] = load_once(reinterpret_cast<const Vec4 *>(w + (kType == TD_INT8 ? i : i / 2)));
+    l.scale = group_scale(w, kType, out, in, i);
   } else {
     l.raw[0] = load_once(reinterpret_cast<const Vec4 *>(w + i / 2));
     l.scale = e8m0(static_cast<unsigned char>(w[out * in / 2 + i / 32]));
   }
 }
 
+// int8_pair are numbers 2i and 2i + 1 of a word's four, and int4_pair of its eight,
+// times a scale of bf16, which rounds nothing: the numbers are made 128, or 8, larger,
+// and put where a float, or a bf16, counts by ones.
+TD_DEVICE void int8_pair(float v[2], uint32_t word, int i, float scale) {
+  word ^= 0x80808080u;
+  float less = scale * -(32768.0f + 128);
+  v[0] = fuse(bits_float(bytes_of(word, 0x47000000u, 0x7504 | (2 * i) << 4)), scale, less);
+  v[1] = fuse(bits_float(bytes_of(word, 0x47000000u, 0x7504 | (2 * i + 1) << 4)), scale, less);
+}
+TD_DEVICE void int4_pair(float v[2], uint32_t word, int i, float scale) {
+  uint32_t two = (word >> 4 * i & 0x000f000fu) | 0x43004300u;
+  float less = scale * -(128.0f + 8);
+  v[0] = fuse(bf16_low(two), scale, less);
+  v[1] = fuse(bf16_high(two), scale, less);
+}
+
 // lane_values are eight of them, those from 8·part on, without MXFP4's common
 // factor.
 template <int kType>
 TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
+  if constexpr (kType == TD_FP8) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 4) {
+      fp8_four(l.raw[0].v[part * 2 + j / 4], v + j);
+#pragma unroll
+      for (int e = 0; e < 4; e++) v[j + e] *= l.scale;
+    }
+  } else if constexpr (kType == TD_INT8) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) int8_pair(v + j, l.raw[0].v[part * 2 + j / 4], j % 4 / 2, l.scale);
+  } else if constexpr (kType == TD_INT4) {
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) int4_pair(v + j, l.raw[0].v[part], j / 2, l.scale);
+  } else
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     if constexpr (kType == TD_F32) v[j] = bits_float(l.raw[j / 4].v[j % 4]);
@@ -91,25 +130,25 @@ TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
 // gemv, where kGated is 1, makes outputs of a gate and of what it lets through, the
 // matrix that is joined, and writes only what comes of both.
 template <int kType, int kRows, int kGated>
-TD_KERNEL_OF(kGemvThreads, kType == TD_MXFP4 && kRows > 1 ? 3 : 4) gemv(td_op o, Step s) {
+TD_KERNEL_OF(kGemvThreads, kRows > 1 && (kType == TD_MXFP4 || kType == TD_INT8 || kType == TD_INT4) ? 3 : 4) gemv(td_op o, Step s) {
   constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth, kEach = kGated ? kOut / 2 : kOut;
   Target t = kGated ? whole(o) : target(o, kGemvThreads / 32 * kOut);
   Part p = part(o, t, s, block_y()), q = p;
   if constexpr (kGated) q = part(o, {o.more[0].w, o.more[0].bias, 0, o.n, 0, 0}, s, block_y());
   int out = (t.block * (kGemvThreads / 32) + thread_id() / 32) * kEach, lane = lane_id();
   if (out >= t.n) return;
-  bool aligned = o.k % (kType == TD_BF16 ? 8 : 4) == 0;  // MXFP4 has multiples of 32
+  bool aligned = o.k % (kType == TD_BF16 ? 8 : 4) == 0;  // MXFP4 has multiples of 32, narrow rows are filled up
   int whole = aligned ? o.k / kWidth * kWidth : 0;
   for (int row = 0; row < p.count; row += kRows) {
     float sum[kOut][kRows] = {};
     const float *x[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; r++) x[r] = at<const float>(o.a) + int64_t(p.first + (row + r < p.count ? row + r : row)) * o.k;
-#pragma unroll(kRows == 1 && kType == TD_BF16 ? 2 : 1)
+#pragma unroll(kRows == 1 && kType != TD_F32 && kType != TD_MXFP4 ? 2 : 1)
     for (int col = lane * kWidth; col < whole; col += 32 * kWidth) {
       Lane<kType> w[kOut];
 #pragma unroll
-      for (int j = 0; j < kOut; j++) lane_load<kType>(w[j], j < kEach ? p.w : q.w, t.n, o.k, out + j % kEach < t.n ? out + j % kEach : out, col);
+      for (int j = 0; j < kOut; j++) lane_load<kType>(w[j], j < kEach ? p.w : q.w, j < kEach ? p.scales : q.scales, t.n, o.k, out + j % kEach < t.n ? out + j % kEach : out, col);
 #pragma unroll
       for (int part = 0; part < kWidth / 8; part++) {
         float v[kOut][8];
@@ -136,7 +175,7 @@ TD_KERNEL_OF(kGemvThreads, kType == TD_MXFP4 && kRows > 1 ? 3 : 4) gemv(td_op o,
 #pragma unroll
       for (int j = 0; j < kOut; j++)
         if (out + j % kEach < t.n) {
-          float v = element(j < kEach ? p.w : q.w, kType, t.n, o.k, out + j % kEach, col);
+          float v = element(j < kEach ? p.w : q.w, kType, j < kEach ? p.scales : q.scales, t.n, o.k, out + j % kEach, col);
 #pragma unroll
           for (int r = 0; r < kRows; r++) sum[j][r] = fuse(v, x[r][col], sum[j][r]);
         }
@@ -162,24 +201,26 @@ constexpr int kDepth = 32;   // of a stage
 constexpr int kStages = 3;
 constexpr int kPadded = kDepth + 8;  // so that lanes read from different banks
 
+// A row's bytes of a stage, and where the next one begins: so that lanes read from different banks.
+TD_HOST_DEVICE constexpr int stage_bytes(int type) { return type == TD_BF16 ? kDepth * 2 : type == TD_FP8 || type == TD_INT8 ? kDepth : kDepth / 2; }
+TD_HOST_DEVICE constexpr int stage_stride(int type) { return stage_bytes(type) + (stage_bytes(type) > 16 ? 16 : 0); }
+
 template <int kType>
 struct GemmStage {
-  alignas(16) char w[kTileOut * (kType == TD_BF16 ? kPadded * 2 : kDepth / 2)];
+  alignas(16) char w[kTileOut * stage_stride(kType)];
   alignas(16) float x[kTileRows * kPadded];
 };
 
 template <int kType>
 TD_DEVICE void gemm_fetch(GemmStage<kType> &st, const td_op &o, const Part &p, int n, int out, int first, int count, int k) {
-  constexpr int kChunks = kType == TD_BF16 ? 4 : 1;  // of 16 bytes in a row of weights
+  constexpr int kChunks = stage_bytes(kType) / 16, kNumbers = kDepth / kChunks;
+  int64_t length = row_length(kType, o.k);
   for (int i = thread_id(); i < kTileOut * kChunks; i += kGemmThreads) {
     int row = i / kChunks, chunk = i % kChunks;
-    int64_t from = int64_t(out + row < n ? out + row : out) * o.k;
-    if constexpr (kType == TD_BF16) {
-      int col = k + chunk * 8;
-      copy_async(st.w + row * kPadded * 2 + chunk * 16, p.w + (from + (col < o.k ? col : 0)) * 2, col < o.k ? 16 : 0);
-    } else {
-      copy_async(st.w + row * 16, p.w + (from + k) / 2);
-    }
+    int64_t from = int64_t(out + row < n ? out + row : out) * length;
+    int col = k + chunk * kNumbers;
+    bool there = col < length;
+    copy_async(st.w + row * stage_stride(kType) + chunk * 16, p.w + (from + (there ? col : 0)) * stage_bytes(kType) / kDepth, there ? 16 : 0);
   }
   for (int i = thread_id(); i < kTileRows * (kDepth / 4); i += kGemmThreads) {
     int row = i / (kDepth / 4), col = k + i % (kDepth / 4) * 4;
@@ -188,7 +229,8 @@ TD_DEVICE void gemm_fetch(GemmStage<kType> &st, const td_op &o, const Part &p, i
   }
 }
 
-// gemm_weights are a fragment of 16 outputs and 16 columns from k of the stage.
+// gemm_weights are a fragment of 16 outputs and 16 columns from k of the stage; narrow
+// numbers have no scale yet, so that each is a bf16.
 template <int kType>
 TD_DEVICE void gemm_weights(uint32_t a[4], const GemmStage<kType> &st, int k, float low, float high) {
   int g = thread_id() / 32 * 16 + lane_id() / 4, q = lane_id() % 4;
@@ -196,13 +238,32 @@ TD_DEVICE void gemm_weights(uint32_t a[4], const GemmStage<kType> &st, int k, fl
   for (int i = 0; i < 4; i++) {
     int row = g + i % 2 * 8, col = k + 2 * q + i / 2 * 8;
     if constexpr (kType == TD_BF16) {
-      a[i] = *reinterpret_cast<const uint32_t *>(st.w + (row * kPadded + col) * 2);
+      a[i] = *reinterpret_cast<const uint32_t *>(st.w + row * stage_stride(kType) + col * 2);
+    } else if constexpr (kType == TD_FP8 || kType == TD_INT8) {
+      uint32_t two = *reinterpret_cast<const uint16_t *>(st.w + row * stage_stride(kType) + col);
+      float v[4];
+      if constexpr (kType == TD_FP8) fp8_four(two, v);
+      else int8_pair(v, two, 0, 1);
+      a[i] = bf16_pack(v[0], v[1]);
+    } else if constexpr (kType == TD_INT4) {
+      float v[2];
+      int4_pair(v, *reinterpret_cast<const uint32_t *>(st.w + row * stage_stride(kType) + col / 8 * 4), col % 8 / 2, 1);
+      a[i] = bf16_pack(v[0], v[1]);
     } else {
       unsigned two = static_cast<unsigned char>(st.w[row * 16 + col / 2]);
       float by = i % 2 ? high : low;
       a[i] = bf16_pack(fp4_value(two & 15) * by, fp4_value(two >> 4) * by);
     }
   }
+}
+
+// gemm_scale is what a stage's numbers of an output, from column col on, are multiplied by.
+template <int kType>
+TD_DEVICE float gemm_scale(const Part &p, int64_t n, int64_t in, int row, int col) {
+  if (row >= n || col >= in) return 0;
+  if constexpr (kType == TD_FP8) return fp8_scale(p.w, p.scales, n, in, row, col);
+  else if constexpr (scaled(kType)) return group_scale(p.w, kType, n, in, row * row_length(kType, in) + col);
+  else return e8m0(static_cast<unsigned char>(p.w[n * in / 2 + row * (in / 32) + col / 32]));
 }
 
 // split_pair makes of two numbers three bf16 each whose sum they are.
@@ -233,12 +294,13 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
     copy_commit();
   }
   for (int t = from; t < to; t++) {
-    float scale = 1, scale_8 = 1;
-    if constexpr (kType == TD_MXFP4) {
-      const unsigned char *scales = reinterpret_cast<const unsigned char *>(p.w) + int64_t(into.n) * o.k / 2 + t;
-      scale = e8m0(warp_out + g < into.n ? scales[int64_t(warp_out + g) * (o.k / 32)] : 0);
-      scale_8 = e8m0(warp_out + g + 8 < into.n ? scales[int64_t(warp_out + g + 8) * (o.k / 32)] : 0);
-    }
+    float scale[kDepth / 16][2];  // of lane/4 and 8 further; those of groups of 32 are the same twice
+    if constexpr (kType != TD_BF16)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        if (kType != TD_FP8 && i >= 2) scale[1][i % 2] = scale[0][i % 2];
+        else scale[i / 2][i % 2] = gemm_scale<kType>(p, into.n, o.k, warp_out + g + i % 2 * 8, t * kDepth + i / 2 * 16);
+      }
     copy_wait<kStages - 2>();
     sync();
     int next = t + kStages - 1;
@@ -248,7 +310,7 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
 #pragma unroll
     for (int k = 0; k < kDepth; k += 16) {
       uint32_t a[4];
-      gemm_weights<kType>(a, st, k, scale, scale_8);
+      gemm_weights<kType>(a, st, k, scale[k / 16][0], scale[k / 16][1]);
 #pragma unroll
       for (int n = 0; n < kTileRows / 8; n++) {
         if (n * 8 >= count) continue;
@@ -256,11 +318,15 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
         uint32_t low[3], high[3];
         split_pair(x[0], x[1], low);
         split_pair(x[8], x[9], high);
+        float own[4] = {};  // of narrow numbers, before their scale
 #pragma unroll
         for (int part = 2; part >= 0; part--) {
           uint32_t b[2] = {low[part], high[part]};
-          mma(sum[n], a, b);
+          mma(scaled(kType) ? own : sum[n], a, b);
         }
+        if constexpr (scaled(kType))
+#pragma unroll
+          for (int i = 0; i < 4; i++) sum[n][i] = fuse(own[i], scale[k / 16][i / 2], sum[n][i]);
       }
     }
   }

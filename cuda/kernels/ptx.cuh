@@ -212,6 +212,17 @@ TD_DEVICE float add_rn(float a, float b) { volatile float r = a + b; return r; }
 TD_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 TD_DEVICE double bits_double(uint64_t u) { double d; memcpy(&d, &u, 8); return d; }
 
+// fp8_four are four E4M3, the first in the lowest byte.
+TD_DEVICE void fp8_four(uint32_t word, float v[4]) {
+  for (int i = 0; i < 4; i++, word >>= 8) v[i] = bits_float((word & 0x80) << 24 | (word & 0x7f) << 20) * 0x1p120f;
+}
+// bytes_of puts bytes of a and b together: each four bits of which name one, 0 to 3 of a, 4 to 7 of b.
+TD_DEVICE uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t which) {
+  uint32_t r = 0;
+  for (int i = 0; i < 4; i++) r |= uint32_t((uint64_t(b) << 32 | a) >> (which >> i * 4 & 7) * 8 & 0xff) << i * 8;
+  return r;
+}
+
 #else
 
 TD_DEVICE uint32_t bf16_pack(float low, float high) {
@@ -296,5 +307,19 @@ TD_DEVICE double add_rn(double a, double b) { return __dadd_rn(a, b); }
 TD_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 TD_DEVICE float add_rn(float a, float b) { return __fadd_rn(a, b); }
 TD_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
+TD_DEVICE uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
+TD_DEVICE void fp8_four(uint32_t word, float v[4]) {
+#if __CUDA_ARCH__ >= 890
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(word >> i * 16)));
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}" : "=f"(v[2 * i]), "=f"(v[2 * i + 1]) : "r"(halves));
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < 4; i++) v[i] = bits_float((word << (24 - 8 * i) & 0x80000000u) | (word >> 8 * i & 0x7f) << 20) * 0x1p120f;
+#endif
+}
 TD_DEVICE double bits_double(uint64_t u) { return __longlong_as_double(static_cast<long long>(u)); }
 #endif

@@ -11,7 +11,7 @@ TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
   bool here = id >= 0 && id < o.from;
   float *dst = at<float>(o.dst) + int64_t(row) * o.n;
   for (int i = thread_id(); i < o.n; i += kRowThreads)
-    dst[i] = here ? element(at<const char>(o.w), o.type, o.from, o.n, id, i) : 0;
+    dst[i] = here ? element(at<const char>(o.w), o.type, o.scales, o.from, o.n, id, i) : 0;
 }
 
 // norm is of whole rows: first a += b where there is b, then dst = norm(a)·w.

@@ -46,6 +46,7 @@ var parsed = map[string]string{
 	"bench/report":             "its own reports, by encoding/json into plain fields",
 	"decode":                   "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                  "protobuf messages, by the generated code that internal/rpc's targets run",
+	"engine/backend/cuda":      "matrices, whose number of bytes Load holds against their shape before it reads them",
 	"engine/ranks":             "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/launch":          "lines of its own children, which it passes on as they are",
 	"internal/house/testall":   "the output of go test, by encoding/json into plain fields",

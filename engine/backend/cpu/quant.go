@@ -67,12 +67,6 @@ func (c *CPU) quantizeFor(w *weight, a *buffer, slots int) {
 	p.quantized[a] = form
 }
 
-// roundMagic is 1.5·2^23: a small number added to it is rounded to a whole one,
-// which its low bits then are.
-const roundMagic = 12582912
-
-func roundBits(f float32) byte { return byte(math.Float32bits(f + roundMagic)) }
-
 // quantize writes a row x as quant.h's quantize does, to the bit.
 func quantize(dst []byte, x []float32) {
 	at := quantLayout(len(x))
@@ -91,51 +85,11 @@ func quantize(dst []byte, x []float32) {
 		q := dst[g*quantGroup : (g+1)*quantGroup]
 		clear(q)
 		for i, v := range group {
-			q[i] = roundBits(float32(v * up))
+			q[i] = backend.RoundBits(float32(v * up))
 			sum += int32(int8(q[i]))
 		}
 		less8[g], less128[g] = -8*sum, -128*sum
 	}
-}
-
-// bf16Scale rounds a scale to bf16, away from zero when up, so that nothing is
-// cut off; it is 0 where it would be of no use.
-func bf16Scale(f float32, up bool) float32 {
-	u := math.Float32bits(f)
-	if up {
-		u += 0xffff
-	} else {
-		u += 0x7fff + u>>16&1
-	}
-	if f = math.Float32frombits(u &^ 0xffff); f > 1e-35 || f < -1e-35 {
-		return f
-	}
-	return 0
-}
-
-// quantizeWeights turns a group of weights into numbers and gives their scale.
-func quantizeWeights(dst []byte, w []float32, as backend.DType) (scale float32) {
-	most, signed := float32(0), float32(0)
-	for _, v := range w {
-		if size := max(v, -v); size > most {
-			most, signed = size, v
-		}
-	}
-	least, greatest := float32(-127), float32(127)
-	if as == backend.INT4 {
-		least, greatest = -8, 7
-		scale = bf16Scale(signed/-8, false)
-	} else {
-		scale = bf16Scale(most/127, true)
-	}
-	up := float32(0)
-	if scale != 0 {
-		up = 1 / scale
-	}
-	for i, v := range w {
-		dst[i] = roundBits(min(max(float32(v*up), least), greatest))
-	}
-	return scale
 }
 
 // loadQuantized makes a matrix of 8 or 4 bits, for which it takes a byte each.
@@ -153,7 +107,7 @@ func (p *portable) loadQuantized(c *CPU, w *weight, data []byte) error {
 		decode(row, data[n*size:(n+1)*size], w.from)
 		for g := range groups {
 			group := row[min(g*quantGroup, w.in):min((g+1)*quantGroup, w.in)]
-			scale := quantizeWeights(m[n*pad+g*quantGroup:], group, w.dtype)
+			scale := backend.QuantizeGroup(m[n*pad+g*quantGroup:], group, w.dtype)
 			scales[n*groups+g] = uint16(math.Float32bits(scale) >> 16)
 		}
 	}

@@ -16,7 +16,7 @@ func dequantize(values []float32, cols int, as backend.DType) {
 	q := make([]byte, quantGroup)
 	for row := range slices.Chunk(values, cols) {
 		for group := range slices.Chunk(row, quantGroup) {
-			scale := quantizeWeights(q, group, as)
+			scale := backend.QuantizeGroup(q, group, as)
 			for i := range group {
 				group[i] = scale * float32(int8(q[i]))
 			}

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 7
+const version = 8
 
 // TD_IN_CHUNK and its like.
 const (
@@ -51,6 +51,9 @@ const (
 	typeF32 int32 = iota
 	typeBF16
 	typeMXFP4
+	typeFP8
+	typeINT8
+	typeINT4
 )
 
 type info struct {
@@ -108,7 +111,13 @@ type piece struct {
 	bytes  int64
 }
 
-type expert struct{ w, bias address }
+// scales is td_scales.
+type scales struct{ rows, cols int32 }
+
+type expert struct {
+	w, bias address
+	scales  scales
+}
 
 type op struct {
 	kind                               opKind
@@ -126,6 +135,7 @@ type op struct {
 	pageBytes, vAt                     int64
 	chosen, weights, slot, list, table address
 	more                               [2]joined
+	scales                             scales
 }
 
 // joined is td_joined.

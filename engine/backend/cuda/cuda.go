@@ -34,7 +34,7 @@ import (
 
 // kernelVersion is part of the numerics class. It rises with every change that
 // can change a bit of any result or the layout of a KV page.
-const kernelVersion = 2
+const kernelVersion = 3
 
 // LibraryName is the shared object's file, looked for beside the program.
 const LibraryName = "tandem-cuda.so"
@@ -133,6 +133,7 @@ type weight struct {
 	out, in int
 	first   int // row of the whole matrix that is the first here
 	of      int // rows of the whole matrix
+	scales  scales
 	data    address
 }
 
@@ -330,18 +331,16 @@ func (c *CUDA) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 	return backend.Buf(len(c.buffers) - 1), nil
 }
 
-// Load copies a vector, widened to fp32, or a matrix as it is; FP8 as bf16.
+// Load copies a vector, widened to fp32, or a matrix as it is or, with Tensor.As, in
+// 8 or 4 bits. FP8 whose blocks are too narrow for the kernels becomes bf16.
 func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
-	if t.As != 0 {
-		return backend.NoWeight, fmt.Errorf("%w: tensor %s as %s: weights stay as they are stored here", backend.ErrShape, t.Name, t.As)
-	}
-	if t.DType == backend.FP8 {
-		if len(t.Shape) != 2 || !t.Scales.Fit(t.Shape[0], t.Shape[1]) || len(t.Data) != t.Shape[0]*t.Shape[1] {
-			return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes and its scales", backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
-		}
-		t = t.Expand(backend.BF16)
-	}
 	w := &weight{name: t.Name, first: t.First, of: t.Of}
+	if t.DType == backend.FP8 {
+		var err error
+		if w.scales, err = shareScales(&t); err != nil {
+			return backend.NoWeight, err
+		}
+	}
 	data := t.Data
 	switch len(t.Shape) {
 	case 1:
@@ -358,6 +357,9 @@ func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 	case backend.MXFP4:
 		w.dtype = typeMXFP4
 		known = w.in > 0 && w.in%32 == 0
+	case backend.FP8:
+		w.dtype = typeFP8
+		known = w.in > 0
 	default:
 		known = false
 	}
@@ -365,7 +367,14 @@ func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 		len(data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes", backend.ErrShape, t.Name, t.DType, t.Shape, len(data))
 	}
-	if w.in == 0 && w.dtype == typeBF16 {
+	switch {
+	case t.As != 0 && (!t.As.Quantized() || w.in == 0 || t.DType != backend.F32 && t.DType != backend.BF16):
+		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v as %s", backend.ErrShape, t.Name, t.DType, t.Shape, t.As)
+	case t.As != 0:
+		data, w.dtype = quantize(&t), quantized[t.As]
+	case w.dtype == typeFP8:
+		data = packFP8(&t, w.scales)
+	case w.in == 0 && w.dtype == typeBF16:
 		data = widen(data)
 		w.dtype = typeF32
 	}

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
@@ -31,12 +32,17 @@ type seat struct {
 
 func sit(t testing.TB, src *model.Source, b backend.Backend, kv backend.DType) *seat {
 	t.Helper()
+	return sitAs(t, src, b, kv, model.Options{})
+}
+
+func sitAs(t testing.TB, src *model.Source, b backend.Backend, kv backend.DType, o model.Options) *seat {
+	t.Helper()
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	m, err := model.Load(src, b, modelLimits, model.Options{})
+	m, err := model.Load(src, b, modelLimits, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,6 +151,10 @@ func newTalks(rng *rand.Rand, vocab int, spec backend.KVSpec) []*talk {
 	return talks
 }
 
+// made is what weights of some models are turned into; others stay as they are stored,
+// and have the same operations.
+var made = map[string]model.Quantization{"deepseek-plain": model.INT8, "qwen3-moe-plain": model.INT4, "mistral-full": model.INT4}
+
 // Whole models give the CPU's logits and draws, whatever shares a step.
 func TestModels(t *testing.T) {
 	folders, err := filepath.Glob("../../model/testdata/*/config.json")
@@ -163,17 +173,38 @@ func TestModels(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			compareModels(t, src, sit(t, src, widened{host}, backend.F32), sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32), backend.F32, tolerance)
+			o := model.Options{Quantization: made[filepath.Base(dir)]}
+			compareModels(t, src, sitAs(t, src, widened{host}, backend.F32, o), sitAs(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32, o), backend.F32, tolerance)
 		})
 	}
 }
 
-// widened holds fp8 as a GPU does, as bf16.
+// widened is a backend that computes with the numbers which matrices of 8 and 4 bits
+// stand for, and does not round activations for them as the CPU does.
 type widened struct{ backend.Backend }
 
 func (w widened) Load(t backend.Tensor) (backend.Weight, error) {
-	if t.DType == backend.FP8 {
+	switch {
+	case t.DType == backend.FP8 && t.Scales.Cols == 16 && t.Shape[1] == 16: // DeepSeek's heads, whose neighbours are cut in between: see oneType
 		t = t.Expand(backend.BF16)
+	case t.DType == backend.FP8:
+		t = t.Expand(backend.F32)
+	}
+	if t.As != 0 {
+		wide, in := t, t.Shape[1]
+		wide.As, wide.DType, wide.Data = 0, backend.F32, nil
+		row, q := make([]float32, in), make([]byte, backend.QuantGroup)
+		for i := range t.Shape[0] {
+			floats(row, t.Data[i*in*t.DType.Size():], t.DType)
+			for at := 0; at < in; at += backend.QuantGroup {
+				group := row[at:min(at+backend.QuantGroup, in)]
+				scale := backend.QuantizeGroup(q, group, t.As)
+				for j := range group {
+					wide.Data = binary.LittleEndian.AppendUint32(wide.Data, math.Float32bits(scale*float32(int8(q[j]))))
+				}
+			}
+		}
+		t = wide
 	}
 	return w.Backend.Load(t)
 }

@@ -111,18 +111,20 @@ func (c *CUDA) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 // experts is the table of matrices [out, in] and their biases.
 func (c *CUDA) experts(ids, biases []backend.Weight, out, in int) (address, int32) {
 	need(biases == nil || len(biases) == len(ids), "MoE: %d biases of %d experts", len(biases), len(ids))
+	if have, ok := c.tables[ids[0]]; ok { // a weight is of one list of experts
+		return have, c.weight(ids[0]).dtype
+	}
+	err := c.oneType(ids)
+	need(err == nil, "MoE: %v", err)
 	table := make([]expert, len(ids))
 	dtype := c.weight(ids[0]).dtype
 	for i, id := range ids {
 		w := c.weight(id)
 		need(w.in == in && w.out == out && w.dtype == dtype, "MoE: %s is [%d, %d], want [%d, %d] of one type", w.name, w.out, w.in, out, in)
-		table[i].w = w.data
+		table[i].w, table[i].scales = w.data, w.scales
 		if biases != nil {
 			table[i].bias = c.vector(biases[i], out)
 		}
-	}
-	if have, ok := c.tables[ids[0]]; ok { // a weight is of one list of experts
-		return have, dtype
 	}
 	a, err := c.put(raw(table), "experts")
 	need(err == nil, "MoE: %v", err)

@@ -45,6 +45,13 @@ func (b *bench) weight(dt backend.DType, dev float64, dims ...int) backend.Weigh
 		n *= d
 	}
 	var data []byte
+	if dt == backend.FP8 {
+		return b.fp8(backend.Scales{Rows: 16, Cols: 32}, dev, dims...)
+	}
+	t := backend.Tensor{Name: fmt.Sprint("random", dims), DType: dt, Shape: dims}
+	if dt.Quantized() {
+		t.DType, t.As = backend.BF16, dt
+	}
 	if dt == backend.MXFP4 {
 		for range dims[0] * dims[1] / 2 {
 			data = append(data, byte(b.rng.IntN(256)))
@@ -55,16 +62,40 @@ func (b *bench) weight(dt backend.DType, dev float64, dims ...int) backend.Weigh
 	} else {
 		for range n {
 			bits := math.Float32bits(float32(b.rng.NormFloat64() * dev))
-			if dt == backend.BF16 {
+			if t.DType == backend.BF16 {
 				data = binary.LittleEndian.AppendUint16(data, uint16(bits>>16))
 			} else {
 				data = binary.LittleEndian.AppendUint32(data, bits)
 			}
 		}
 	}
-	w, err := b.Load(backend.Tensor{Name: fmt.Sprint("random", dims), DType: dt, Shape: dims, Data: data})
+	t.Data = data
+	w, err := b.Load(t)
 	b.must(err)
 	return w
+}
+
+// fp8 is a matrix whose blocks are s's, with scales of any size.
+func (b *bench) fp8(s backend.Scales, dev float64, dims ...int) backend.Weight {
+	t := backend.Tensor{Name: "fp8", DType: backend.FP8, Shape: dims, Scales: &s}
+	for range dims[0] * dims[1] {
+		t.Data = append(t.Data, byte(b.rng.IntN(2)<<7|b.rng.IntN(80)))
+	}
+	for range ((s.Row+dims[0]-1)/s.Rows + 1) * s.Across(dims[1]) {
+		s.Values = append(s.Values, float32(dev*(0.2+b.rng.Float64())))
+	}
+	w, err := b.Load(t)
+	b.must(err)
+	return w
+}
+
+// width is how many inputs a random matrix of a type has.
+func (b *bench) width(dt backend.DType) int {
+	n := 32 * (1 + b.rng.IntN(20))
+	if dt == backend.FP8 || dt.Quantized() {
+		n -= 4 * b.rng.IntN(8) // rows are filled up, and end within what a lane reads
+	}
+	return n
 }
 
 // input is a buffer that begins with random numbers: rows of a table, which the
@@ -92,27 +123,60 @@ type kernelCase struct {
 	rules bool // and each output has rules, in two steps; see ruleAll
 }
 
-var linearTypes = []backend.DType{backend.F32, backend.BF16, backend.MXFP4}
+// linearCases are the types of matrices and, each with as many rows as choose another
+// kernel for it, how many.
+func linearCases(few, more []int, f func(dt backend.DType, rows int)) {
+	for _, dt := range []backend.DType{backend.F32, backend.BF16, backend.MXFP4, backend.FP8, backend.INT8, backend.INT4} {
+		for _, rows := range few {
+			f(dt, rows)
+		}
+		for i, rows := range more {
+			if dt == backend.BF16 || dt != backend.F32 && i == int(dt)%len(more) {
+				f(dt, rows)
+			}
+		}
+	}
+}
 
 // kernelCases are all operations, in the shapes that choose different kernels.
 func kernelCases() (all []kernelCase) {
 	add := func(name string, rows int, make func(b *bench) func()) {
 		all = append(all, kernelCase{name: name, rows: rows, make: make})
 	}
-	for _, dt := range linearTypes {
-		for _, rows := range []int{1, 3, 7, 33, 70} {
-			add(fmt.Sprintf("linear/%s/%d", dt, rows), rows, func(b *bench) func() {
-				in, out := 32*(1+b.rng.IntN(20)), 1+b.rng.IntN(150)
-				x, y, w, bias := b.input(in, 1), b.output(out), b.weight(dt, 1/math.Sqrt(float64(in)), out, in), b.weight(backend.F32, 1, out)
-				return func() { b.Linear(y, x, w, bias) }
-			})
-		}
-	}
+	linearCases([]int{1, 3}, []int{7, 33, 70}, func(dt backend.DType, rows int) {
+		add(fmt.Sprintf("linear/%s/%d", dt, rows), rows, func(b *bench) func() {
+			in, out := b.width(dt), 1+b.rng.IntN(150)
+			x, y, w, bias := b.input(in, 1), b.output(out), b.weight(dt, 1/math.Sqrt(float64(in)), out, in), b.weight(backend.F32, 1, out)
+			return func() { b.Linear(y, x, w, bias) }
+		})
+	})
 	add("linear/odd", 9, func(b *bench) func() {
 		x, y, w := b.input(77, 1), b.output(50), b.weight(backend.BF16, 0.1, 50, 77)
 		return func() { b.Linear(y, x, w, backend.NoWeight) }
 	})
-	add("linear/fp8", 9, func(b *bench) func() {
+	add("linear/blocks", 9, func(b *bench) func() { // of a row, of all, cut out, as DeepSeek's
+		x, table := b.input(272, 1), []backend.DType{backend.FP8, backend.INT8, backend.INT4}
+		var into, words []backend.Buf
+		var w, tables []backend.Weight
+		for _, s := range []backend.Scales{{Rows: 1, Cols: 272}, {Rows: 60, Cols: 300}, {Rows: 20, Cols: 48, Row: 12, Col: 32}, {Rows: 128, Cols: 128, Col: 64}} {
+			into, w = append(into, b.output(50)), append(w, b.fp8(s, 0.1, 50, 272))
+		}
+		for _, dt := range table {
+			words, tables = append(words, b.output(70)), append(tables, b.weight(dt, 1, 9, 70))
+		}
+		odd, odds := b.input(77, 1), b.output(20)
+		uneven := b.weight(backend.INT4, 0.1, 20, 77)
+		return func() {
+			for i, y := range into {
+				b.Linear(y, x, w[i], backend.NoWeight)
+			}
+			for i, y := range words {
+				b.Embed(y, tables[i])
+			}
+			b.Linear(odds, odd, uneven, backend.NoWeight)
+		}
+	})
+	add("linear/narrow", 9, func(b *bench) func() { // blocks that become bf16
 		t := backend.Tensor{Name: "fp8", DType: backend.FP8, Shape: []int{50, 96}, Scales: &backend.Scales{Rows: 16, Cols: 40, Row: 3, Col: 8}}
 		for range 50 * 96 {
 			t.Data = append(t.Data, byte(b.rng.IntN(2)<<7|b.rng.IntN(127)))
@@ -155,48 +219,44 @@ func kernelCases() (all []kernelCase) {
 			b.Columns(y, x, 0)
 		}
 	})
-	for _, dt := range linearTypes {
-		for _, rows := range []int{1, 3, 30, 70} {
-			add(fmt.Sprintf("joined/%s/%d", dt, rows), rows, func(b *bench) func() {
-				in := 32 * (1 + b.rng.IntN(20))
-				x := b.input(in, 1)
-				var into []backend.Buf
-				var w, bias []backend.Weight
-				for i := range 5 { // three and two
-					out := 1 + b.rng.IntN(150)
-					into, w, bias = append(into, b.output(out)), append(w, b.weight(dt, 1/math.Sqrt(float64(in)), out, in)), append(bias, backend.NoWeight)
-					if i%2 == 1 {
-						bias[i] = b.weight(backend.F32, 1, out)
-					}
+	linearCases([]int{1, 3}, []int{30, 70}, func(dt backend.DType, rows int) {
+		add(fmt.Sprintf("joined/%s/%d", dt, rows), rows, func(b *bench) func() {
+			in := b.width(dt)
+			x := b.input(in, 1)
+			var into []backend.Buf
+			var w, bias []backend.Weight
+			for i := range 5 { // three and two
+				out := 1 + b.rng.IntN(150)
+				into, w, bias = append(into, b.output(out)), append(w, b.weight(dt, 1/math.Sqrt(float64(in)), out, in)), append(bias, backend.NoWeight)
+				if i%2 == 1 {
+					bias[i] = b.weight(backend.F32, 1, out)
 				}
-				return func() {
-					for i, y := range into {
-						b.Linear(y, x, w[i], bias[i])
-					}
+			}
+			return func() {
+				for i, y := range into {
+					b.Linear(y, x, w[i], bias[i])
 				}
-			})
-		}
-	}
-	for _, dt := range linearTypes {
-		for _, rows := range []int{1, 3, 30, 70} {
-			add(fmt.Sprintf("gated/%s/%d", dt, rows), rows, func(b *bench) func() {
-				in, out := 32*(1+b.rng.IntN(20)), 1+b.rng.IntN(150)
-				x, y, up, bias := b.input(in, 1), b.output(out), b.buf(out), b.weight(backend.F32, 1, out)
-				wg, wu := b.weight(dt, 1/math.Sqrt(float64(in)), out, in), b.weight(dt, 1/math.Sqrt(float64(in)), out, in)
-				return func() {
-					b.Linear(y, x, wg, backend.NoWeight)
-					b.Linear(up, x, wu, bias)
-					b.GatedAct(y, y, up, backend.Act(rows%3))
-				}
-			})
-		}
-	}
+			}
+		})
+	})
+	linearCases([]int{1, 3}, []int{30, 70}, func(dt backend.DType, rows int) {
+		add(fmt.Sprintf("gated/%s/%d", dt, rows), rows, func(b *bench) func() {
+			in, out := b.width(dt), 1+b.rng.IntN(150)
+			x, y, up, bias := b.input(in, 1), b.output(out), b.buf(out), b.weight(backend.F32, 1, out)
+			wg, wu := b.weight(dt, 1/math.Sqrt(float64(in)), out, in), b.weight(dt, 1/math.Sqrt(float64(in)), out, in)
+			return func() {
+				b.Linear(y, x, wg, backend.NoWeight)
+				b.Linear(up, x, wu, bias)
+				b.GatedAct(y, y, up, backend.Act(rows%3))
+			}
+		})
+	})
 	for _, c := range []struct {
 		name              string
 		rows, experts, k  int
 		dt                backend.DType
 		sigmoid, normalze bool
-	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.BF16, false, false}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}} {
+	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}} {
 		add("moe/"+c.name, c.rows, func(b *bench) func() {
 			const hidden, inner = 64, 96
 			x, y, router := b.input(hidden, 1), b.output(hidden), b.input(c.experts, 2)
@@ -422,7 +482,7 @@ func onCPU(t *testing.T, c *kernelCase, seed uint64) [][]float32 {
 		t.Fatal(err)
 	}
 	defer host.Close()
-	want, err := c.run(host, seed)
+	want, err := c.run(widened{host}, seed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -561,7 +621,7 @@ func mutant(what string) int {
 	if err != nil {
 		return 2
 	}
-	want, err := c.run(host, 0)
+	want, err := c.run(widened{host}, 0)
 	if err != nil {
 		return 2
 	}

@@ -77,7 +77,7 @@ func (c *CUDA) alike(what string, first backend.Buf, rest ...backend.Buf) (*buff
 func (c *CUDA) Embed(dst backend.Buf, table backend.Weight) {
 	d, w := c.buf(dst), c.weight(table)
 	need(d.rows == backend.TokenRows && w.in == d.cols, "Embed: %s is [%d, %d] for %d columns", w.name, w.out, w.in, d.cols)
-	c.record(d, op{kind: opEmbed, n: int32(d.cols), k: int32(w.first), from: int32(w.out), dtype: w.dtype, dst: d.data, w: w.data})
+	c.record(d, op{kind: opEmbed, n: int32(d.cols), k: int32(w.first), from: int32(w.out), dtype: w.dtype, dst: d.data, w: w.data, scales: w.scales})
 	if p := c.recording; p.vocab == 0 || w.of < p.vocab {
 		p.vocab = w.of
 	}
@@ -88,7 +88,7 @@ func (c *CUDA) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 	d, a, m := c.buf(dst), c.buf(x), c.weight(w)
 	need(d != a && d.rows == a.rows && m.in == a.cols && m.out == d.cols, "Linear: %s is [%d, %d] from %d to %d columns",
 		m.name, m.out, m.in, a.cols, d.cols)
-	c.record(d, op{kind: opLinear, n: int32(m.out), k: int32(m.in), dtype: m.dtype, dst: d.data, a: a.data, w: m.data, bias: c.vector(bias, m.out)})
+	c.record(d, op{kind: opLinear, n: int32(m.out), k: int32(m.in), dtype: m.dtype, dst: d.data, a: a.data, w: m.data, bias: c.vector(bias, m.out), scales: m.scales})
 }
 
 // norm records a norm of every dim columns; with add first x += add.
