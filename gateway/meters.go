@@ -16,6 +16,7 @@ type meters struct {
 	prompt, cached                           *metrics.Value // tokens
 	predicted, actual                        *metrics.Value // tokens in decode nodes' caches
 	full                                     *metrics.Value // requests refused for want of a place
+	untokenized                              *metrics.Value // prompts for upstreams
 	queueTime                                *metrics.Histogram
 
 	ttft, interToken, perToken, e2e, decode              *metrics.Histogram
@@ -31,6 +32,7 @@ func newMeters(s *metrics.Set) meters {
 		predicted:    s.Counter(metrics.GatewayPredictedCached),
 		actual:       s.Counter(metrics.GatewayActualCached),
 		full:         s.Counter(metrics.AdmissionRejections, "max_num_queued_reqs"),
+		untokenized:  s.Counter(metrics.GatewayUntokenized),
 		queueTime:    s.Histogram(metrics.GatewayQueueTime),
 		decode:       s.Histogram(metrics.RequestDecodeTime),
 		mostTokens:   s.Histogram(metrics.RequestMaxNumGenerationTokens),

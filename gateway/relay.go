@@ -230,7 +230,11 @@ func (r *relay) prepare() (fault *openai.Error) {
 		return fault
 	}
 	r.key = k
-	_ = r.hash(ctx.PostBody()) // by bytes where it is not by tokens
+	switch r.hash(ctx.PostBody()) { // by bytes where it is not by tokens
+	case nil, errNoHash, errNoTokenizer, errNoPrompt:
+	default:
+		g.meters.untokenized.Inc()
+	}
 	g.meters.n.Observe(float64(max(1, r.look.N)))
 	return nil
 }

@@ -370,6 +370,7 @@ func TestBinaryObserve(t *testing.T) {
 	c.preempt(r)
 	mark("aborted and preempted")
 	p.holdPanels(c.panelsAfterMore())
+	c.loseSpans(r, p, otlp)
 	c.waiting(r, p)
 	c.moving(r, p)
 	c.running(r)

@@ -363,7 +363,7 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 		"Tokens":                                     {rate(n * oPrompt), rate(n * oOutput)},
 		"Requests in flight":                         {zeros("gateway")},
 		"HTTP answers by status":                     {{"200": band{n / panelSeconds, math.Inf(1)}}},
-		"Routing decisions":                          {rates(homes)},
+		"Routing decisions":                          {rates(homes), zeros("")},
 		"Prompt tokens by source":                    {rates(map[string]float64{"external_kv_transfer": n * computed, "local_compute": n, "local_cache_hit": 0})},
 		"Prefill pool: running and waiting":          {zeros(""), zeros("capacity", "deferred")},
 		"Decode pool: running and waiting":           {zeros(""), zeros("capacity", "deferred")},

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,8 +26,11 @@ import (
 // collector is an OTLP collector that keeps what it gets.
 type collector struct {
 	*httptest.Server
-	mu    sync.Mutex
-	spans []span
+	refuse atomic.Bool // takes nothing
+
+	mu      sync.Mutex
+	spans   []span
+	refused []span // that were not taken
 }
 
 // span is one that was received, with what the process said of itself.
@@ -55,6 +59,10 @@ func newCollector(t *testing.T) *collector {
 		if err != nil || r.URL.Path != "/v1/traces" {
 			t.Errorf("%s: %v", r.URL.Path, err)
 		}
+		refuse := c.refuse.Load()
+		if refuse {
+			w.WriteHeader(http.StatusBadRequest) // which nobody tries again
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, rs := range data.ResourceSpans {
@@ -66,7 +74,11 @@ func newCollector(t *testing.T) *collector {
 			}
 			for _, ss := range rs.ScopeSpans {
 				for _, s := range ss.Spans {
-					c.spans = append(c.spans, span{s, node})
+					if refuse {
+						c.refused = append(c.refused, span{s, node})
+					} else {
+						c.spans = append(c.spans, span{s, node})
+					}
 				}
 			}
 		}
@@ -109,6 +121,22 @@ func (c *collector) of(role, name string) (n int, seconds float64) {
 		}
 	}
 	return n, seconds
+}
+
+// lost counts the spans of a role's nodes that were not taken, and those of a trace
+// among them.
+func (c *collector) lost(role, trace string) (n, of float64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.refused {
+		if strings.HasPrefix(s.node, role) {
+			n++
+			if hex.EncodeToString(s.TraceId) == trace {
+				of++
+			}
+		}
+	}
+	return n, of
 }
 
 // named are all spans of a name.
@@ -231,13 +259,12 @@ func (w traced) spansOf(c *cluster) []wantSpan {
 	}
 }
 
-// holdTrace holds the traced request's spans against what it was: each is there
-// once, where it belongs, within its parent, and says all that it is to say and
-// nothing that nobody has looked at.
-func (w traced) holdTrace(c *cluster, otlp *collector) {
+// holdTrace holds the spans of a request against what it was, whose client has sent
+// a traceparent: each is there once, where it belongs, within its parent, and says
+// all that it is to say and nothing that nobody has looked at.
+func (c *cluster) holdTrace(otlp *collector, parent string, want []wantSpan) (spans map[string][]span) {
 	c.t.Helper()
-	id, want := oParent[3:35], w.spansOf(c)
-	var spans map[string][]span
+	id := parent[3:35]
 	c.wait(20*time.Second, "all spans have come", func() bool {
 		spans = otlp.trace(id)
 		return !slices.ContainsFunc(want, func(w wantSpan) bool { return len(spans[w.path]) == 0 })
@@ -277,13 +304,21 @@ func (w traced) holdTrace(c *cluster, otlp *collector) {
 		}
 		up := w.path[:max(0, strings.LastIndex(w.path, " > "))]
 		if up == "" {
-			if hex.EncodeToString(s.ParentSpanId) != oParent[36:52] {
-				c.t.Errorf("the root's parent is %x, the client said %s", s.ParentSpanId, oParent)
+			if hex.EncodeToString(s.ParentSpanId) != parent[36:52] {
+				c.t.Errorf("the root's parent is %x, the client said %s", s.ParentSpanId, parent)
 			}
 		} else if p := spans[up]; len(p) == 1 && p[0].StartTimeUnixNano > s.StartTimeUnixNano {
 			c.t.Errorf("span %s begins before its parent", w.path)
 		}
 	}
+	return spans
+}
+
+// holdTrace is that for the traced request, whose times are held against its
+// client's too.
+func (w traced) holdTrace(c *cluster, otlp *collector) {
+	c.t.Helper()
+	spans := c.holdTrace(otlp, oParent, w.spansOf(c))
 	only := func(path string) span { return spans["text_completion "+oModel+path][0] }
 	if root := only(""); root.seconds() > w.seconds {
 		c.t.Errorf("the root lasts %g s, its client waited %g s", root.seconds(), w.seconds)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -23,6 +24,21 @@ type farServer struct {
 	errs atomic.Bool   // its answers are errors
 	gate chan struct{} // what each answer waits for
 	held atomic.Int64  // answers that wait
+
+	mu      sync.Mutex
+	parents []string // traceparent of each request
+}
+
+// traced are the spans below which it was asked in a trace.
+func (f *farServer) traced(trace string) (spans []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.parents {
+		if part := strings.Split(p, "-"); len(part) == 4 && part[1] == trace {
+			spans = append(spans, part[2])
+		}
+	}
+	return spans
 }
 
 // startFar serves a model "m"; a closed gate lets all pass.
@@ -30,24 +46,35 @@ func startFar(t *testing.T, gate chan struct{}) *farServer {
 	t.Helper()
 	f := &farServer{gate: gate}
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
+		body, _ := io.ReadAll(r.Body) // what has come of it
 		switch {
 		case r.URL.Path == "/health" && f.ill.Load():
 			w.WriteHeader(503)
 		case r.URL.Path == "/health":
 		case r.URL.Path == "/v1/models":
 			fmt.Fprint(w, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
-		case f.errs.Load():
-			w.WriteHeader(500)
 		default:
+			f.mu.Lock()
+			f.parents = append(f.parents, r.Header.Get("Traceparent"))
+			f.mu.Unlock()
+			if f.errs.Load() {
+				w.WriteHeader(500)
+				return
+			}
 			f.held.Add(1)
 			select {
 			case <-f.gate:
 			case <-r.Context().Done():
 			}
 			f.held.Add(-1)
+			const answer = `{"id":"x","choices":[{"text":"yes","finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":3}},"kv_transfer_params":{"remote":1}}`
+			if bytes.Contains(body, []byte(`"stream":true`)) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				fmt.Fprintf(w, "data: %s\n\ndata: [DONE]\n\n", answer)
+				return
+			}
 			w.Header().Set("Content-Type", "application/json")
-			fmt.Fprint(w, `{"id":"x","choices":[{"text":"yes"}],"kv_transfer_params":{"remote":1}}`)
+			fmt.Fprint(w, answer)
 		}
 	}))
 	t.Cleanup(f.Close)

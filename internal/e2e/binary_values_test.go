@@ -185,6 +185,49 @@ func (c *cluster) holdSpans(otlp *collector) {
 	}
 }
 
+// loseSpans has the collector take nothing until a prompt was computed elsewhere:
+// what it has refused is every span of the requests, and what processes say they
+// could not send, and what the dashboard shows.
+func (c *cluster) loseSpans(r *rand.Rand, p *prom, otlp *collector) {
+	c.t.Helper()
+	const prefills = "tandem:decode_prefills_total"
+	c.traceparent = strings.Replace(oParent, "0af7", "4efb", 1)
+	defer func() { c.traceparent = "" }()
+	otlp.refuse.Store(true)
+	remote, all := c.value(decodeNodes, prefills, `"remote"`), c.value(decodeNodes, prefills, "")
+	n, there := 0.0, 0.0
+	for ; there == 0; n++ {
+		if n == 50 {
+			c.t.Fatal("no prompt was computed elsewhere")
+		}
+		if _, err := c.complete(c.prompt(r, oPrompt), oOutput); err != nil {
+			c.t.Fatal(err)
+		}
+		c.wait(20*time.Second, "its prefill has been counted", func() bool { return c.value(decodeNodes, prefills, "") == all+n+1 })
+		there = c.value(decodeNodes, prefills, `"remote"`) - remote
+	}
+	roles := map[string][]int{"gateway": {gatewayNode}, "prefill": prefillNodes, "decode": decodeNodes}
+	for role, want := range map[string]float64{"gateway": 2 * n, "decode": 4*n + there, "prefill": 4 * there} {
+		c.wait(20*time.Second, fmt.Sprintf("%g spans of a %s are lost", want, role), func() bool {
+			_, of := otlp.lost(role, c.traceparent[3:35])
+			return of == want
+		})
+	}
+	otlp.refuse.Store(false)
+	every, lost := slices.Concat([]int{gatewayNode}, prefillNodes, decodeNodes), 0.0
+	for role, nodes := range roles {
+		n := 0.0
+		c.wait(20*time.Second, "a "+role+" says so", func() bool {
+			n, _ = otlp.lost(role, "")
+			return c.value(nodes, "tandem:trace_spans_total", `"failed"`) == n
+		})
+		lost += n
+	}
+	others := func(nodes []int, name string) shown { return rate(c.value(nodes, name, "")) }
+	p.holdPanels(map[string][]shown{"Lost on the side": {others(every[1:], "tandem:block_events_dropped_total"), others(every, "tandem:rpc_outbox_full_total"),
+		others(every, "tandem:rpc_silent_connections_total"), rate(lost)}})
+}
+
 // freeze stops processes, or has them go on.
 func (c *cluster) freeze(pids map[string]int, role string, s syscall.Signal) {
 	c.t.Helper()

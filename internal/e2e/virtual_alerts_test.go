@@ -87,16 +87,20 @@ func ruleCase(b *strings.Builder, what string, base, now map[string]float64, wan
 // fires notes that what has happened since the start is to make an alert fire.
 func (m *meterBed) fires(alert string) {
 	m.t.Helper()
+	m.alerts.fires(alert, m.base, m.samples())
+}
+
+func (l *liveAlerts) fires(alert string, base, now map[string]float64) {
 	var b strings.Builder
-	ruleCase(&b, alert, m.base, m.samples(), func(name, _ string) bool { return !strings.HasSuffix(name, "_bucket") })
+	ruleCase(&b, alert, base, now, func(name, _ string) bool { return !strings.HasSuffix(name, "_bucket") })
 	for at, fires := range map[string]int{"4m": 0, "9m": 1} {
 		if alert == "TandemEngineStuck" && at == "4m" {
 			continue // what stands still stood still then
 		}
 		fmt.Fprintf(&b, "  - expr: 'count(ALERTS{alertname=\"%s\",alertstate=\"firing\"}) > bool 0 or vector(0)'\n    eval_time: %s\n    exp_samples: [{labels: '{}', value: %d}]\n", alert, at, fires)
 	}
-	m.alerts.names = append(m.alerts.names, alert)
-	m.alerts.cases = append(m.alerts.cases, b.String())
+	l.names = append(l.names, alert)
+	l.cases = append(l.cases, b.String())
 }
 
 // shows notes what a query of a panel is to show of it: the sum of its series, in

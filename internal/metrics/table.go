@@ -117,6 +117,7 @@ const (
 	GatewayUpstreams
 	GatewayUpstreamBreakers
 	GatewayUpstreamRequests
+	GatewayUntokenized
 	GatewayRetryBudget
 	TokenizerCacheLookups
 	TokenizerCacheBytes
