@@ -129,6 +129,19 @@ type clientConn struct {
 	unasked bool             // the client did not ask whether to go on: it is not told
 	patient time.Time        // what the server set for the next request; zero: for ever
 	armed   time.Time        // the read deadline below; zero: none
+
+	mu    sync.Mutex
+	ended bool
+	tell  func() // called before it is closed; nil: nobody
+}
+
+// onEnd has f called before the connection is closed, if it is, and nobody with nil; when
+// it returns what was to be called before is not running. false: it is closed.
+func (c *clientConn) onEnd(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tell = f
+	return !c.ended
 }
 
 // deadlineSlack is how much sooner than it was told to the server may give up a
@@ -281,6 +294,11 @@ func (c *clientConn) Close() error {
 
 // end closes the connection at once.
 func (c *clientConn) end() error {
+	c.mu.Lock()
+	if c.ended = true; c.tell != nil {
+		c.tell()
+	}
+	c.mu.Unlock()
 	c.l.mu.Lock()
 	if _, open := c.l.conns[c]; open && c.from.IsValid() {
 		if c.l.from[c.from]--; c.l.from[c.from] == 0 {

@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/sock"
 	"github.com/tandem-serving/tandem/internal/trace"
 )
 
@@ -266,6 +268,8 @@ type Gateway struct {
 
 	document []byte        // /openapi.json
 	docsPage func() []byte // /docs, made when it is asked for first
+	crowds   []sock.Crowd  // in which relayed streams wait
+	nextIn   atomic.Uint32 // of crowds
 
 	model          models               // of native nodes
 	torn           map[uint64]time.Time // models that could not be taken up, by fingerprint; keepModel's
@@ -349,6 +353,7 @@ func New(o Options) (*Gateway, error) {
 		}
 	}
 	g.document = openai.Document(o.Version, keys.len() > 0, operations())
+	g.crowds = make([]sock.Crowd, max(1, runtime.GOMAXPROCS(0)/2))
 	g.docsPage = sync.OnceValue(func() []byte { return docsPage(g.document) })
 	g.server = g.newServer()
 	g.meter()
@@ -365,6 +370,11 @@ func (o Options) CheckLimits() error {
 		return fmt.Errorf("gateway: --max-n %d: want 1 to %d", o.MaxN, openai.MaxN)
 	}
 	return nil
+}
+
+// crowd is where the next stream waits.
+func (g *Gateway) crowd() *sock.Crowd {
+	return &g.crowds[g.nextIn.Add(1)%uint32(len(g.crowds))]
 }
 
 func perSecond(n float64) *rate.Limiter {
@@ -446,6 +456,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	g.fleet.Close()
 	if g.foreign != nil {
 		g.foreign.Close()
+	}
+	for i := range g.crowds {
+		g.crowds[i].Close()
 	}
 	wg.Wait()
 	g.news.close()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // maxEvent is how much of an event is held until the rest of it is there, in
@@ -120,7 +121,11 @@ func (b *relayBody) straight() *clientConn {
 func (b *relayBody) pump(c *clientConn) error {
 	b.stopped, b.failed, b.rest = nil, nil, nil
 	if b.pass(c) {
-		if err := b.r.call.Each(func() bool { return b.pass(c) }); err != nil {
+		err := b.r.stay(c, func() bool { return b.pass(c) })
+		if errors.Is(err, sock.ErrLeft) {
+			b.r.clientGone()
+		}
+		if err != nil {
 			if !b.r.call.Late || !b.r.wait() {
 				b.shift() // what has left was counted
 				b.settle(err)
@@ -135,6 +140,32 @@ func (b *relayBody) pump(c *clientConn) error {
 		_, b.failed = c.Write(b.rest)
 	}
 	return b.failed
+}
+
+// stay waits for more of the answer, and for the client's end, in a crowd: no goroutine
+// is woken for each event, and none has to watch the client.
+func (r *relay) stay(c *clientConn, took func() bool) error {
+	if !r.call.Stays() {
+		return r.call.Each(took)
+	}
+	if r.watch != nil {
+		r.watch.stop()
+		r.watch = nil
+	}
+	r.patient = true
+	if err := r.call.Patience(r.deadline); err != nil {
+		return err
+	}
+	if !c.onEnd(r.clientGone) {
+		return sock.ErrLeft
+	}
+	err, ok := r.call.Stay(r.g.crowd(), c.raw, took)
+	c.onEnd(nil)
+	if ok {
+		return err
+	}
+	r.watch = c.watch(r.clientGone)
+	return r.call.Each(took)
 }
 
 // pass sends on what has come; false: pump has to look.

@@ -70,6 +70,10 @@ type conn struct {
 	ended   bool  // the body is over
 	closing bool  // the server closes the connection after the answer
 	failed  error // of a read, which the next is to tell; nil: none
+
+	mu      sync.Mutex
+	aborted bool         // by abort
+	member  *sock.Member // it is in a crowd, which reads it; nil: not now
 }
 
 var connBuffers = sync.Pool{New: func() any { return new([connBuffer]byte) }}
@@ -509,4 +513,41 @@ func unhex(c byte) int {
 func (c *conn) reusable() bool { return c.ended && !c.closing && c.r == c.w }
 
 // abort ends the connection, and with it whatever waits on it.
-func (c *conn) abort() { _ = c.nc.Close() }
+func (c *conn) abort() {
+	c.mu.Lock()
+	c.aborted = true
+	m := c.member
+	c.mu.Unlock()
+	if m != nil {
+		m.End(net.ErrClosed) // who reads it has to be through before it is closed
+	}
+	_ = c.nc.Close()
+}
+
+// stays says whether stay can do what each does: a body to the connection's end is left to
+// each, which sees no end but the server's.
+func (c *conn) stays() bool { return c.raw != nil && c.body != toEnd }
+
+// stay is each, with a crowd that waits for more while to, which is written to, lasts;
+// false: it does not.
+func (c *conn) stay(w *sock.Crowd, to *sock.Conn, took func() bool) (error, bool) {
+	m := sock.NewMember(c.raw, to, (*lending)(c), func(n int) bool {
+		c.came(n)
+		return took()
+	})
+	c.mu.Lock()
+	c.member = m
+	aborted := c.aborted
+	c.mu.Unlock()
+	err, ok := error(nil), false
+	if !aborted {
+		err, ok = m.Stay(w, c.until)
+	}
+	c.mu.Lock()
+	c.member = nil
+	c.mu.Unlock()
+	if !errors.Is(err, sock.ErrLeft) {
+		err = c.broken(err)
+	}
+	return err, ok
+}

@@ -474,6 +474,17 @@ func (k *Call) Each(took func() bool) error {
 	return err
 }
 
+// Stays says whether Stay can do for the answer what Each does.
+func (k *Call) Stays() bool { return k.c.stays() }
+
+// Stay is Each in a crowd, which also waits for the end of who is written to: then it ends in
+// sock.ErrLeft. ok is false where it cannot.
+func (k *Call) Stay(w *sock.Crowd, to *sock.Conn, took func() bool) (err error, ok bool) {
+	err, ok = k.c.stay(w, to, took)
+	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
+	return err, ok
+}
+
 // Close ends the request: err is what it says of the server, nil: all is well.
 // The connection is kept where the answer was read to its end.
 func (k *Call) Close(err error) {

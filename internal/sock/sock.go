@@ -8,6 +8,9 @@
 // tokens come one by one that is a fifth of a gateway's CPU time. Waiting is
 // still the runtime's (syscall.RawConn), with its deadlines and its Close.
 //
+// Streams whose tokens come one by one wait in a Crowd: one goroutine is woken for all that
+// have something, reads it and hands it on.
+//
 // Invariant: no call here blocks in the kernel; the sockets are non-blocking.
 //
 // The package opens and closes nothing, and knows plain TCP only: Of is nil for

@@ -1,0 +1,154 @@
+package gateway
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/internal/rpc"
+)
+
+// onSockets is a gateway in front of one stranger with sockets on both sides, where
+// streams wait in a crowd.
+func onSockets(t *testing.T) *relayed {
+	t.Helper()
+	r := &relayed{far: strangers(t, rpc.NewNetwork(), "s1")}
+	var ls [2]net.Listener
+	for i := range ls {
+		var err error
+		if ls[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() { _ = r.far["s1"].server.Serve(ls[0]) }()
+	o := Options{Listener: ls[1], Foreign: foreign.Options{Targets: []foreign.Target{{URL: "http://" + ls[0].Addr().String()}}}}
+	r.bed = newBedOn(t, rpc.NewNetwork(), o, nil)
+	r.until(func() bool { return r.g.foreign.Now().Up() == 1 && r.g.foreign.Now().Unknown == 0 })
+	return r
+}
+
+// connect is a client with a socket.
+func (r *relayed) connect() *client {
+	r.Helper()
+	c, err := net.Dial("tcp", r.g.Addr())
+	if err != nil {
+		r.Fatal(err)
+	}
+	if err := c.SetDeadline(time.Now().Add(4 * soon)); err != nil {
+		r.Fatal(err)
+	}
+	return &client{bed: r.bed, Conn: c, r: bufio.NewReader(c)}
+}
+
+// staying is how many streams wait in crowds.
+func (r *relayed) staying() (n int) {
+	for i := range r.g.crowds {
+		n += r.g.crowds[i].Len()
+	}
+	return n
+}
+
+// Streams over sockets, each with events of its own: those that end have all of theirs, one
+// after the other on a connection; those that break off are aborted behind an error event;
+// where the client goes, so does the request; and nobody waits any more in the end.
+func TestStreamsInACrowd(t *testing.T) {
+	b := onSockets(t)
+	s := b.far["s1"]
+	s.does(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		id := r.Header.Get("X-Stream")
+		for i := range 30 {
+			event(w, chunkEvent(fmt.Sprintf("%s.%d ", id, i)))
+			if i%7 == 0 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		switch id[0] {
+		case 'b':
+			breaks(w)
+		case 'l': // its client leaves
+			<-r.Context().Done()
+		default:
+			event(w, "data: [DONE]\n\n")
+		}
+	})
+	var wg sync.WaitGroup
+	for i := range 24 {
+		c := b.connect()
+		kind := "wwbl"[i%4]
+		wg.Go(func() {
+			defer c.Close()
+			for turn := range 3 {
+				id := fmt.Sprintf("%c%d.%d", kind, i, turn)
+				want := ""
+				for i := range 30 {
+					want += fmt.Sprintf("%s.%d ", id, i)
+				}
+				c.send("POST", "/v1/chat/completions", ask(true, id), "X-Stream: "+id)
+				if kind == 'l' {
+					for got := ""; !strings.Contains(got, id+".29 "); {
+						line, err := c.r.ReadString('\n')
+						if got += line; err != nil {
+							t.Errorf("%s: %q, %v", id, got, err)
+							return
+						}
+					}
+					return
+				}
+				r := c.receive()
+				told := r.events(t)
+				if told.text[0] != want || told.done != (kind == 'w') || (told.failure != nil) != (kind == 'b') || (r.err == nil) != (kind == 'w') {
+					t.Errorf("%s: %q, %v", id, r.body, r.err)
+				}
+				if kind == 'b' {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.until(func() bool { return s.running.Load() == 0 && b.g.inFlight.Load() == 0 && b.staying() == 0 })
+}
+
+// While no event comes, a client that goes, a server that falls silent and is found dead, and
+// the gateway's end are all seen by streams in a crowd; of the latter two the client is told.
+func TestCrowdWhileNothingComes(t *testing.T) {
+	for what, end := range map[string]func(b *relayed, c *client){
+		"the client goes": func(_ *relayed, c *client) { c.Close() },
+		"its half does":   func(_ *relayed, c *client) { _ = c.Conn.(*net.TCPConn).CloseWrite() },
+		"the server ends": func(b *relayed, _ *client) { b.far["s1"].kill() },
+		"it is aborted": func(b *relayed, _ *client) {
+			b.g.foreign.AbortAll()
+		},
+		"all are closed": func(b *relayed, _ *client) { b.g.l.closeAll() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := onSockets(t)
+			var gone atomic.Int64
+			b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				event(w, chunkEvent("one "))
+				<-r.Context().Done()
+				gone.Add(1)
+			})
+			c := b.connect()
+			defer c.Close()
+			c.send("POST", "/v1/chat/completions", ask(true, "x"))
+			b.until(func() bool { return b.staying() == 1 })
+			end(b, c)
+			b.until(func() bool { return gone.Load() == 1 && b.g.inFlight.Load() == 0 && b.staying() == 0 })
+			if what == "the server ends" || what == "it is aborted" {
+				if r := c.receive(); r.err == nil || r.events(t).failure == nil {
+					t.Errorf("%q, %v", r.body, r.err)
+				}
+			}
+		})
+	}
+}
