@@ -31,7 +31,7 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		return nil
 	}
 	if g.keys.len() > 0 {
-		if k := g.keys.find(ctx.Request.Header.Peek("Authorization")); k == nil || !k.admin {
+		if k := g.keyOf(ctx); k == nil || !k.admin {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
 				Message: "this API key may not change the gateway: give it admin=yes in the file of keys, or use the gateway's --admin-listen"}
 		}
@@ -207,7 +207,7 @@ func (g *Gateway) logRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
 	}
 	attrs := []any{"request", string(ctx.Response.Header.Peek(requestIDHeader)), "path", clip(string(ctx.Path()), 100), "status", ctx.Response.StatusCode(),
 		"peer", ctx.RemoteAddr().String(), "total", time.Since(start)}
-	if k := g.keys.find(ctx.Request.Header.Peek("Authorization")); k != nil && k.name != "" {
+	if k := g.keyOf(ctx); k != nil && k.name != "" {
 		attrs = append(attrs, "key", k.name)
 	}
 	g.log.Info("request refused", attrs...)

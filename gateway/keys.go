@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
@@ -201,8 +202,23 @@ func (r *keyring) find(header []byte) (found *key) {
 	return found
 }
 
-// allow says whether a request may come in.
-func (r *keyring) allow(header []byte) bool { return r.len() == 0 || r.find(header) != nil }
+// allow says whether a request with that key, nil for none, may come in.
+func (r *keyring) allow(k *key) bool { return k != nil || r.len() == 0 }
+
+// keyName is where a request keeps its key, which is looked for once.
+type keyName struct{}
+
+// keyOf is the key of a request; nil: none is right.
+func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *key {
+	if k, ok := ctx.Request.UserValue(keyName{}).(*key); ok {
+		return k
+	}
+	k := g.keys.find(ctx.Request.Header.Peek("Authorization"))
+	if k != nil {
+		ctx.Request.SetUserValue(keyName{}, k)
+	}
+	return k
+}
 
 // renew takes new keys; those that were there keep what they have used.
 func (r *keyring) renew(keys []*key, a *admission) {

@@ -32,7 +32,7 @@ const (
 	watchAfter = 10 * time.Millisecond
 	// meetPatience is how long a request for a model that nobody serves waits while
 	// there are servers that have just been found; meetPause is between two looks.
-	meetPatience = 2 * time.Second
+	meetPatience = 5 * time.Second
 	meetPause    = 5 * time.Millisecond
 	// bytesPerToken is what a prompt's bytes are taken for where nobody counts
 	// tokens: of English text in JSON.
@@ -225,7 +225,7 @@ func (r *relay) prepare() (fault *openai.Error) {
 		return fault
 	}
 	r.id = ctx.Response.Header.Peek(requestIDHeader)
-	k := g.keys.find(ctx.Request.Header.Peek("Authorization"))
+	k := g.keyOf(ctx)
 	if fault := g.letIn(k, len(r.look.Prompt)/bytesPerToken); fault != nil {
 		return fault
 	}

@@ -136,7 +136,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	} else {
 		ctx.Response.Header.Set(requestIDHeader, req.RequestID)
 	}
-	k, nTokens := g.keys.find(ctx.Request.Header.Peek("Authorization")), 0
+	k, nTokens := g.keyOf(ctx), 0
 	for i := range prompts {
 		nTokens += len(prompts[i].tokens)
 	}

@@ -94,24 +94,20 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	var here *endpoint
 	var allowed []string
 	for i := range routes {
-		r := &routes[i]
-		if !r.at(path) || port == operators && r.who == clients || port == clients && r.who == operators && g.o.AdminListener != nil {
-			continue
-		}
-		if allowed = append(allowed, r.Method); r.Method == "GET" {
-			allowed = append(allowed, "HEAD")
-		}
-		if r.Method == method || r.Method == "GET" && method == "HEAD" {
+		if r := &routes[i]; g.serves(r, path, port) && (r.Method == method || r.Method == "GET" && method == "HEAD") {
 			here = r
 		}
 	}
-	if allowed = append(allowed, "OPTIONS"); method == "OPTIONS" && len(allowed) > 1 {
+	if here == nil {
+		allowed = g.allowed(path, port)
+	}
+	if method == "OPTIONS" && len(allowed) > 1 {
 		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
 		ctx.SetStatusCode(fasthttp.StatusNoContent)
 		return
 	}
 	// What is nowhere asks for a key, too: strangers learn nothing of what is.
-	if port == clients && (here == nil || here.Key) && !g.keys.allow(ctx.Request.Header.Peek("Authorization")) {
+	if port == clients && (here == nil || here.Key) && !g.keys.allow(g.keyOf(ctx)) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
@@ -140,6 +136,23 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		}
 		here.handle(g, ctx)
 	}
+}
+
+// serves says whether the path is the endpoint's on that port.
+func (g *Gateway) serves(r *endpoint, path string, port audience) bool {
+	return r.at(path) && !(port == operators && r.who == clients || port == clients && r.who == operators && g.o.AdminListener != nil)
+}
+
+// allowed are the methods that a path takes; of one that is nowhere there is only OPTIONS.
+func (g *Gateway) allowed(path string, port audience) (methods []string) {
+	for i := range routes {
+		if r := &routes[i]; g.serves(r, path, port) {
+			if methods = append(methods, r.Method); r.Method == "GET" {
+				methods = append(methods, "HEAD")
+			}
+		}
+	}
+	return append(methods, "OPTIONS")
 }
 
 // jsonBody refuses a body that says that it is not JSON. Besides being clearer

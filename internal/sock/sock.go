@@ -13,7 +13,7 @@
 //
 // Invariant: no call here blocks in the kernel; the sockets are non-blocking.
 //
-// The package opens and closes nothing, and knows plain TCP only: Of is nil for
+// The package opens and closes no connection, and knows plain TCP only: Of is nil for
 // anything else, and on systems other than Linux.
 package sock
 
