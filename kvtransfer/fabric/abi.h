@@ -35,6 +35,8 @@
 #define OFI_MR_PROV_KEY  (1 << 6)
 #define OFI_MR_HMEM      (1 << 10)
 
+#define OFI_ADDR_UNSPEC ((uint64_t)-1)
+
 enum { OFI_EP_RDM = 3, OFI_CQ_FORMAT_DATA = 3, OFI_WAIT_NONE = 0, OFI_THREAD_SAFE = 1 };
 enum { OFI_ENABLE = 6 };
 enum { OFI_HMEM_SYSTEM = 0, OFI_HMEM_CUDA = 1 };
@@ -226,11 +228,17 @@ struct ofi_ops_rma {
 	void *read, *readv, *readmsg, *write, *writev;
 	ssize_t (*writemsg)(struct ofi_ep *, const struct ofi_msg_rma *, uint64_t flags);
 };
+struct ofi_ops_msg {
+	size_t size;
+	ssize_t (*recv)(struct ofi_ep *, void *buf, size_t len, void *desc, uint64_t src_addr, void *context);
+	void *recvv, *recvmsg, *send, *sendv, *sendmsg;
+	ssize_t (*inject)(struct ofi_ep *, const void *buf, size_t len, uint64_t dest_addr);
+};
 struct ofi_ep {
 	struct ofi_fid fid;
 	void *ops;
 	struct ofi_ops_cm *cm;
-	void *msg;
+	struct ofi_ops_msg *msg;
 	struct ofi_ops_rma *rma;
 };
 

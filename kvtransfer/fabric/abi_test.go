@@ -35,12 +35,13 @@ ofi_ops_cm size getname
 =ofi_rma_iov addr len key
 =ofi_msg_rma msg_iov desc iov_count addr rma_iov rma_iov_count context data
 ofi_ops_rma size writemsg
-ofi_ep=fid_ep fid cm rma
+ofi_ops_msg size recv inject
+ofi_ep=fid_ep fid cm msg rma
 =ofi_context2 internal`
 
 // abiNumbers are abi.h's constants.
 const abiNumbers = `MSG RMA WRITE RECV TRANSMIT REMOTE_WRITE REMOTE_CQ_DATA COMPLETION HMEM SOURCE CONTEXT CONTEXT2 MR_LOCAL MR_VIRT_ADDR
-MR_ALLOCATED MR_PROV_KEY MR_HMEM EP_RDM CQ_FORMAT_DATA WAIT_NONE THREAD_SAFE ENABLE HMEM_SYSTEM HMEM_CUDA EAVAIL ENOKEY`
+MR_ALLOCATED MR_PROV_KEY MR_HMEM ADDR_UNSPEC EP_RDM CQ_FORMAT_DATA WAIT_NONE THREAD_SAFE ENABLE HMEM_SYSTEM HMEM_CUDA EAVAIL ENOKEY`
 
 // abiCheck is a C file that compiles only if abi.h says what libfabric's headers say. What newer headers add behind a field is no
 // difference; FI_MR_DMABUF is compared where they have it.

@@ -38,6 +38,7 @@ struct td_device {
 	struct ofi_fabric *fabric;
 	struct ofi_domain *domain;
 	int hmem;
+	int notes; // writes bring nothing along, a message follows them
 };
 
 struct td_mr {
@@ -52,6 +53,20 @@ typedef struct op {
 	int busy;
 } op;
 
+// news is that writes are over: how many, and what they bring along.
+typedef struct {
+	uint32_t data, n;
+} news;
+
+// note has room for a message with news.
+typedef struct note {
+	struct ofi_context2 ctx;
+	struct note *next;
+	news it;
+} note;
+
+enum { NOTES = 64 };
+
 struct td_end {
 	td_device *d;
 	struct ofi_ep *ep;
@@ -60,6 +75,8 @@ struct td_end {
 	uint64_t peer;
 	op *ops, *free;
 	int depth;
+	news owed;                          // to the peer, not sent yet
+	note *notes, *come, **last;         // all; those whose news are not told, oldest first, and where the next one goes
 	char why[sizeof why]; // what td_post and td_poll say; whoever calls them takes turns
 };
 
@@ -119,13 +136,13 @@ static int named(char **to, const char *s) {
 	return *to != NULL;
 }
 
-static struct ofi_info *hints(const char *provider, int hmem) {
+static struct ofi_info *hints(const char *provider, int hmem, int notes) {
 	struct ofi_info *h = lib.dupinfo(NULL);
 	if (!h || !named(&h->fabric_attr->prov_name, provider)) {
 		if (h) lib.freeinfo(h);
 		return NULL;
 	}
-	h->caps = OFI_MSG | OFI_RMA | OFI_WRITE | OFI_REMOTE_WRITE | (hmem ? OFI_HMEM : 0);
+	h->caps = OFI_MSG | OFI_RMA | OFI_WRITE | OFI_REMOTE_WRITE | (hmem ? OFI_HMEM : 0) | (notes ? OFI_RECV | OFI_TRANSMIT : 0);
 	h->mode = OFI_CONTEXT | OFI_CONTEXT2;
 	h->ep_attr->type = OFI_EP_RDM;
 	h->domain_attr->threading = OFI_THREAD_SAFE;
@@ -133,44 +150,28 @@ static struct ofi_info *hints(const char *provider, int hmem) {
 	return h;
 }
 
-// ask finds what a provider has to offer, and keeps the first that is not layered over ofi_rxm if native is set: else the first.
-static const char *ask(const char *provider, const char *address, int hmem, int native, struct ofi_info **out) {
-	struct ofi_info *h = hints(provider, hmem), *all = NULL;
+static const char *find(const char *provider, const char *address, td_device *d) {
+	struct ofi_info *h = hints(d->notes ? "tcp;ofi_rxm" : provider, d->hmem, d->notes);
 	if (!h) return plain("out of memory");
 	uint32_t api = OFI_VERSION(1, 20), has = lib.version();
-	int rc = lib.getinfo(has < api ? has : api, *address ? address : NULL, NULL, *address ? OFI_SOURCE : 0, h, &all);
+	int rc = lib.getinfo(has < api ? has : api, *address ? address : NULL, NULL, *address ? OFI_SOURCE : 0, h, &d->info);
 	lib.freeinfo(h);
-	if (rc) return failed("fi_getinfo", rc);
-	struct ofi_info *of = all;
-	while (native && of && strstr(of->fabric_attr->prov_name, "ofi_rxm")) of = of->next;
-	const char *bad = NULL;
-	if (!of) {
-		bad = plain("there is only tcp;ofi_rxm, which ends the process when a peer goes in the middle of a write; libfabric 1.17 and later have one of their own");
-	} else if (!(*out = lib.dupinfo(of))) {
-		bad = plain("out of memory");
-	}
-	lib.freeinfo(all);
-	return bad;
-}
-
-// find asks for tcp where it is native. Over ofi_rxm a write that is cut short, by its peer or by closing the endpoint, has no context, which
-// ofi_rxm reads nevertheless. Until libfabric 1.18 the native one was called net.
-static const char *find(const char *provider, const char *address, int hmem, struct ofi_info **out) {
-	if (strcmp(provider, "tcp")) return ask(provider, address, hmem, 0, out);
-	const char *bad = ask("tcp", address, hmem, 1, out);
-	if (!bad) return NULL;
-	char first[sizeof why];
-	snprintf(first, sizeof first, "%s", bad);
-	return ask("net", address, hmem, 1, out) ? plain(first) : NULL;
+	return rc ? failed("fi_getinfo", rc) : NULL;
 }
 
 static const char *start(td_device *d, const char *provider, const char *address) {
-	const char *bad = find(provider, address, d->hmem, &d->info);
+	// Over TCP a write that brings data along has no context at its target, which ofi_rxm reads nevertheless when the write is cut short, by its
+	// peer or by closing the endpoint: the process ends. So there nothing is brought along, and a message says what has come before it on its
+	// connection: one for many writes. Others do not promise that order. The endpoints that tcp has of its own since 1.18 (net, before)
+	// are not taken: they go on to use what belonged to closed ones.
+	d->notes = !strcmp(provider, "tcp");
+	const char *bad = find(provider, address, d);
 	if (bad) return bad;
 	int rc;
 	if ((rc = lib.fabric(d->info->fabric_attr, &d->fabric, NULL))) return failed("fi_fabric", rc);
 	if ((rc = d->fabric->ops->domain(d->fabric, d->info, &d->domain, NULL))) return failed("fi_domain", rc);
-	if (d->info->domain_attr->cq_data_size < 4) return plain("its writes carry less than 32 bits of immediate data");
+	if (!d->notes && d->info->domain_attr->cq_data_size < 4) return plain("its writes carry less than 32 bits of immediate data");
+	if (d->notes && d->info->domain_attr->mr_mode & OFI_MR_LOCAL) return plain("its messages need registered memory");
 	if (d->hmem && !(d->info->caps & OFI_HMEM)) return plain("it reaches no GPU memory (FI_HMEM)");
 	return NULL;
 }
@@ -231,8 +232,8 @@ const char *td_register(td_device *d, uint64_t at, uint64_t len, uint64_t key, i
 	a.access = remote ? OFI_REMOTE_WRITE : OFI_WRITE;
 	a.requested_key = key;
 	uint64_t flags = 0;
+	if ((device >= 0 || dmabuf >= 0) && !d->hmem) return plain("the device was opened without GPU memory (FI_HMEM)");
 	if (device >= 0) {
-		if (!d->hmem) return plain("the device was opened without GPU memory (FI_HMEM)");
 		a.iface = OFI_HMEM_CUDA;
 		a.device.cuda = device;
 	}
@@ -260,29 +261,38 @@ const char *td_unregister(td_mr *m) {
 	return rc ? failed("closing a memory registration", rc) : NULL;
 }
 
+// await has the next message come to o.
+static int await(td_end *e, note *o) {
+	return (int)e->ep->msg->recv(e->ep, &o->it, sizeof o->it, NULL, OFI_ADDR_UNSPEC, o);
+}
+
 // A queue has nothing to wait on: software providers then tell it of each completion by a system call here, and another there.
 static const char *open_end(td_end *e) {
 	td_device *d = e->d;
 	struct ofi_av_attr av = {.count = 1};
 	int rc = d->domain->ops->av_open(d->domain, &av, &e->av, NULL);
 	if (rc) return failed("fi_av_open", rc);
-	struct ofi_cq_attr cq = {.size = (size_t)e->depth * 2, .format = OFI_CQ_FORMAT_DATA, .wait_obj = OFI_WAIT_NONE};
+	struct ofi_cq_attr cq = {.size = (size_t)e->depth * 2 + NOTES, .format = OFI_CQ_FORMAT_DATA, .wait_obj = OFI_WAIT_NONE};
 	if ((rc = d->domain->ops->cq_open(d->domain, &cq, &e->cq, NULL))) return failed("fi_cq_open", rc);
 	if ((rc = d->domain->ops->endpoint(d->domain, d->info, &e->ep, NULL))) return failed("fi_endpoint", rc);
 	struct ofi_fid *f = &e->ep->fid;
 	if ((rc = f->ops->bind(f, &e->av->fid, 0))) return failed("fi_ep_bind of the addresses", rc);
 	if ((rc = f->ops->bind(f, &e->cq->fid, OFI_TRANSMIT | OFI_RECV))) return failed("fi_ep_bind of the queue", rc);
 	if ((rc = f->ops->control(f, OFI_ENABLE, NULL))) return failed("fi_enable", rc);
+	for (int i = 0; e->notes && i < NOTES; i++)
+		if ((rc = await(e, &e->notes[i]))) return failed("fi_recv", rc);
 	return NULL;
 }
 
 const char *td_endpoint(td_device *d, int depth, td_end **out) {
 	td_end *e = calloc(1, sizeof *e);
-	if (!e || !(e->ops = calloc((size_t)depth, sizeof *e->ops))) {
+	if (!e || !(e->ops = calloc((size_t)depth, sizeof *e->ops)) || (d->notes && !(e->notes = calloc(NOTES, sizeof *e->notes)))) {
+		if (e) free(e->ops);
 		free(e);
 		return plain("out of memory");
 	}
 	e->d = d;
+	e->last = &e->come;
 	e->depth = depth;
 	for (int i = 0; i < depth; i++) {
 		e->ops[i].next = e->free;
@@ -317,27 +327,39 @@ static const char *keep(td_end *e, const char *s) {
 	return e->why;
 }
 
+// pay sends the news that the peer is owed. 0: it has; else the library's error, EAGAIN for now.
+static int pay(td_end *e) {
+	if (!e->owed.n) return 0;
+	int rc = (int)-e->ep->msg->inject(e->ep, &e->owed, sizeof e->owed, e->peer);
+	if (!rc) e->owed.n = 0;
+	return rc;
+}
+
 // td_post starts writes, each with the same data, and returns how many it could; less than n with *why null: the queue is full for now.
 int td_post(td_end *e, const td_write *w, int n, uint64_t token, uint32_t data, const char **bad) {
 	*bad = NULL;
-	for (int i = 0; i < n; i++) {
+	int rc = pay(e), notes = e->d->notes, i = 0;
+	while (!rc && i < n) {
 		op *o = e->free;
-		if (!o) return i;
+		if (!o) break;
 		struct iovec iov = {(void *)(uintptr_t)w[i].from, w[i].len};
 		struct ofi_rma_iov to = {w[i].to, w[i].len, w[i].key};
 		void *desc = w[i].mr ? w[i].mr->mr->mem_desc : NULL;
 		struct ofi_msg_rma m = {&iov, &desc, 1, e->peer, &to, 1, o, data};
-		ssize_t rc = e->ep->rma->writemsg(e->ep, &m, OFI_REMOTE_CQ_DATA | OFI_COMPLETION);
-		if (rc == -EAGAIN) return i;
-		if (rc) {
-			*bad = keep(e, failed("fi_writemsg", rc));
-			return i;
-		}
+		rc = (int)-e->ep->rma->writemsg(e->ep, &m, OFI_COMPLETION | (notes ? 0 : OFI_REMOTE_CQ_DATA));
+		if (rc) break;
 		e->free = o->next;
 		o->token = token;
 		o->busy = 1;
+		i++;
 	}
-	return n;
+	if (notes && i > 0) {
+		e->owed = (news){data, (uint32_t)i};
+		int again = pay(e);
+		if (!rc) rc = again;
+	}
+	if (rc && rc != EAGAIN) *bad = keep(e, failed("fi_writemsg or fi_inject", rc));
+	return i;
 }
 
 // done gives an operation's context back and says whether it was one.
@@ -368,10 +390,16 @@ static int broken(td_end *e, td_event *ev, const char **bad) {
 	return 1;
 }
 
-// tell makes an event of what the queue says; 0: it is none.
+// tell makes an event of what the queue says; 0: it is none, or news for later.
 static int tell(td_end *e, const struct ofi_cq_data_entry *in, td_event *ev) {
 	memset(ev, 0, sizeof *ev);
-	if (in->flags & OFI_REMOTE_CQ_DATA) {
+	note *o = in->op_context;
+	if (e->notes && o >= e->notes && o < e->notes + NOTES) {
+		if (in->len != sizeof o->it) o->it.n = 0; // says nothing
+		o->next = NULL;
+		*e->last = o;
+		e->last = &o->next;
+	} else if (in->flags & OFI_REMOTE_CQ_DATA) {
 		ev->kind = TD_LANDED;
 		ev->data = (uint32_t)in->data;
 	} else if (done(e, in->op_context, &ev->token)) {
@@ -380,15 +408,37 @@ static int tell(td_end *e, const struct ofi_cq_data_entry *in, td_event *ev) {
 	return ev->kind != 0;
 }
 
+// read_out tells the news that have come, at most n events, and returns how many.
+static int read_out(td_end *e, td_event *ev, int n, const char **bad) {
+	int k = 0;
+	while (e->come && k < n) {
+		note *o = e->come;
+		if (o->it.n) {
+			ev[k++] = (td_event){.kind = TD_LANDED, .data = o->it.data};
+			o->it.n--;
+			continue;
+		}
+		if (!(e->come = o->next)) e->last = &e->come;
+		int rc = await(e, o);
+		if (rc) *bad = keep(e, failed("fi_recv", rc));
+	}
+	return k;
+}
+
 enum { AT_ONCE = 64 };
 
 // td_poll reads completions, which also lets the provider do its work, and returns how many; negative: the queue is broken. While there are
 // none it looks again at once, at most so often; once there are some it goes on until there are no more, or n.
 int td_poll(td_end *e, td_event *ev, int n, int looks, const char **bad) {
 	struct ofi_cq_data_entry in[AT_ONCE];
-	int k = 0;
 	*bad = NULL;
-	while (k < n) {
+	int rc = pay(e);
+	if (rc && rc != EAGAIN) {
+		*bad = keep(e, failed("fi_inject", rc));
+		return -1;
+	}
+	int k = read_out(e, ev, n, bad);
+	while (k < n && !*bad) {
 		ssize_t got = e->cq->ops->read(e->cq, in, (size_t)(n - k < AT_ONCE ? n - k : AT_ONCE));
 		if (got == -EAGAIN && k == 0 && --looks > 0) continue;
 		if (got < 0 && k > 0) return k; // an error is there the next time, too
@@ -399,6 +449,7 @@ int td_poll(td_end *e, td_event *ev, int n, int looks, const char **bad) {
 			return -1;
 		}
 		for (ssize_t i = 0; i < got; i++) k += tell(e, &in[i], &ev[k]);
+		k += read_out(e, ev + k, n - k, bad);
 	}
 	return k;
 }
@@ -411,6 +462,7 @@ const char *td_end_close(td_end *e) {
 	if (e->cq && (rc = shut(&e->cq->fid))) return failed("closing an endpoint's queue", rc);
 	e->cq = NULL;
 	if (e->av && (rc = shut(&e->av->fid))) return failed("closing an endpoint's addresses", rc);
+	free(e->notes);
 	free(e->ops);
 	free(e);
 	return NULL;

@@ -264,9 +264,6 @@ func TestLateWritesDoNotLand(t *testing.T) {
 			if d.InUse() != 0 {
 				t.Errorf("%d in use", d.InUse())
 			}
-			if strings.Contains(d.Info().Provider, "ofi_rxm") {
-				t.Errorf("%v: over ofi_rxm a write that is cut short ends the process", d.Info())
-			}
 		})
 	}
 }
