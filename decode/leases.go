@@ -51,7 +51,7 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 		}
 		l.arrived = true
 		if len(ev.Digests) > 0 {
-			n.o.Engine.ArrivedOnDevice(l.res, deviceDigests(ev.Digests))
+			n.o.Engine.ArrivedOnDevice(l.res, deviceDigests(ev.Digests), ev.Mismatch)
 		} else {
 			n.o.Engine.Arrived(l.res)
 		}

@@ -298,21 +298,21 @@ func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 			t.Fatal(err)
 		}
 		prefills.ReleaseJob(job, j)
-		arrived := uint64(len(prompt) - 1)
+		arrived, mismatches := uint64(len(prompt)-1), 0
 		if c.direct {
 			if c.wrong {
 				pages(to, 0, true)[int(there[1])*to.KV.PageBytes] ^= 8
 				arrived = 0 // it is noticed, and computed again
 			}
-			decodes.ArrivedOnDevice(res.ID, slices.Collect(maps.Values(digests)))
+			decodes.ArrivedOnDevice(res.ID, slices.Collect(maps.Values(digests)), func() { mismatches++ })
 		} else {
 			decodes.Arrived(res.ID)
 		}
 		if got := answer(); !slices.Equal(got, want) {
 			t.Errorf("tokens are %v, on the CPU %v", got, want)
 		}
-		if s := decodes.Stats(); s.Prompts.Arrived != arrived {
-			t.Errorf("%d tokens arrived", s.Prompts.Arrived)
+		if s := decodes.Stats(); s.Prompts.Arrived != arrived || (mismatches == 1) != c.wrong {
+			t.Errorf("%d tokens arrived, %d mismatches", s.Prompts.Arrived, mismatches)
 		}
 	}
 }

@@ -125,7 +125,7 @@ func (e *Engine) fetchNothing() {
 // arrived takes what has landed. Where the device has memory of its own it goes there
 // first, or, where that is where it landed, is held against its checksums there; if
 // it cannot, or does not match, the request computes here.
-func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest) {
+func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest) error {
 	if e.mirror != nil {
 		r, live := e.sched.Reservation(res)
 		if live {
@@ -133,11 +133,12 @@ func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest
 				e.log.Error("KV that arrived cannot be used on the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
 				e.logErr("release", uint64(res), e.sched.Release(res))
 				e.logErr("proceed", uint64(r.Request), e.sched.Proceed(r.Request))
-				return
+				return err
 			}
 		}
 	}
 	e.logErr("arrived", uint64(res), e.sched.Arrived(res))
+	return nil
 }
 
 // bring has a reservation's pages on the device: those that are there it verifies.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -226,13 +227,18 @@ func (e *Engine) Reserve(id scheduler.RequestID, upTo int) (res scheduler.Reserv
 // Arrived says that everything reserved has landed and matches; the request
 // goes on from there.
 func (e *Engine) Arrived(res scheduler.ReservationID) {
-	e.later(func() { e.arrived(res, nil) })
+	e.later(func() { _ = e.arrived(res, nil) }) // which has told
 }
 
 // ArrivedOnDevice says that everything reserved has landed in the device's own memory,
 // and with which checksums it was sent; they are compared before the request goes on.
-func (e *Engine) ArrivedOnDevice(res scheduler.ReservationID, pages []backend.PageDigest) {
-	e.later(func() { e.arrived(res, pages) })
+// Where one differs the request computes here, and mismatch is called.
+func (e *Engine) ArrivedOnDevice(res scheduler.ReservationID, pages []backend.PageDigest, mismatch func()) {
+	e.later(func() {
+		if errors.Is(e.arrived(res, pages), backend.ErrDigest) {
+			mismatch()
+		}
+	})
 }
 
 // Lost gives a reservation up. Its blocks stay out of use until Release. Calls

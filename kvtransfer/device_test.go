@@ -116,6 +116,12 @@ func TestDeviceChecksums(t *testing.T) {
 			if !in && (!errors.Is(err, ErrChecksum) || e.Kind != Failed) {
 				t.Errorf("%v: %+v", err, e)
 			}
+			if in {
+				e.Mismatch()
+			}
+			if s := p.reader.Stats(); s.ChecksumFailures != 1 {
+				t.Errorf("%d checksum failures", s.ChecksumFailures)
+			}
 			if in && (err != nil || len(e.Digests) != small.Regions || e.Digests[0].CRC == here.KVDigest(e.Digests[0].Region, e.Digests[0].Page)) {
 				t.Errorf("%v: %+v", err, e)
 			}

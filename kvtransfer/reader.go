@@ -106,7 +106,9 @@ type Event struct {
 	FirstByte, LastByte time.Duration
 	// Digests are, of Arrived, what pages are to be compared with that have landed in Device; none: they are in Memory, and match.
 	Digests []Digest
-	Err     error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
+	// Mismatch is for their owner to call where one of them differs, which then counts as a checksum failure; nil without Digests.
+	Mismatch func()
+	Err      error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
 }
 
 // Reader receives pages into registered memory.
@@ -395,8 +397,19 @@ func (r *Reader) tellLocked(e Event) {
 func (r *Reader) arrivedLocked(s *readerSession, k lease.Key) {
 	l := r.leases[k]
 	r.dropKeyLocked(l)
-	r.tellLocked(Event{Kind: Arrived, Lease: idOf(k), FirstByte: l.first - l.granted, LastByte: r.now() - l.granted, Digests: l.digests})
+	e := Event{Kind: Arrived, Lease: idOf(k), FirstByte: l.first - l.granted, LastByte: r.now() - l.granted, Digests: l.digests}
+	if len(e.Digests) > 0 {
+		e.Mismatch = r.mismatch
+	}
+	r.tellLocked(e)
 	r.postLocked(s, control{kind: msgDone, key: k})
+}
+
+// mismatch counts what the owner of a device found.
+func (r *Reader) mismatch() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stats.ChecksumFailures++
 }
 
 // tellLoop gives events to the owner; a lease's slot can be granted again when its last event has been told.

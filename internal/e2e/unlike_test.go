@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
 // TestUnlikeEndsPrefillForThemselves: a prefill node whose blocks have another size or type, or lie in another order, is refused before anything
@@ -17,6 +18,9 @@ func TestUnlikeEndsPrefillForThemselves(t *testing.T) {
 	base := engine.LoadOptions{Model: dir, Kernels: native(), Threads: 1, KVMemory: 8 << 20, MaxSeqs: 4, MaxBatchedTokens: 64, MaxModelLen: 192, KVDType: "float32"}
 	rng := rand.New(rand.NewPCG(11, 1))
 	ways := map[string]kvtransfer.Network{"mem": nil, "tcp": kvtransfer.TCP{}, "shm": sharedTCP{}}
+	if fabric.Built {
+		ways["rdma"] = rdmaTCP{provider: "shm"}
+	}
 	same := func(*engine.LoadOptions) {}
 	for name, c := range map[string]struct {
 		change func(*engine.LoadOptions) // of the prefill node
