@@ -22,7 +22,7 @@ var budgets = map[string]int{
 	"gemv<4,4,0>": 168, "gemv<4,4,1>": 168, "gemv<5,4,0>": 168, "gemv<5,4,1>": 168, // likewise of 8 and of four
 	"gemm":    112,
 	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: 4 blocks of 128 threads still
-	"split_sum": 40, "narrow": 32, "spread": 32,
+	"split_sum": 40, "narrow": 32, "spread": 32, "widen": 48,
 
 	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
 	"route": 64, "route_groups": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,

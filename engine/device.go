@@ -74,7 +74,12 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 		step += m.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: outputs}) + int64(outputs)*cuda.OutputBytes(m.Vocab)
 	}
 	if o.BLAS != "none" && !o.OneOrder {
-		step += 32<<20 + step/8 // cuBLASLt's workspace, and activations in half their width
+		step += 32<<20 + step/8    // cuBLASLt's workspace, and activations in half their width
+		for _, m := range models { // and, of weights in 8 and 4 bits, a matrix in 16
+			if m.FP8 != nil || o.Quantization != "" && o.Quantization != "none" {
+				step += 2 * m.LargestMatrix()
+			}
+		}
 	}
 	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - gpuReserve
 	if left <= 0 {

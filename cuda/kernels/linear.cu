@@ -42,6 +42,24 @@ static void run_gemm(const Run &r, const td_op &o, int rows, int spans) {
   if (splits > 1) TD_LAUNCH(r.stream, int((int64_t(rows) * all + 255) / 256), 1, 1, 256, 0, split_sum, o, r.step, splits, (const float *)r.workspace, rows);
 }
 
+template <int kType>
+static const uint16_t *run_widen(const Run &r, const td_op &o) {
+  constexpr int width = Lane<kType>::kWidth;
+  int64_t all = (o.k + width - 1) / width * int64_t(o.n);
+  TD_LAUNCH(r.stream, int((all + 255) / 256), 1, 1, 256, 0, widen<kType>, o, r.blas->widened);
+  return r.blas->widened;
+}
+
+// wide is where a matrix lies in bf16.
+static const uint16_t *wide(const Run &r, const td_op &o) {
+  switch (o.type) {
+    case TD_FP8: return run_widen<TD_FP8>(r, o);
+    case TD_INT8: return run_widen<TD_INT8>(r, o);
+    case TD_INT4: return run_widen<TD_INT4>(r, o);
+    default: return at<const uint16_t>(o.w);
+  }
+}
+
 // run_blas narrows the activations, unless the operation before has, puts the bias
 // where the product is added to, and leaves the rest to cuBLASLt.
 static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p) {
@@ -51,11 +69,11 @@ static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p)
   if (o.bias) TD_LAUNCH(r.stream, int((out + 255) / 256), 1, 1, 256, 0, spread, o, out);
   Stream *s = &r.stream;
   Blas *b = r.blas;
-  const uint16_t *x = b->narrowed;  // it moves when a larger plan is recorded
-  device_call(r.stream, [s, b, p, o, x](void *stream) {
+  const uint16_t *x = b->narrowed, *w = wide(r, o);  // they move when a larger plan is recorded
+  device_call(r.stream, [s, b, p, o, x, w](void *stream) {
     float one = 1, beta = o.bias ? 1 : 0;
     float *dst = at<float>(o.dst);
-    int status = b->library.matmul(b->handle, p->desc, &one, at<const void>(o.w), p->w, x, p->x, &beta, dst, p->dst, dst, p->dst, &p->chosen.algorithm,
+    int status = b->library.matmul(b->handle, p->desc, &one, w, p->w, x, p->x, &beta, dst, p->dst, dst, p->dst, &p->chosen.algorithm,
                                    b->workspace, size_t(kBlasWorkspace), stream);
     if (status && s->error.empty()) s->error = "cublasLtMatmul: status " + std::to_string(status);
   });

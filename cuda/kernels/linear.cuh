@@ -372,6 +372,29 @@ TD_KERNEL(256) narrow(td_op o, Step s, uint16_t *to, int64_t all) {
   reinterpret_cast<uint32_t *>(to)[i / 2] = there ? bf16_pack(from[0], from[1]) : 0;
 }
 
+// widen is a matrix of narrow numbers in bf16, each rounded once.
+template <int kType>
+TD_KERNEL(256) widen(td_op o, uint16_t *to) {
+  constexpr int kWidth = Lane<kType>::kWidth;
+  const char *w = at<const char>(o.w);
+  int64_t i = int64_t(block_x()) * 256 + thread_id(), each = (o.k + kWidth - 1) / kWidth, row = i / each;
+  int col = int(i % each) * kWidth;
+  if (row >= o.n) return;
+  to += row * o.k + col;
+  if (col + kWidth > o.k) {
+    for (int j = 0; col + j < o.k; j++) to[j] = uint16_t(bf16_pack(element(w, kType, o.scales, o.n, o.k, row, col + j), 0));
+    return;
+  }
+  Lane<kType> l;
+  lane_load<kType>(l, w, o.scales, o.n, o.k, row, col);
+#pragma unroll
+  for (int part = 0; part < kWidth / 8; part++) {
+    float v[8];
+    lane_values<kType>(v, l, part);
+    reinterpret_cast<Vec4 *>(to)[part] = {{bf16_pack(v[0], v[1]), bf16_pack(v[2], v[3]), bf16_pack(v[4], v[5]), bf16_pack(v[6], v[7])}};
+  }
+}
+
 // spread puts the bias into every row.
 TD_KERNEL(256) spread(td_op o, int64_t all) {
   int64_t i = int64_t(block_x()) * 256 + thread_id();

@@ -160,6 +160,11 @@ struct td_device {
         if (!blas->narrowed) return false;
         blas->room = need;
       }
+      if (int64_t need = int64_t(o.n) * o.k; o.type != TD_BF16 && need > blas->widest) {
+        blas->widened = static_cast<uint16_t *>(alloc(need * 2));
+        if (!blas->widened) return false;
+        blas->widest = need;
+      }
       bool known = false;
       for (auto &q : blas->products) known = known || (q.rows == rows && q.out == o.n && q.in == o.k);
       if (known) continue;

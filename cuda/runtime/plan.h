@@ -19,6 +19,8 @@ struct Blas {
   char *workspace = nullptr;
   uint16_t *narrowed = nullptr;  // activations in bf16
   int64_t room = 0;              // of them, in numbers
+  uint16_t *widened = nullptr;   // a matrix that is of narrower numbers, in bf16
+  int64_t widest = 0;            // of them, in numbers
 
   // find is the product of a shape, if there is one that can be used.
   blaslt::Product *find(int rows, int out, int in) {
@@ -30,9 +32,12 @@ struct Blas {
 constexpr int64_t kBlasWorkspace = 32 << 20;
 constexpr int kBlasRows = 65;  // the fewest for which it is asked
 
-// blas_fits says whether an operation over so many rows is one for cuBLASLt.
+// blas_fits says whether an operation over so many rows is one for cuBLASLt. Matrices
+// of narrow numbers are widened for it each time, but those of a vocabulary, whose
+// rows are outputs.
 inline bool blas_fits(const td_op &o, int rows) {
-  return o.kind == TD_LINEAR && o.type == TD_BF16 && !o.table && o.slots <= 1 && rows >= kBlasRows && o.k % 8 == 0 && o.n % 8 == 0;
+  bool narrow = !o.outputs && (o.type == TD_FP8 || o.type == TD_INT8 || o.type == TD_INT4);
+  return o.kind == TD_LINEAR && (o.type == TD_BF16 || narrow) && !o.table && o.slots <= 1 && rows >= kBlasRows && o.k % 8 == 0 && o.n % 8 == 0;
 }
 
 // alone is matrix i of those that are joined; n is 0 where there is none.

@@ -50,6 +50,18 @@ func (q Quantization) of(b *binding) backend.DType {
 	return q.dtype()
 }
 
+// LargestMatrix is how many numbers the largest matrix has that no vocabulary and no
+// experts have a part of.
+func (c *Config) LargestMatrix() (n int64) {
+	net := architectures[c.Architecture].network(c)
+	for _, b := range net.weights() {
+		if len(b.shape) == 2 && b.out != "experts" && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens") {
+			n = max(n, int64(b.parts[0].n)*int64(b.in().n))
+		}
+	}
+	return n
+}
+
 // WeightBytes is the memory of the weights in the types that the config says they
 // have, or of what they are turned into.
 func (c *Config) WeightBytes(q Quantization) int64 {

@@ -209,3 +209,17 @@ func bytesOf(values []float32) (data []byte) {
 	}
 	return data
 }
+
+// The largest matrix is of what every token goes through: no vocabulary, no experts.
+func TestLargestMatrix(t *testing.T) {
+	for dir, want := range map[string]int64{"gqa-tied": 256 * 128, "qwen3-moe": 112 * 64} { // an MLP's, of a layer without experts
+		src, err := OpenDir("testdata/" + dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := src.Config.LargestMatrix(); got != want {
+			t.Errorf("%s: %d numbers, want %d", dir, got, want)
+		}
+		src.Close()
+	}
+}

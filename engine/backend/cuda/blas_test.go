@@ -39,11 +39,16 @@ func TestBLAS(t *testing.T) {
 			x, y, z, q := b.input(96, 1), b.output(64), b.output(40), b.output(72)
 			w, v, u := b.weight(backend.BF16, 0.1, 64, 96), b.weight(backend.BF16, 0.1, 40, 96), b.weight(backend.BF16, 0.1, 72, 64)
 			odd, fp32 := b.weight(backend.BF16, 0.1, 33, 96), b.weight(backend.F32, 0.1, 16, 96)
+			s, i8, i4 := b.weight(backend.FP8, 0.02, 48, 72), b.weight(backend.INT8, 0.1, 40, 72), b.weight(backend.INT4, 0.1, 80, 96)
+			e, g, h := b.output(48), b.output(40), b.output(80)
 			o, f, again, bias := b.output(33), b.output(16), b.output(64), b.weight(backend.F32, 1, 64)
 			return func() {
 				b.Linear(y, x, w, bias)
 				b.Linear(z, x, v, backend.NoWeight)
 				b.Linear(q, y, u, backend.NoWeight)
+				b.Linear(e, q, s, backend.NoWeight)
+				b.Linear(g, q, i8, backend.NoWeight)
+				b.Linear(h, x, i4, backend.NoWeight)
 				b.Linear(o, x, odd, backend.NoWeight)
 				b.Linear(f, x, fp32, backend.NoWeight)
 				b.Scale(x, 2) // the narrowed rows are old now
