@@ -152,3 +152,44 @@ func TestCrowdWhileNothingComes(t *testing.T) {
 		})
 	}
 }
+
+// A client that reads nothing keeps only its own stream waiting: its stay ends, others go on,
+// and when it reads it has all of it.
+func TestSlowReaderInACrowd(t *testing.T) {
+	b := onSockets(t)
+	const nEvents = 200
+	text := strings.Repeat("x", 50<<10) // all of them are more than the sockets hold
+	b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Stream") != "large" {
+			streams(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range nEvents {
+			event(w, chunkEvent(text))
+		}
+		event(w, "data: [DONE]\n\n")
+	})
+	slow := b.connect()
+	defer slow.Close()
+	if err := slow.Conn.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
+		t.Fatal(err)
+	}
+	slow.send("POST", "/v1/chat/completions", ask(true, "x"), "X-Stream: large")
+	b.until(func() bool { return b.g.meters.tokens.Get() > 0 && b.staying() == 0 })
+	quick := b.connect()
+	defer quick.Close()
+	for range 3 {
+		quick.send("POST", "/v1/chat/completions", ask(true, "x"), "X-Stream: small")
+		if r := quick.receive(); r.err != nil || !r.events(t).done {
+			t.Fatal(r.body, r.err)
+		}
+	}
+	if n := b.g.inFlight.Load(); n != 1 {
+		t.Errorf("%d requests are in hand, want the slow one", n)
+	}
+	r := slow.receive()
+	if n := strings.Count(r.body, text); r.err != nil || n != nEvents || !strings.HasSuffix(r.body, "data: [DONE]\n\n") {
+		t.Errorf("%d events, %v", n, r.err)
+	}
+}

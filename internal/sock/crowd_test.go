@@ -158,3 +158,30 @@ func TestCrowdAborts(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+func TestCrowdDoesNotAllocate(t *testing.T) {
+	var w Crowd
+	near, far := pair(t)
+	to, _ := pair(t)
+	came := make(chan struct{}, 1)
+	m := NewMember(Of(near), Of(to), &lender{buf: make([]byte, 64)}, func(int) bool {
+		came <- struct{}{}
+		return true
+	})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = m.Stay(&w, time.Now().Add(longStay))
+	}()
+	out, p := Of(far), make([]byte, 8)
+	if n := testing.AllocsPerRun(200, func() {
+		if _, err := out.WriteNow(p); err != nil {
+			t.Fatal(err)
+		}
+		<-came
+	}); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+	w.Close()
+	<-ended
+}
