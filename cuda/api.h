@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 8
+#define TD_VERSION 9
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -98,6 +98,7 @@ typedef struct {
   int32_t *ids;       // [tokens] -1-i: what output i of the last step that was started draws
   int32_t *positions; // [tokens]
   int32_t *row_span;  // [tokens]
+  int32_t *adapters;  // [tokens] place of the adapter that the row goes through, from 1 on; 0: none
   int32_t *out_rows;  // [outputs]
   int32_t *slots;     // [groups, tokens] block*block_tokens + offset, where KV goes
   td_draw *draws;     // [outputs]
@@ -141,7 +142,8 @@ enum {
   TD_PACK,         // dst[row] = a's k columns, filled up to n
   TD_ALL_GATHER,   // dst = all ranks' a [rows, n], one behind the other
   TD_UNPACK,       // dst[row] = the columns that each of heads ranks has in a [heads, rows, dim], side by side
-  TD_PLACE         // dst are queries and a keys, both normed by w and bias where normalize is 1, and turned by the angles b; keys and the values extra go to KV
+  TD_PLACE,        // dst are queries and a keys, both normed by w and bias where normalize is 1, and turned by the angles b; keys and the values extra go to KV
+  TD_ADAPT         // dst += what a row's adapter makes of a, of heads places of at most dim numbers between A and B. w: the places' ranks [heads], filled up to 256 bytes, and A [heads, dim, k]; bias: B [heads, dim, n]; extra: scratch [3, from, dim]
 };
 
 // Types of a matrix [out, in]. Behind the numbers of the last three stand their
@@ -187,7 +189,7 @@ typedef struct {
   td_address kv;         // the region's pages
   int64_t page_bytes, v_at;
   td_address chosen, weights, slot, list, table; // routing; table: td_expert of each
-  td_joined more[2];     // of TD_LINEAR
+  td_joined more[2];     // of TD_LINEAR and TD_ADAPT
   td_scales scales;      // of w and of what is joined; those of experts are in table
 } td_op;
 

@@ -30,7 +30,7 @@ var ErrCompile = errors.New("cuda: does not compile")
 
 // sources of both objects; the twin has those of simt/ too.
 var sources = []string{
-	"kernels/linear.cu", "kernels/attention.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/digest.cu", "runtime/device.cu",
+	"kernels/linear.cu", "kernels/attention.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/digest.cu", "runtime/device.cu",
 }
 
 // Architectures that machine code is made for; PTX of the first serves the rest.

@@ -73,6 +73,9 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 		outputs := o.MaxSeqs + extraOutputs
 		step += m.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: outputs}) + int64(outputs)*cuda.OutputBytes(m.Vocab)
 	}
+	if o.Adapters.Places > 0 {
+		step += cuda.AdapterStepBytes(o.Adapters.Rank, backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})
+	}
 	if o.BLAS != "none" && !o.OneOrder {
 		step += 32<<20 + step/8    // cuBLASLt's workspace, and activations in half their width
 		for _, m := range models { // and, of weights in 8 and 4 bits, a matrix in 16

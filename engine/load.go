@@ -130,7 +130,7 @@ type Loaded struct {
 	LoadTime    time.Duration
 
 	Quantization model.Quantization
-	WeightBytes  int64 // as the device holds them, of one rank
+	WeightBytes  int64 // as the device holds them, of the rank that has most
 	Adapters     Adapters
 	Synchronous  bool // as LoadOptions has it
 
@@ -274,11 +274,12 @@ func (l *Loaded) load(o LoadOptions) error {
 		return refuse(o.Model, err)
 	}
 	device.widen(l.Source)
-	if l.WeightBytes, err = l.Source.WeightBytes(l.Quantization); err != nil {
-		return refuse(o.Model, err)
-	}
-	if o.TensorParallel.Ranks > 1 {
-		l.WeightBytes = config.WeightBytes(l.Quantization)
+	for r := range max(1, o.TensorParallel.Ranks) {
+		n, err := l.Source.RankBytes(l.Quantization, o.TensorParallel.shard(r))
+		if err != nil {
+			return refuse(o.Model, err)
+		}
+		l.WeightBytes = max(l.WeightBytes, n)
 	}
 	drafts, err := l.lookAtDraft(&o, device)
 	if err != nil {
@@ -289,7 +290,11 @@ func (l *Loaded) load(o LoadOptions) error {
 		if drafts.config.Vocab > 0 {
 			models = append(models, &drafts.config)
 		}
-		if o.KVMemory, err = device.kvMemory(&o, l.WeightBytes+drafts.weights, models...); err != nil {
+		weights := l.WeightBytes + drafts.weights
+		if a := o.Adapters; a.Places > 0 {
+			weights += config.AdapterBytes(a.Places, a.Rank)
+		}
+		if o.KVMemory, err = device.kvMemory(&o, weights, models...); err != nil {
 			return err
 		}
 		if o.KVMemory*int64(max(1, o.TensorParallel.Ranks)) < kvMemory && !device.gpu {

@@ -19,6 +19,7 @@ type PlanOptions struct {
 	BlockTokens      int    // 0: 16
 	MaxModelLen      int    // 0: what the model was made for
 	MaxBatchedTokens int    // 0: 2048
+	Ranks            int    // processes or GPUs that compute the model together, KVMemory each; 0: 1
 }
 
 // PlanMemory computes what a node with so much memory for KV would hold of a
@@ -38,7 +39,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	for _, v := range []struct {
 		flag  string
 		value int
-	}{{"--block-size", o.BlockTokens}, {"--max-model-len", o.MaxModelLen}, {"--max-num-batched-tokens", o.MaxBatchedTokens}} {
+	}{{"--tensor-parallel-size", o.Ranks}, {"--block-size", o.BlockTokens}, {"--max-model-len", o.MaxModelLen}, {"--max-num-batched-tokens", o.MaxBatchedTokens}} {
 		if v.value < 0 {
 			return memory.Plan{}, fmt.Errorf("%w: %s %d, want at least 1, or leave it out for the default", ErrOption, v.flag, v.value)
 		}
@@ -46,6 +47,11 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	q, err := quantization(o.Quantization)
 	if err != nil {
 		return memory.Plan{}, err
+	}
+	all := c
+	shard := model.Shard{Ranks: o.Ranks}
+	if c, err = shard.Of(&all); err != nil {
+		return memory.Plan{}, fmt.Errorf("%w: --tensor-parallel-size %d: %w", ErrOption, o.Ranks, err)
 	}
 	p, err := memory.Fit(memory.Need{
 		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: cmp.Or(o.BlockTokens, kvcache.DefaultBlockTokens), DType: dtype,
@@ -55,10 +61,22 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	if err != nil {
 		return p, fmt.Errorf("%w: --kv-memory %s: %w", ErrOption, memory.Bytes(o.KVMemory), err)
 	}
-	line := fmt.Sprintf("%-14s%s beside the KV memory", "weights", memory.Bytes(c.WeightBytes(q)))
-	if q != model.AsStored {
-		line += fmt.Sprintf(", in %s; %s as they are stored", q, memory.Bytes(c.WeightBytes(model.AsStored)))
+	weights := func(q model.Quantization) (n int64) { // of the rank that has most
+		for r := range max(1, o.Ranks) {
+			part, _ := model.Shard{Rank: r, Ranks: o.Ranks}.Of(&all) // as the first was
+			n = max(n, part.WeightBytes(q))
+		}
+		return n
 	}
-	p.Lines = append([]string{line}, p.Lines...)
+	line := fmt.Sprintf("%-14s%s beside the KV memory", "weights", memory.Bytes(weights(q)))
+	if q != model.AsStored {
+		line += fmt.Sprintf(", in %s; %s as they are stored", q, memory.Bytes(weights(model.AsStored)))
+	}
+	lines := []string{line}
+	if o.Ranks > 1 {
+		lines = append(lines, fmt.Sprintf("%-14s%d, and all of this is of each, with the weights of the one that has most; by itself a process has %s of weights",
+			"ranks", o.Ranks, memory.Bytes(all.WeightBytes(q))))
+	}
+	p.Lines = append(lines, p.Lines...)
 	return p, nil
 }

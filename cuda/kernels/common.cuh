@@ -7,7 +7,7 @@
 // Step is the device's copy of td_step. Kernels read from it what varies, so that
 // a graph recorded once serves every step of its bucket.
 struct Step {
-  const int32_t *counts, *ids, *positions, *row_span, *out_rows, *slots, *tables;
+  const int32_t *counts, *ids, *positions, *row_span, *adapters, *out_rows, *slots, *tables;
   const td_draw *draws;
   const uint64_t *rules;
   int32_t *drawn;    // two of [outputs], the draws of even and odd steps, for those that follow

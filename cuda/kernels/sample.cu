@@ -14,6 +14,7 @@ void run_tell(Stream &s, uint32_t *to, uint32_t number) { TD_LAUNCH(s, 1, 1, 1, 
 void run_op(const Run &r, const td_op &o) {
   switch (o.kind) {
     case TD_LINEAR: return run_linear(r, o);
+    case TD_ADAPT: return run_adapt(r, o);
     case TD_ATTENTION: return run_attention(r, o);
     case TD_ROUTE:
     case TD_GROUP:

@@ -98,6 +98,7 @@ struct td_device {
     s.ids = carve<int32_t>(base, used, limits.tokens);
     s.positions = carve<int32_t>(base, used, limits.tokens);
     s.row_span = carve<int32_t>(base, used, limits.tokens);
+    s.adapters = carve<int32_t>(base, used, limits.tokens);
     s.out_rows = carve<int32_t>(base, used, limits.outputs);
     s.draws = carve<td_draw>(base, used, limits.outputs);
     s.slots = carve<int32_t>(base, used, int64_t(limits.tokens) * (groups > 0 ? groups : 1));
@@ -140,7 +141,7 @@ struct td_device {
       steps[i].probs = on_device.probs + i * limits.outputs;
       steps[i].rules = rules_host[i];
     }
-    on_device = {there.counts, there.ids, there.positions, there.row_span, there.out_rows, there.slots, tables_device, there.draws,
+    on_device = {there.counts, there.ids, there.positions, there.row_span, there.adapters, there.out_rows, there.slots, tables_device, there.draws,
                  rules, drawn, on_device.sampled, on_device.probs, on_device.done, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
     return true;
   }

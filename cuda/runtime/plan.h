@@ -79,4 +79,5 @@ void run_rows(const Run &r, const td_op &o);
 void run_linear(const Run &r, const td_op &o);
 void run_attention(const Run &r, const td_op &o);
 void run_moe(const Run &r, const td_op &o);
+void run_adapt(const Run &r, const td_op &o);
 void run_sample(const Run &r, const td_op &o);

@@ -324,6 +324,16 @@ func adaptable(b *binding) bool {
 	return len(b.shape) == 2 && strings.HasPrefix(b.name, "model.layers.") && strings.HasSuffix(b.name, "_proj.weight") && !strings.Contains(b.name, ".experts.")
 }
 
+// AdapterBytes is the memory of so many places for adapters of such a rank.
+func (c *Config) AdapterBytes(places, rank int) (n int64) {
+	for _, b := range architectures[c.Architecture].network(c).weights() {
+		if adaptable(&b) {
+			n += int64(places) * backend.AdapterBytes(rank, b.shape[0], b.shape[1])
+		}
+	}
+	return n
+}
+
 // Adapters makes room for so many adapters of at most so large a rank, and says
 // how many bytes that takes. It may be called once, before the first step.
 func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
@@ -340,10 +350,9 @@ func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
 		if adaptable(&b) {
 			m.adapt[b.name] = &b
 			targets = append(targets, *b.target)
-			bytes += int64(places) * backend.AdapterBytes(rank, b.shape[0], b.shape[1])
 		}
 	}
-	return bytes, to.AllocAdapters(places, rank, targets)
+	return m.config.AdapterBytes(places, rank), to.AllocAdapters(places, rank, targets)
 }
 
 // LoadAdapter puts an adapter into a place, from 1 on, instead of what was there.

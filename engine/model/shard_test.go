@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -238,6 +239,40 @@ func TestShardsQuantized(t *testing.T) {
 		t.Logf("%s in int8: a logit is off by %.2g with one rank, by %.2g with two", name, off[0], off[1])
 		if off[1] > 1.5*off[0] {
 			t.Errorf("%s in int8: a logit is off by %g with one rank, by %g with two", name, off[0], off[1])
+		}
+	}
+}
+
+// What RankBytes says is what loading a rank takes, to the byte, of folders with several
+// types too; but for copies of scales of fp8 matrices that are cut within a block.
+func TestRankBytes(t *testing.T) {
+	for _, name := range checkpoints {
+		src := openCheckpoint(t, name)
+		for r := range 2 {
+			shard := Shard{Rank: r, Ranks: 2}
+			want, err := src.RankBytes(AsStored, shard)
+			if errors.Is(err, ErrUnsupported) {
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			host, err := cpu.New(cpu.Options{Limits: testLimits, Threads: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			held := &weighing{Backend: host}
+			if _, err := Load(src, held, testLimits, Options{Shard: shard}); err != nil {
+				t.Fatal(err)
+			}
+			host.Close()
+			slack := int64(0)
+			if strings.HasSuffix(name, "fp8") {
+				slack = want / 20
+			}
+			if max(held.bytes-want, want-held.bytes) > slack {
+				t.Errorf("rank %d of %s takes %d bytes, said %d", r, name, held.bytes, want)
+			}
 		}
 	}
 }

@@ -171,6 +171,26 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	return c.Bytes(), nil
 }
 
+// RankBytes is the memory that a rank's weights take: of one rank WeightBytes, of
+// several its part of each matrix in the types that the folder has them in.
+func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
+	if of.Ranks <= 1 {
+		return s.WeightBytes(q)
+	}
+	local, err := of.Of(&s.Config)
+	if err != nil {
+		return 0, err
+	}
+	c, err := s.weights()
+	if err != nil {
+		return local.WeightBytes(q), err
+	}
+	return local.weightBytes(q, func(name string, _ bool) stored {
+		found, _ := find(c, name, s.Config.FP8) // Load says what is wrong with it
+		return found
+	}), nil
+}
+
 // ExpandFP8 has weights in FP8 become bfloat16 as they are loaded, for a backend
 // that has no products with them.
 func (s *Source) ExpandFP8() {

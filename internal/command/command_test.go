@@ -60,6 +60,9 @@ func TestStatusesAndWords(t *testing.T) {
 		{"plan memory ../../engine/model/testdata --kv-memory 1GiB", nil, 2, "../../engine/model/testdata: model: not a checkpoint folder: the folder has no config.json"},
 		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1KiB", nil, 2, "--kv-memory 1 KiB: memory: budget too small: a sequence of 256 tokens needs 16 blocks"},
 		{"plan memory ../../engine/model/testdata/mistral-window/config.json --kv-memory 1GiB", nil, 0, ""},
+		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1GiB --tensor-parallel-size 2", nil, 0, ""},
+		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1GiB --tensor-parallel-size 3", nil, 2, "--tensor-parallel-size 3: "},
+		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1GiB --tensor-parallel-size -1", nil, 2, "--tensor-parallel-size -1, want"},
 	} {
 		status, _, errOut := run(c.env, strings.Fields(c.args)...)
 		if status != c.status || !strings.Contains(errOut, c.want) || c.want == "" && errOut != "" {

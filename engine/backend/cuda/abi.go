@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h, which library.go holds against them.
 
 // version is TD_VERSION.
-const version = 8
+const version = 9
 
 // TD_IN_CHUNK and its like.
 const (
@@ -44,6 +44,7 @@ const (
 	opAllGather
 	opUnpack
 	opPlace
+	opAdapt
 )
 
 // Element types of matrices and KV.
@@ -150,6 +151,7 @@ type stepMemory struct {
 	ids       []int32  // [tokens] -1-i: output i of the step before
 	positions []int32  // [tokens]
 	rowSpan   []int32  // [tokens]
+	adapters  []int32  // [tokens] 0: none
 	outRows   []int32  // [outputs]
 	slots     []int32  // [groups, tokens]
 	draws     []draw   // [outputs]

@@ -103,6 +103,7 @@ type CUDA struct {
 	noBLAS   error                   // why it is not
 
 	plans     map[backend.Key]*plan
+	adapt     adapters
 	recording *plan
 	scratch   sample.Scratch
 	row       []float32 // of logits, for draws by the host
@@ -116,6 +117,7 @@ var (
 	_ backend.Direct   = (*CUDA)(nil)
 	_ backend.Scorer   = (*CUDA)(nil)
 	_ backend.Ruler    = (*CUDA)(nil)
+	_ backend.Adapters = (*CUDA)(nil)
 )
 
 // buffer is fp32 [rows, cols], rows as many as the limits allow.
@@ -408,7 +410,7 @@ func widen(data []byte) []byte {
 }
 
 // raw sees numbers as bytes.
-func raw[T float32 | expert](s []T) []byte {
+func raw[T float32 | int32 | expert](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
@@ -476,7 +478,7 @@ func (c *CUDA) Close() error {
 	}
 	c.dev = nil
 	c.buffers, c.weights, c.routes, c.plans = nil, nil, nil, nil
-	c.memory, c.kv, c.flying, c.told, c.asked = [2]stepMemory{}, kvStore{}, nil, nil, nil
+	c.memory, c.kv, c.flying, c.told, c.asked, c.adapt = [2]stepMemory{}, kvStore{}, nil, nil, nil, adapters{}
 	return nil
 }
 

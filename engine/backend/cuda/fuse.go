@@ -1,10 +1,13 @@
 package cuda
 
+import "slices"
+
 // fuse makes one operation of several neighbours where a kernel does them together:
 // each is a launch less and a trip through memory less. Marks are kept at their
 // places; nothing is fused across one.
 func fuse(ops []op, marks []stop) ([]op, []stop) {
 	ops, marks = anglesFirst(ops, marks)
+	adaptsLast(ops, marks)
 	fused := make([]op, 0, len(ops))
 	moved := make([]stop, 0, len(marks))
 	for at := 0; at < len(ops); {
@@ -16,7 +19,7 @@ func fuse(ops []op, marks []stop) ([]op, []stop) {
 			until = marks[0].at
 		}
 		o, n := ops[at], 1
-		for _, f := range []func(ops, rest []op) (op, int){placing, joining} {
+		for _, f := range []func(ops, rest []op) (op, int){placing, joining, joiningAdapts} {
 			if one, many := f(ops[at:until], ops[at:]); many > 0 {
 				o, n = one, many
 				break
@@ -110,6 +113,43 @@ func joining(ops, rest []op) (op, int) {
 			o.act = g.act + 1
 			return o, 3
 		}
+	}
+	return o, n
+}
+
+// adaptsLast puts what adapters add to a product behind the products that stand
+// together with it, in place.
+func adaptsLast(ops []op, marks []stop) {
+	for end := len(ops); end > 1; end-- {
+		moved := false
+		for i := 1; i < end; i++ {
+			a, l := &ops[i-1], &ops[i]
+			if a.kind == opAdapt && l.kind == opLinear && l.a == a.a && l.dst != a.dst && l.dst != a.a &&
+				!slices.ContainsFunc(marks, func(m stop) bool { return m.at == i }) {
+				*a, *l, moved = *l, *a, true
+			}
+		}
+		if !moved {
+			return
+		}
+	}
+}
+
+// joiningAdapts is what adapters add to several products of the same rows.
+func joiningAdapts(ops, _ []op) (op, int) {
+	o := ops[0]
+	if o.kind != opAdapt {
+		return op{}, 0
+	}
+	n := 1
+	for ; n < len(ops) && n <= len(o.more); n++ {
+		m := ops[n]
+		like := m // but for what may differ
+		like.n, like.w, like.bias, like.dst = ops[0].n, o.w, o.bias, o.dst
+		if like != ops[0] || m.dst == o.dst || n == 2 && m.dst == o.more[0].dst {
+			break
+		}
+		o.more[n-1] = joined{w: m.w, bias: m.bias, dst: m.dst, n: m.n}
 	}
 	return o, n
 }

@@ -45,7 +45,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_piece{})-unsafe.Sizeof(piece{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
-	_ = [1]byte{}[C.TD_PLACE-int(opPlace)]
+	_ = [1]byte{}[C.TD_ADAPT-int(opAdapt)]
 )
 
 // library is an opened shared object. It stays open: what a GPU's driver started
@@ -154,7 +154,7 @@ func (d *driver) groups(n int, m limits) (s [2]stepMemory, ok bool) {
 	tokens, outputs := int(m.tokens), int(m.outputs)
 	for i, c := range both {
 		s[i] = stepMemory{
-			counts: ints(c.counts, 5), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens),
+			counts: ints(c.counts, 5), ids: ints(c.ids, tokens), positions: ints(c.positions, tokens), rowSpan: ints(c.row_span, tokens), adapters: ints(c.adapters, tokens),
 			outRows: ints(c.out_rows, outputs), slots: ints(c.slots, max(n, 1)*tokens), sampled: ints(c.sampled, outputs),
 			draws: unsafe.Slice((*draw)(unsafe.Pointer(c.draws)), outputs), done: (*uint32)(unsafe.Pointer(c.done)), copied: (*uint32)(unsafe.Pointer(c.copied)),
 			probs: unsafe.Slice((*probs)(unsafe.Pointer(c.probs)), outputs), rules: unsafe.Slice((*uint64)(unsafe.Pointer(c.rules)), outputs*ruleWords),

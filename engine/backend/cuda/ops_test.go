@@ -115,12 +115,13 @@ func (b *bench) output(cols int) backend.Buf {
 
 // kernelCase makes buffers and returns what to record.
 type kernelCase struct {
-	name  string
-	rows  int
-	kv    func(rng *rand.Rand) backend.KVSpec
-	make  func(b *bench) func()
-	draws bool // each row is an output; see drawAll
-	rules bool // and each output has rules, in two steps; see ruleAll
+	name    string
+	rows    int
+	kv      func(rng *rand.Rand) backend.KVSpec
+	make    func(b *bench) func()
+	draws   bool // each row is an output; see drawAll
+	rules   bool // and each output has rules, in two steps; see ruleAll
+	adapted bool // the sequences of each step go through adapters, or none
 }
 
 // linearCases are the types of matrices and, each with as many rows as choose another
@@ -319,7 +320,7 @@ func attentionCases() (all []kernelCase) {
 			}
 		}})
 	}
-	return append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), drawCase(false), drawCase(true))
+	return append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), adaptCase(), drawCase(false), drawCase(true))
 }
 
 // placeCase norms and turns queries and keys, stores these with values and reads them.
@@ -367,6 +368,13 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 		spec := c.kv(b.rng)
 		b.must(dev.AllocKV(spec))
 		steps = kvSteps(b.rng, c.rows, spec)
+	}
+	for i := range steps {
+		for j := range steps[i].Spans {
+			if c.adapted {
+				steps[i].Spans[j].Adapter = int32((i + j) % 3)
+			}
+		}
 	}
 	outputs := 0
 	if c.draws {

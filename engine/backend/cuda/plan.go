@@ -17,6 +17,7 @@ type plan struct {
 	turned map[*backend.Rope]bool
 	vocab  int // smallest embedding table, 0 without one
 	usesKV bool
+	adapts bool // adapters take part
 
 	whole, eager recorded // whole is a graph where the step is of decoding
 }
@@ -89,6 +90,7 @@ func (c *CUDA) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 	need(d != a && d.rows == a.rows && m.in == a.cols && m.out == d.cols, "Linear: %s is [%d, %d] from %d to %d columns",
 		m.name, m.out, m.in, a.cols, d.cols)
 	c.record(d, op{kind: opLinear, n: int32(m.out), k: int32(m.in), dtype: m.dtype, dst: d.data, a: a.data, w: m.data, bias: c.vector(bias, m.out), scales: m.scales})
+	c.adaptLinear(d, a, m)
 }
 
 // norm records a norm of every dim columns; with add first x += add.

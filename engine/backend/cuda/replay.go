@@ -43,13 +43,16 @@ func graphed(k backend.Key) bool { return k.Tokens <= graphTokens && k.Tokens ==
 // Capture records plans; see backend.Capturer.
 func (c *CUDA) Capture(keys []backend.Key, record func()) (graphs int, err error) {
 	for _, k := range keys {
-		if c.plans[k] == nil {
-			if _, err := c.capture(k, record); err != nil {
+		for _, adapted := range []bool{true, false} {
+			if adapted && c.adapt.targets == nil {
+				continue
+			}
+			if _, err := c.planOf(k, record, adapted); err != nil {
 				return graphs, err
 			}
-		}
-		if !c.opts.Eager && graphed(k) {
-			graphs++
+			if !c.opts.Eager && graphed(k) {
+				graphs++
+			}
 		}
 	}
 	return graphs, nil
@@ -168,12 +171,13 @@ func (c *CUDA) LogProbs(output int, top []sample.Top) (own float32, rank int, al
 // prepare finds the plan of a key and takes a step for it. Its tokens may be drawn by
 // so many outputs of the step before.
 func (c *CUDA) prepare(key backend.Key, step *backend.Step, record func(), drawn int) (*plan, error) {
-	p := c.plans[key]
-	if p == nil {
-		var err error
-		if p, err = c.capture(key, record); err != nil {
-			return nil, err
-		}
+	adapted, err := c.adapt.used(step)
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.planOf(key, record, adapted)
+	if err != nil {
+		return nil, err
 	}
 	return p, c.take(p, key, step, drawn)
 }
@@ -197,13 +201,29 @@ func (c *CUDA) drawHere(logits *buffer, step *backend.Step, i int) error {
 	return nil
 }
 
-// capture records the plan of a key.
-func (c *CUDA) capture(key backend.Key, record func()) (*plan, error) {
+// planOf finds or records the plan of a key.
+func (c *CUDA) planOf(key backend.Key, record func(), adapted bool) (*plan, error) {
+	plans := c.plans
+	if adapted {
+		plans = c.adapt.plans
+	}
+	if p := plans[key]; p != nil {
+		return p, nil
+	}
+	p, err := c.capture(key, record, adapted)
+	if err == nil {
+		plans[key] = p
+	}
+	return p, err
+}
+
+// capture records a plan.
+func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, error) {
 	l := c.opts.Limits
 	if key.Tokens < 1 || key.Tokens > l.Tokens || key.Outputs < 0 || key.Outputs > l.Outputs {
 		return nil, fmt.Errorf("%w: plan %+v beyond limits %+v", backend.ErrShape, key, l)
 	}
-	c.recording = &plan{turned: make(map[*backend.Rope]bool)}
+	c.recording = &plan{turned: make(map[*backend.Rope]bool), adapts: adapted}
 	defer func() { c.recording = nil }()
 	record()
 	p := c.recording
@@ -220,7 +240,6 @@ func (c *CUDA) capture(key backend.Key, record func()) (*plan, error) {
 	if !ok {
 		return nil, c.failed(fmt.Sprintf("plan %+v", key))
 	}
-	c.plans[key] = p
 	return p, nil
 }
 
@@ -283,12 +302,9 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 // takeSpans checks that the spans cover the rows in order and that each row's
 // position follows from its span, and brings the block tables up to date.
 func (c *CUDA) takeSpans(step *backend.Step) error {
-	next, rowSpan := 0, c.memory[c.step.filling()].rowSpan
+	next, rowSpan, adapters := 0, c.memory[c.step.filling()].rowSpan, c.memory[c.step.filling()].adapters
 	for i := range step.Spans {
 		sp := &step.Spans[i]
-		if sp.Adapter != 0 {
-			return fmt.Errorf("%w: span %d goes through adapter %d; there are none on a GPU", backend.ErrShape, i, sp.Adapter)
-		}
 		if int(sp.Row) != next || sp.Tokens < 1 || int(sp.Tokens) > len(step.Tokens)-next || sp.Start < 0 {
 			return fmt.Errorf("%w: span %d at row %d of %d tokens from position %d, next row is %d of %d",
 				backend.ErrShape, i, sp.Row, sp.Tokens, sp.Start, next, len(step.Tokens))
@@ -305,7 +321,7 @@ func (c *CUDA) takeSpans(step *backend.Step) error {
 			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
 				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
-			rowSpan[r] = int32(i)
+			rowSpan[r], adapters[r] = int32(i), sp.Adapter
 		}
 		if len(step.Tokens) > fewRows {
 			markChunks(rowSpan[:next+int(sp.Tokens)], next)

@@ -1,0 +1,141 @@
+package cuda
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// Adapters add low-rank products behind the matrices that may have some, by kernels
+// that read each row's place from the step's memory: one plan serves every mix. Steps
+// in which nobody goes through an adapter have plans of their own, without any of it,
+// so that adapters which are loaded cost them nothing; those with adapters are
+// captured beside them.
+
+// maxAdapters bounds the places.
+const maxAdapters = maxExperts
+
+// adapters are the places, as the device has them.
+type adapters struct {
+	places, rank int
+	targets      map[*weight]*adapted // nil: none
+	loaded       []bool               // [places]
+	low          address              // [3, lowRows, rank] between A and B
+	lowRows      int
+	plans        map[backend.Key]*plan
+}
+
+// adapted is a matrix's part in each place.
+type adapted struct {
+	a address // ranks [places] of int32, then from header on [places, rank, in]
+	b address // [places, rank, out]
+}
+
+// header is adapt_header of the kernels.
+func (t *adapters) header() int { return (4*t.places + 255) / 256 * 256 }
+
+// AllocAdapters reserves memory for adapters; see backend.Adapters.
+func (c *CUDA) AllocAdapters(places, rank int, targets []backend.Weight) error {
+	if c.adapt.targets != nil || len(c.plans) > 0 || places < 1 || places > maxAdapters || rank < 1 || rank > maxCols {
+		return fmt.Errorf("%w: %d adapters of rank %d, at most %d, once and before the first step", backend.ErrShape, places, rank, maxAdapters)
+	}
+	if r := c.opts.Ranks; r != nil {
+		return fmt.Errorf("%w: adapters of a model that %d GPUs compute", backend.ErrShape, r.Ranks())
+	}
+	t := adapters{
+		places: places, rank: rank, targets: map[*weight]*adapted{}, loaded: make([]bool, places), plans: map[backend.Key]*plan{},
+		lowRows: max(c.opts.Limits.Tokens, c.opts.Limits.Outputs),
+	}
+	var err error
+	if t.low, err = c.reserve(3*t.lowRows*rank*4, "adapters"); err != nil {
+		return err
+	}
+	for _, id := range targets {
+		w := c.weight(id)
+		if w.in == 0 {
+			return fmt.Errorf("%w: %s is no matrix to adapt", backend.ErrShape, w.name)
+		}
+		m := &adapted{}
+		if m.a, err = c.reserve(t.header()+places*rank*w.in*4, "adapters of "+w.name); err != nil {
+			return err
+		}
+		if m.b, err = c.reserve(places*rank*w.out*4, "adapters of "+w.name); err != nil {
+			return err
+		}
+		if !c.dev.upload(m.a, make([]byte, t.header())) {
+			return c.failed("adapters of " + w.name)
+		}
+		t.targets[w] = m
+	}
+	c.adapt = t
+	return nil
+}
+
+// AdapterStepBytes is what adapters of a rank take beside their places, in a step of
+// such limits.
+func AdapterStepBytes(rank int, l backend.Limits) int64 {
+	return 3 * 4 * int64(max(l.Tokens, l.Outputs)) * int64(rank)
+}
+
+// LoadAdapter fills a place; see backend.Adapters. The device takes it behind the
+// steps that it has, none of which may use the place.
+func (c *CUDA) LoadAdapter(place int, parts []backend.AdapterPart) error {
+	t := &c.adapt
+	if place < 1 || place > t.places {
+		return fmt.Errorf("%w: place %d of %d for adapters", backend.ErrShape, place, t.places)
+	}
+	given := map[*weight]*backend.AdapterPart{}
+	for i := range parts {
+		p := &parts[i]
+		w := c.weight(p.Target)
+		if t.targets[w] == nil || p.Rank < 1 || p.Rank > t.rank || len(p.A) != p.Rank*w.in || len(p.B) != w.out*p.Rank || given[w] != nil {
+			return fmt.Errorf("%w: adapter of rank %d, at most %d, of %d and %d numbers for %s [%d, %d]",
+				backend.ErrShape, p.Rank, t.rank, len(p.A), len(p.B), w.name, w.out, w.in)
+		}
+		given[w] = p
+	}
+	t.loaded[place-1] = false // until all of it is there
+	for w, m := range t.targets {
+		rank := []int32{0}
+		ok := true
+		if p := given[w]; p != nil {
+			rank[0] = int32(p.Rank)
+			b := make([]float32, len(p.B)) // [rank, out]: neighbouring threads read neighbouring columns
+			for i, f := range p.B {
+				b[i%p.Rank*w.out+i/p.Rank] = f
+			}
+			at := (place - 1) * t.rank * 4
+			ok = c.dev.upload(m.a+address(t.header()+at*w.in), raw(p.A)) && c.dev.upload(m.b+address(at*w.out), raw(b))
+		}
+		if !ok || !c.dev.upload(m.a+address(4*(place-1)), raw(rank)) {
+			return c.failed("an adapter of " + w.name)
+		}
+	}
+	t.loaded[place-1] = true
+	return nil
+}
+
+// adaptLinear records what adapters add to a product that was just recorded.
+func (c *CUDA) adaptLinear(dst, x *buffer, w *weight) {
+	t := &c.adapt
+	m := t.targets[w]
+	if m == nil || !c.recording.adapts {
+		return
+	}
+	c.record(dst, op{
+		kind: opAdapt, n: int32(w.out), k: int32(w.in), heads: int32(t.places), dim: int32(t.rank), from: int32(t.lowRows),
+		dst: dst.data, a: x.data, w: m.a, bias: m.b, extra: t.low,
+	})
+}
+
+// used says whether rows of a step go through adapters, which have to be there.
+func (t *adapters) used(step *backend.Step) (any bool, err error) {
+	for i := range step.Spans {
+		a := int(step.Spans[i].Adapter)
+		if a < 0 || a > t.places || a > 0 && !t.loaded[a-1] {
+			return false, fmt.Errorf("%w: span %d goes through adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
+		}
+		any = any || a > 0
+	}
+	return any, nil
+}
