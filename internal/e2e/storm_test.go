@@ -43,6 +43,9 @@ func (p *paced) VocabSize() int      { return p.Model.VocabSize() }
 func (p *paced) Logits() backend.Buf { return p.Model.Logits() }
 
 func (p *paced) Step(s *backend.Step, onMark func(int)) error {
+	if m := p.c.measured; m != nil && m.took != nil {
+		defer m.took(p.addr, time.Now())
+	}
 	time.Sleep(time.Duration(200+p.rng.IntN(300)+20*len(s.Tokens)) * time.Microsecond)
 	if m := p.c.measured; m != nil && m.step != nil {
 		m.step(p.addr)
@@ -224,8 +227,9 @@ type measured struct {
 	scheduler func(addr string, o *scheduler.Config)
 	decode    func(*decode.Options)
 	prefill   func(*prefill.Options)
-	step      func(addr string) // before each step
-	stepped   func(addr string) // after it
+	step      func(addr string)                  // before each step
+	stepped   func(addr string)                  // after it
+	took      func(addr string, began time.Time) // likewise
 	dialled   func(from, to string, err error)
 	framed    func(addr string, t rpc.Type) // before a node sees a frame
 	heartbeat time.Duration                 // of nodes' connections; 0: as they ship

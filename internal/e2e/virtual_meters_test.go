@@ -261,6 +261,7 @@ func TestVirtualMeters(t *testing.T) {
 	}
 	meteredLimits(t, ds, seen)
 	meteredAlerts(t, ds, seen)
+	meteredTimes(t, ds, seen)
 	meteredQueues(t, ds, seen)
 	meteredOutboxes(t, ds, seen)
 	meteredTransfers(t, ds, seen)
@@ -289,6 +290,13 @@ func (m *meterBed) prefillCaches() {
 	m.is('P', "vllm:prompt_tokens_cached_total", "", blocks*16)
 	m.is('P', "vllm:prompt_tokens_cached_by_source_total", `"device"`, blocks*16)
 	m.is('P', "tandem:prefill_tokens_computed_total", "", 2*(prompt-1)-blocks*16)
+	bytes := 0.0
+	for series, v := range m.samples() {
+		if strings.HasPrefix(series, `tandem:rpc_bytes_total{direction="out"`) {
+			bytes += v - m.base[series]
+		}
+	}
+	m.shows("Traffic between nodes", 0, bytes, `{role="decode"}`, `{role="gateway"}`, `{role="prefill"}`)
 }
 
 // prefillGone has decode nodes dial prefill nodes that are not there.

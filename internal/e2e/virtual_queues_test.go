@@ -55,6 +55,7 @@ func (m *meterBed) queues(slow *gate) {
 		m.errorf("%d were refused, beyond 60", refused)
 	}
 	m.is('G', "vllm:admission_rejections_total", "", float64(refused))
+	m.shows("Refused", 0, float64(refused), `{role="gateway"}`)
 	m.is('G', "tandem:gateway_queue_time_seconds_count", "", waiting)
 	m.between('G', "tandem:gateway_queue_time_seconds_sum", "", waiting*stood.Seconds()-1e-6, waiting*time.Since(began).Seconds())
 }
