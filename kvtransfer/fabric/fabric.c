@@ -162,7 +162,7 @@ static const char *find(const char *provider, const char *address, td_device *d)
 static const char *start(td_device *d, const char *provider, const char *address) {
 	// Over TCP a write that brings data along has no context at its target, which ofi_rxm reads nevertheless when the write is cut short, by its
 	// peer or by closing the endpoint: the process ends. So there nothing is brought along, and a message says what has come before it on its
-	// connection: one for many writes. Others do not promise that order. The endpoints that tcp has of its own since 1.18 (net, before)
+	// connection: one for several writes. Others do not promise that order. The endpoints that tcp has of its own since 1.18 (net, before)
 	// are not taken: they go on to use what belonged to closed ones.
 	d->notes = !strcmp(provider, "tcp");
 	const char *bad = find(provider, address, d);
@@ -335,29 +335,30 @@ static int pay(td_end *e) {
 	return rc;
 }
 
+// AT_MOST are the writes that one message tells of: with a whole frame's in one the other side looks in vain too often, and sleeps.
+enum { AT_MOST = 8 };
+
 // td_post starts writes, each with the same data, and returns how many it could; less than n with *why null: the queue is full for now.
 int td_post(td_end *e, const td_write *w, int n, uint64_t token, uint32_t data, const char **bad) {
 	*bad = NULL;
-	int rc = pay(e), notes = e->d->notes, i = 0;
-	while (!rc && i < n) {
+	int rc = pay(e), i = 0;
+	for (; !rc && i < n && e->free; i++) {
 		op *o = e->free;
-		if (!o) break;
 		struct iovec iov = {(void *)(uintptr_t)w[i].from, w[i].len};
 		struct ofi_rma_iov to = {w[i].to, w[i].len, w[i].key};
 		void *desc = w[i].mr ? w[i].mr->mr->mem_desc : NULL;
 		struct ofi_msg_rma m = {&iov, &desc, 1, e->peer, &to, 1, o, data};
-		rc = (int)-e->ep->rma->writemsg(e->ep, &m, OFI_COMPLETION | (notes ? 0 : OFI_REMOTE_CQ_DATA));
+		rc = (int)-e->ep->rma->writemsg(e->ep, &m, OFI_COMPLETION | (e->d->notes ? 0 : OFI_REMOTE_CQ_DATA));
 		if (rc) break;
 		e->free = o->next;
 		o->token = token;
 		o->busy = 1;
-		i++;
+		if (!e->d->notes) continue;
+		e->owed = (news){data, e->owed.n + 1};
+		if (e->owed.n == AT_MOST) rc = pay(e);
 	}
-	if (notes && i > 0) {
-		e->owed = (news){data, (uint32_t)i};
-		int again = pay(e);
-		if (!rc) rc = again;
-	}
+	int later = pay(e);
+	if (!rc || rc == EAGAIN) rc = later;
 	if (rc && rc != EAGAIN) *bad = keep(e, failed("fi_writemsg or fi_inject", rc));
 	return i;
 }

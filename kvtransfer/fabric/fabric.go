@@ -8,8 +8,8 @@
 // A Device is a provider's fabric and domain. It registers memory: once for what is written from, and for what may be written to either
 // once, with a key that the hardware chooses, or as often as wanted with random keys of 64 bits, where the provider takes those
 // (Info.ProviderKeys). An Endpoint has one peer. Its writes each bring 32 bits along, which the peer's Poll tells once their bytes are
-// in its memory; neither writes nor what they bring arrive in any promised order. Over the provider tcp what the writes of one call bring
-// comes in one message behind them.
+// in its memory; neither writes nor what they bring arrive in any promised order. Over the provider tcp that comes in messages behind up
+// to eight of one call.
 //
 // Invariant: after Endpoint.Close has returned, no peer's write through that endpoint changes memory here any more; a test proves it for each
 // provider there is. Closing a Key does not promise that for writes that are under way.
