@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 	"github.com/tandem-serving/tandem/kvtransfer"
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 	"github.com/tandem-serving/tandem/prefill"
@@ -79,9 +81,10 @@ type fleet struct {
 	mem     *kvtransfer.Mem
 	kvNet   kvtransfer.Network
 	shared  bool
-	rdma    string // libfabric's provider, or none
-	gpu     bool   // it reaches GPUs' memory
-	kvAddr  string // where decode listens on it
+	tls     *tls.Config // nil: in the clear
+	rdma    string      // libfabric's provider, or none
+	gpu     bool        // it reaches GPUs' memory
+	kvAddr  string      // where decode listens on it
 	probes  *probes
 	loaded  []*engine.Loaded
 	decode  *decode.Node
@@ -104,6 +107,35 @@ func newFleet(t testing.TB, dec engine.LoadOptions, pre *engine.LoadOptions) *fl
 // sharedTCP stands for the network whose decode nodes copy out of the prefill node's memory.
 type sharedTCP struct{ kvtransfer.TCP }
 
+// tlsTCP stands for the network on which KV is encrypted.
+type tlsTCP struct {
+	kvtransfer.TCP
+	config *tls.Config
+}
+
+// nodesTLS is what nodes of one authority show each other.
+func nodesTLS(t testing.TB) *tls.Config {
+	t.Helper()
+	dir := t.TempDir()
+	if err := tlsconf.CreateCA(dir); err != nil {
+		t.Fatal(err)
+	}
+	node, err := tlsconf.IssueNode(dir, "node", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := tlsconf.Load(node, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m.Server()
+}
+
 // rdmaTCP stands for the network beside which prefill nodes write into decode nodes' memory by a provider of libfabric.
 type rdmaTCP struct {
 	kvtransfer.TCP
@@ -120,6 +152,9 @@ func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, p
 	}
 	if shared, ok := kv.(sharedTCP); ok {
 		f.kvNet, f.shared = shared.TCP, true
+	}
+	if secure, ok := kv.(tlsTCP); ok {
+		f.kvNet, f.tls = secure.TCP, secure.config
 	}
 	if rdma, ok := kv.(rdmaTCP); ok {
 		f.kvNet, f.rdma, f.gpu = rdma.TCP, rdma.provider, rdma.gpu
@@ -205,7 +240,7 @@ func (f *fleet) startDecode(o engine.LoadOptions) {
 	f.decEng = eng
 	reader, err := kvtransfer.NewReader(kvtransfer.ReaderOptions{
 		Fabric: f.fabric(), Device: f.device(l),
-		Node: "decode", Layout: layout(l), Memory: l, Network: f.kvNet, Listen: f.kvAddr,
+		Node: "decode", Layout: layout(l), Memory: l, Network: f.kvNet, Listen: f.kvAddr, TLS: f.tls,
 		OnEvent: func(ev kvtransfer.Event) { n.TransferEvent(ev) },
 	})
 	if err != nil {
@@ -268,7 +303,7 @@ func (f *fleet) device(l *engine.Loaded) kvtransfer.DeviceMemory {
 
 func (f *fleet) startPrefill(o engine.LoadOptions) {
 	f.t.Helper()
-	wo := kvtransfer.WriterOptions{Node: "prefill", Network: f.kvNet}
+	wo := kvtransfer.WriterOptions{Node: "prefill", Network: f.kvNet, TLS: f.tls}
 	if f.shared {
 		var err error
 		if wo.Shared, err = kvtransfer.NewShared(); err != nil {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -40,18 +41,19 @@ var rdmaBytes = map[bool]int{true: 100_000}[fabric.Built]
 
 // paths counts how often each path ran.
 type paths struct {
-	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, drafted, draftsKept, tcp, shared, rdma, adapted uint64
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, drafted, draftsKept, tcp, tls, shared, rdma, adapted uint64
 }
 
 func (p *paths) String() string {
-	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, by a model %d, of which %d, pages over TCP %d, bytes out of shared memory %d, bytes by RDMA %d, with adapters %d",
-		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.drafted, p.draftsKept, p.tcp, p.shared, p.rdma, p.adapted)
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, by a model %d, of which %d, pages over TCP %d, over TLS %d, bytes out of shared memory %d, bytes by RDMA %d, with adapters %d",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.drafted, p.draftsKept, p.tcp, p.tls, p.shared, p.rdma, p.adapted)
 }
 
 // alone runs requests one at a time, without cache hits, as the reference.
 type alone struct {
 	f    *fleet
 	salt uint64
+	tls  *tls.Config // of those that are compared with it, where they encrypt
 }
 
 // adaptersOf is what is loaded beside a checkpoint: those that were made for it.
@@ -70,7 +72,7 @@ var adapterNames = []string{"all", "attention", "mlp"}
 func newAlone(t *testing.T, c campaigned) *alone {
 	dir := c.dir()
 	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir)}, nil)
-	return &alone{f: f, salt: 1 << 60}
+	return &alone{f: f, salt: 1 << 60, tls: nodesTLS(t)}
 }
 
 // campaigned is what the schedules of a campaign are computed with. A draft model,
@@ -235,8 +237,11 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	}
 	ways := []kvtransfer.Network{nil, kvtransfer.TCP{}, sharedTCP{}}
 	way := ways[seed%3]
-	if n := seed % 16; fabric.Built && n < 2 { // not more: its ends take long to meet
+	switch n := seed % 16; {
+	case fabric.Built && n < 2: // not more: its ends take long to meet
 		way = rdmaTCP{provider: []string{"tcp", "shm"}[n]}
+	case n < 4:
+		way = tlsTCP{config: ref.tls}
 	}
 	f := newFleetOver(t, way, o, pre)
 	defer f.close()
@@ -297,8 +302,11 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	}
 	count.remote += c.RemotePrefills
 	s := f.reader.Stats()
-	if _, plain := way.(kvtransfer.TCP); plain {
+	switch way.(type) {
+	case kvtransfer.TCP:
 		count.tcp += s.Pieces
+	case tlsTCP:
+		count.tls += s.Pieces
 	}
 	count.shared += s.SharedBytes
 	count.rdma += s.FabricBytes
@@ -412,7 +420,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"with adapters", count.adapted, 30},
 				{"guessed tokens", count.guessed, 2000}, {"accepted guesses", count.accepted, 200},
 				{"guessed by a model", count.drafted, 300}, {"of those accepted", count.draftsKept, 100},
-				{"pages over TCP", count.tcp, 90}, {"bytes out of shared memory", count.shared, 90_000}, {"bytes by RDMA", count.rdma, rdmaBytes},
+				{"pages over TCP", count.tcp, 80}, {"pages over TLS", count.tls, 20}, {"bytes out of shared memory", count.shared, 90_000}, {"bytes by RDMA", count.rdma, rdmaBytes},
 			} {
 				if c.n < uint64(c.min*seeds/100) {
 					t.Errorf("%s: ran %d times in %d schedules, want at least %d in a hundred: the campaign no longer covers this path", c.path, c.n, seeds, c.min)
