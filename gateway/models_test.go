@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -151,5 +154,27 @@ func TestModelsWaitApart(t *testing.T) {
 	}
 	if all := b.g.model.All(); slices.ContainsFunc(all, func(m *model) bool { return !m.queue.idle() }) {
 		t.Error("a queue is not empty")
+	}
+}
+
+// A request that names no model is served by the native nodes of the one model that
+// they have, and not by the servers of another kind beside them.
+func TestModelNotNamed(t *testing.T) {
+	n := rpc.NewNetwork()
+	far := strangers(t, n, "s1")["s1"]
+	far.does(whole)
+	dial := func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
+	b := newBedOn(t, n, Options{Foreign: foreign.Options{Targets: []foreign.Target{{URL: far.url()}}, Dial: dial}}, map[string]upstreamtest.Options{"d1": {}})
+	b.until(func() bool { return b.g.model.Load() != nil && b.g.foreign.Now().Find("m") != nil })
+	for _, c := range []struct {
+		model             string
+		native, elsewhere int
+	}{{"", 1, 0}, {`"model":"tiny",`, 2, 0}, {`"model":"m",`, 2, 1}} {
+		if r := b.post("/v1/completions", "{"+c.model+`"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
+			t.Fatal(r.StatusCode, r.body)
+		}
+		if native, elsewhere := len(b.nodes["d1"].Requests()), len(far.requests()); native != c.native || elsewhere != c.elsewhere {
+			t.Errorf("{%s}: nodes were asked %d times and upstreams %d times, want %d and %d", c.model, native, elsewhere, c.native, c.elsewhere)
+		}
 	}
 }

@@ -111,14 +111,15 @@ func (g *Gateway) relayed(method, path string) bool {
 	return strings.HasPrefix(path, "/v1/") && plainPath(path)
 }
 
-// ownModel says whether native nodes serve the model that a request names.
+// ownModel says whether native nodes serve the model that a request names. One that
+// names none is theirs: their model is the first of /v1/models.
 func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
 	if g.model.Load() == nil {
 		return false
 	}
 	look, err := foreign.Look(ctx.PostBody())
 	if err != nil || look.Model == "" {
-		return err == nil && len(g.foreign.Now().Models) == 0
+		return err == nil
 	}
 	_, fault := g.find(look.Model)
 	return fault == nil
