@@ -140,6 +140,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 	if r.EmitPrompt != nil {
 		score = max(0, len(r.Prompt)-1)
 	}
+	came := e.now() // whoever comes during a step waits for its end
 	derr := e.do(func() {
 		var adapter *adapterPlace
 		if adapter, err = e.adapter(r.Adapter, r.AdapterDigest); err != nil {
@@ -150,7 +151,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 			MaxNew: r.MaxTokens - len(r.Output), Score: score,
 		}, e.now())
 		if err == nil {
-			run := &run{req: r, prompt: len(tokens), output: len(r.Output), life: Life{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: e.now()}}
+			run := &run{req: r, prompt: len(tokens), output: len(r.Output), life: Life{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: came}}
 			e.enter(id, run, adapter)
 			if r.Added != nil {
 				r.Added(cached)
@@ -173,6 +174,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 		return 0, 0, fmt.Errorf("%w: a push that reads the device's memory, which nobody reaches", ErrConfig)
 	}
 	id = scheduler.RequestID(e.next.Add(1))
+	came := e.now()
 	derr := e.do(func() {
 		var adapter *adapterPlace
 		if adapter, err = e.adapter(j.Adapter, j.AdapterDigest); err != nil {
@@ -182,7 +184,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 			ID: id, Root: j.Root, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority,
 		}, e.now())
 		if err == nil {
-			run := &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: e.now()}}
+			run := &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: came}}
 			e.enter(id, run, adapter)
 		}
 	})
