@@ -5,7 +5,6 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/metrics"
 )
 
 // blockNews is what a node tells of its prefix cache, from when it can.
@@ -26,6 +25,6 @@ func (b *blockNews) begin(n *node, bus *cluster.Bus) error {
 	}
 	b.Store(news)
 	news.Answer(bus, n.Bundle.ModelName, n.Name, n.eng.TellBlocks)
-	n.meters.Set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(news.Dropped()) })
+	n.meters.News(news.Dropped)
 	return nil
 }

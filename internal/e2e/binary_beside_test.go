@@ -3,16 +3,25 @@
 package e2e
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	cryptorand "crypto/rand"
+	"crypto/x509"
 	"encoding/hex"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"math/big"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
@@ -56,6 +65,7 @@ func (c *cluster) beside() {
 	b.tracedThere()
 	b.untokenized(base)
 	b.badFile(base)
+	b.badCertificates()
 	b.down(base)
 	b.alerts.run(b.t)
 	if fabric.Built {
@@ -247,6 +257,64 @@ func (b *besides) badFile(base map[string]float64) {
 	b.write("max-n: 3")
 	b.signal(syscall.SIGHUP)
 	b.hold("a good file", []want{{g, failed, "", 0}})
+}
+
+// badCertificates starts a further gateway, for clients that come by TLS, breaks its
+// key and gives it back.
+func (b *besides) badCertificates() {
+	b.t.Helper()
+	const failed = "tandem:gateway_reload_failed"
+	g := []int{gatewayNode}
+	path, err := binary()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	s := newCluster(b.t)
+	cert, key := filepath.Join(s.state, "cert.pem"), filepath.Join(s.state, "key.pem")
+	write := func(file, text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	certText, keyText := selfSigned(b.t)
+	write(cert, certText)
+	write(key, keyText)
+	s.start(path, "gateway", "--config", b.file, "--node-name", "gateway-tls", "--port", strconv.Itoa(s.port+1), "--admin-listen", fmt.Sprintf("127.0.0.1:%d", s.port), "--ssl-certfile", cert, "--ssl-keyfile", key)
+	s.wait(startBound, "it tells its metrics", func() bool { return s.body("/metrics") != "" })
+	samples := func() map[string]float64 {
+		out := map[string]float64{}
+		addSamples(b.t, out, "gateway-tls", "gateway", s.scrape(gatewayNode))
+		return out
+	}
+	base := samples()
+	write(key, "no key")
+	s.signal(syscall.SIGHUP)
+	s.hold("a bad key", []want{{g, failed, `"certificates"`, 1}, {g, failed, "", 1}})
+	b.alerts.shows(b.t, base, samples(), "Gateway files not taken", 0, 1, `{part="certificates"}`)
+	write(key, keyText)
+	s.signal(syscall.SIGHUP)
+	s.hold("its key", []want{{g, failed, "", 0}})
+	s.signal(syscall.SIGINT)
+	s.waitGone(stopBound)
+}
+
+// selfSigned is a certificate, and its key, as PEM.
+func selfSigned(t *testing.T) (cert, key string) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err := x509.CreateCertificate(cryptorand.Reader, of, of, k.Public(), k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
 // down has first one and then both of the decode servers say that they are ill.

@@ -15,7 +15,9 @@ import (
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	bus "github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/meter"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -219,6 +221,7 @@ type node struct {
 	maxSeqs int
 	meters  *meter.Node // nil: nobody asks
 	asks    *rpc.Counters
+	bus     *bus.Bus // nil: nobody hears of its blocks
 	stop    []func() // in reverse
 }
 
@@ -231,8 +234,9 @@ type measured struct {
 	stepped   func(addr string)                  // after it
 	took      func(addr string, began time.Time) // likewise
 	dialled   func(from, to string, err error)
-	framed    func(addr string, t rpc.Type) // before a node sees a frame
-	heartbeat time.Duration                 // of nodes' connections; 0: as they ship
+	framed    func(addr string, t rpc.Type)             // before a node sees a frame
+	blocks    func(addr string, events []kvcache.Event) // before a node tells them to a bus without a server; nil: it has no bus
+	heartbeat time.Duration                             // of nodes' connections; 0: as they ship
 }
 
 // sighted shows a test what comes to a node.
@@ -266,6 +270,16 @@ func (n *node) watch(o *engine.Options) {
 		return s
 	}}, new(rpc.Counters)
 	o.Watch = meter.Watch(n.meters.Set)
+	if c.blocks != nil {
+		n.bus = bus.NewBus(bus.BusOptions{Name: n.addr})
+		news, err := bus.NewNews(n.bus, "tiny", n.addr, o.Logger)
+		n.c.must(err)
+		n.meters.News(news.Dropped)
+		o.OnBlocks = func(events []kvcache.Event, gap bool) {
+			c.blocks(n.addr, events)
+			news.Tell(events, gap)
+		}
+	}
 	n.meters.Engine(&engine.Loaded{Scheduler: o.Scheduler, KV: o.KV, Adapters: n.device.Adapters}, "test", role)
 	if n.device.Adapters.Places > 0 {
 		o.Adapters, o.AdapterPlaces, o.Modules = n.device.Model, n.device.Adapters.Places, n.device.Adapters.Modules
@@ -301,6 +315,9 @@ func (n *node) start(rng *rand.Rand) {
 		cancel()
 		<-n.eng.Done()
 	})
+	if n.bus != nil {
+		n.stop = append(n.stop, n.bus.Close)
+	}
 	h := &nodepb.Hello{NodeId: n.addr, Model: "tiny", Fingerprint: n.device.Fingerprint, NumericsClass: n.device.Class}
 	var role rpc.Handler
 	if n.decode, n.prefill = nil, nil; n.addr[0] == 'd' {

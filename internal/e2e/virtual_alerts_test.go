@@ -118,21 +118,53 @@ func (l *liveAlerts) shows(t *testing.T, base, now map[string]float64, panel str
 	if len(labels) == 0 {
 		labels = []string{"{}"}
 	}
-	expr, of, slack := panels(t, panelWindow)[panel][query], 1.0, 1e-6
-	if strings.Contains(expr, "rate(") {
-		if slack = panelSlack * want; !strings.Contains(expr, ") / ") {
-			of = panelSeconds
-		}
-	}
 	var b strings.Builder
-	ruleCase(&b, fmt.Sprintf("%s %d", panel, query), base, now, func(name, _ string) bool { return strings.Contains(expr, name) })
-	const one = "  - expr: '%s'\n    eval_time: 10m\n    exp_samples: [%s]\n"
-	fmt.Fprintf(&b, one, fmt.Sprintf("abs(sum(%s) * %g - %g) <= bool %g", expr, of, want, slack), "{labels: '{}', value: 1}")
+	expr, of := panelCase(t, &b, base, now, panel, query)
+	fmt.Fprintf(&b, panelExpr, fmt.Sprintf("abs(sum(%s) * %g - %g) <= bool %g", expr, of, want, exact*want), "{labels: '{}', value: 1}")
 	for i, name := range labels {
 		labels[i] = "{labels: '" + name + "', value: 1}"
 	}
-	fmt.Fprintf(&b, one, fmt.Sprintf("((%s) > 0) * 0 + 1", expr), strings.Join(labels, ", "))
+	fmt.Fprintf(&b, panelExpr, fmt.Sprintf("((%s) > 0) * 0 + 1", expr), strings.Join(labels, ", "))
 	l.panels = append(l.panels, b.String())
+}
+
+const (
+	panelExpr = "  - expr: '%s'\n    eval_time: 10m\n    exp_samples: [%s]\n"
+	// ruleWindow is that of rates: the first sample is in it wherever Prometheus has a
+	// window begin, and nothing is extrapolated.
+	ruleWindow = "10m1ms"
+	exact      = 1e-5 // of a value: what of the window is too long
+)
+
+// panelCase begins a test of promtool of a panel's query, which is in things counted
+// where it is a rate and multiplied.
+func panelCase(t *testing.T, b *strings.Builder, base, now map[string]float64, panel string, query int) (expr string, of float64) {
+	t.Helper()
+	expr, of = panels(t, ruleWindow)[panel][query], 1
+	if strings.Contains(expr, "rate(") && !strings.Contains(expr, ") / ") {
+		of = panelSeconds
+	}
+	ruleCase(b, fmt.Sprintf("%s %d", panel, query), base, now, func(name, _ string) bool { return strings.Contains(expr, name) })
+	return expr, of
+}
+
+// showsEach notes what each series of a query is to show, by its labels, and that
+// there are no others.
+func (m *meterBed) showsEach(panel string, query int, want map[string]float64) {
+	m.t.Helper()
+	var b strings.Builder
+	expr, of := panelCase(m.t, &b, m.base, m.samples(), panel, query)
+	var all []string
+	sum := 0.0
+	for labels, v := range want {
+		sum += v
+		all = append(all, fmt.Sprintf("{labels: '%s', value: %g}", labels, v))
+	}
+	if sum == 0 {
+		m.errorf("panel %q, query %d: nothing is to be seen there", panel, query)
+	}
+	fmt.Fprintf(&b, panelExpr, fmt.Sprintf("round((%s) * %g, 0.01)", expr, of), strings.Join(all, ", "))
+	m.alerts.panels = append(m.alerts.panels, b.String())
 }
 
 // meteredAlerts has what alerts are about happen, where no other test does.

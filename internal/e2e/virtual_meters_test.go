@@ -172,11 +172,15 @@ func (m *meterBed) say(prompt string, tokens int, more string, key string) told 
 }
 
 func (m *meterBed) sayIn(ctx context.Context, prompt string, tokens int, more string, key string) told {
+	return m.post(ctx, "/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":%d,"ignore_eos":true,"temperature":0%s}`, prompt, tokens, more), key)
+}
+
+// post sends a request and waits for its answer.
+func (m *meterBed) post(ctx context.Context, path, body, key string) told {
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return m.door.Dial(ctx, "gateway")
 	}}}
-	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":%d,"ignore_eos":true,"temperature":0%s}`, prompt, tokens, more)
-	req, err := http.NewRequestWithContext(ctx, "POST", "http://gateway/v1/completions", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, "POST", "http://gateway"+path, strings.NewReader(body))
 	m.must(err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Authorization", "Bearer "+key)
@@ -262,12 +266,15 @@ func TestVirtualMeters(t *testing.T) {
 	meteredLimits(t, ds, seen)
 	meteredAlerts(t, ds, seen)
 	meteredTimes(t, ds, seen)
+	meteredTurns(t, ds, seen)
 	meteredQueues(t, ds, seen)
 	meteredOutboxes(t, ds, seen)
 	meteredTransfers(t, ds, seen)
 	meteredClients(t, ds, seen)
 	meteredMemory(t, ds, seen)
 	meteredAdapters(t, seen)
+	meteredNews(t, ds, seen)
+	meteredEnds(t, ds, seen)
 	if !t.Failed() {
 		holdSeen(t, seen.metrics)
 		seen.alerts.hold(t)
@@ -302,11 +309,12 @@ func (m *meterBed) prefillCaches() {
 // prefillGone has decode nodes dial prefill nodes that are not there.
 func (m *meterBed) prefillGone() {
 	var mu sync.Mutex
-	failed := map[string]int{} // by "from to"
+	failed, last := map[string]int{}, "" // by "from to"; from
 	m.measured.dialled = func(from, to string, err error) {
 		if err != nil {
 			mu.Lock()
 			failed[from+" "+to]++
+			last = from
 			mu.Unlock()
 		}
 	}
@@ -315,9 +323,12 @@ func (m *meterBed) prefillGone() {
 	}
 	const n = 9
 	for i := range n {
+		if i > 0 {
+			time.Sleep(10 * time.Second) // longer than any pause before the next dial, or the next try of an open way
+		}
 		m.well(m.say(unlike(i, 40), 2, "", ""))
-		time.Sleep(10 * time.Second) // longer than any pause before the next dial, or the next try of an open way
 	}
+	time.Sleep(100 * time.Millisecond) // the last one's have all failed, and are not yet tried again
 	mu.Lock()
 	dials := 0
 	for _, k := range failed {
@@ -325,16 +336,20 @@ func (m *meterBed) prefillGone() {
 	}
 	asked := len(failed)
 	mu.Unlock()
-	broken := 0 // three failures in a row open a way, and each request asks both nodes
+	broken, open := 0, 0 // three failures in a row open a way, and each request asks both nodes
 	for _, d := range m.nodes[:2] {
 		if d.decode.Counters().Accepted >= 3 {
-			broken += 2
+			if broken += 2; d.addr == last { // others' next try is due
+				open += 2
+			}
 		}
 	}
 	m.is('D', "tandem:rpc_dial_errors_total", "", float64(dials))
 	m.is('D', "tandem:decode_prefill_failures_total", "", 2*n)
 	m.is('D', "tandem:decode_prefill_breakers", "", float64(asked))
 	m.is('D', "tandem:decode_prefill_breakers", `"closed"`, float64(asked-broken))
+	m.showsEach("Prefill nodes as decode nodes see them", 0, map[string]float64{`{state="closed"}`: float64(asked - broken), `{state="half-open"}`: float64(broken - open), `{state="open"}`: float64(open)})
+	m.is('P', "tandem:prefill_jobs_total", "", 0)
 	m.is('D', "tandem:decode_prefills_total", `"local"`, n)
 	m.shows("Connections that failed", 0, float64(dials)+m.value('G', "tandem:rpc_dial_errors_total", ""))
 	if dials != 2*n || broken == 0 {
@@ -396,6 +411,10 @@ func (m *meterBed) silences() {
 	}
 	synctest.Wait()
 	m.is('G', errors, "", before+float64(m.dials.Load()-dials))
+	m.is('G', "tandem:gateway_breakers", `"open"`, 1)
+	m.is('G', "tandem:gateway_usable_decode_nodes", "", 1)
+	m.showsEach("Decode nodes as gateways see them", 0, map[string]float64{`{state="closed"}`: 1, `{state="half-open"}`: 0, `{state="open"}`: 1})
+	m.shows("Decode nodes as gateways see them", 1, 1)
 }
 
 // meteredLimits has gateway and nodes refuse what is beyond a limit.
@@ -444,10 +463,16 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		m.is('G', "tandem:gateway_key_file_bad", "", 0)
 	})
 	var slow gate
+	var sent moments
 	metered(t, ds, seen, "queues", func(m *meterBed, o *gateway.Options) {
 		o.MaxInFlight, o.NodeBacklog, o.QueueTimeout = 60, 1, time.Hour
 		m.measured.step = func(addr string) { slow.pass() }
-	}, func(m *meterBed) { m.queues(&slow) })
+		m.measured.framed = func(_ string, t rpc.Type) {
+			if t == rpc.FrameGenerate {
+				sent.add(time.Now())
+			}
+		}
+	}, func(m *meterBed) { m.queues(&slow, &sent) })
 	metered(t, ds, seen, "nodes that have no room", func(m *meterBed, o *gateway.Options) {
 		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
 		m.measured.step = func(addr string) { slow.pass() }
@@ -501,12 +526,7 @@ func meteredClients(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		runtime.GC() // of no stream before there is a buffer that it has made larger
 		var all []net.Conn
 		for i := range clients {
-			c, err := m.door.Dial(context.Background(), "gateway")
-			m.must(err)
-			body := fmt.Sprintf(`{"prompt":%q,"max_tokens":150,"ignore_eos":true,"stream":true}`, unlike(i, 20))
-			_, err = fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-			m.must(err)
-			all = append(all, c)
+			all = append(all, m.stream(unlike(i, 20), 150))
 		}
 		time.Sleep(10 * time.Second)
 		for i, c := range all {

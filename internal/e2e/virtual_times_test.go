@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/gateway"
+	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
 // Times, to the microsecond: in virtual time nothing lasts but what nodes compute,
@@ -111,5 +113,50 @@ func meteredTimes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 				m.is(role, name, "", want)
 			}
 		}
+	})
+}
+
+// meteredTurns has a prefill node that computes one prompt at a time get several.
+func meteredTurns(t *testing.T, ds []*engine.Loaded, seen *watched) {
+	const n, prompt = 4, 60 // tokens, which one step computes
+	var granted, began moments
+	metered(t, ds, seen, "prompts that wait for their turn", func(m *meterBed, o *gateway.Options) {
+		m.measured.scheduler = func(addr string, o *scheduler.Config) {
+			if o.Pool.Blocks, o.MaxSeqs, o.MaxBatchedTokens = 26, 8, 64; addr[0] == 'p' {
+				o.MaxSeqs = 1
+			}
+		}
+		m.measured.framed = func(addr string, t rpc.Type) {
+			if t == rpc.FrameGrant { // from here on a job is the engine's
+				granted.add(time.Now())
+			}
+		}
+		m.measured.took = func(addr string, at time.Time) {
+			if addr[0] == 'p' {
+				began.add(at)
+			}
+		}
+	}, func(m *meterBed) {
+		m.ask("POST", "/admin/drain/"+m.nodes[3].addr+"?timeout=1s")
+		m.well(m.crowd(n, prompt, 2)()...) // it is connected to both decode nodes
+		for _, d := range m.nodes[:2] {
+			if d.decode.Counters().RemotePrefills == 0 {
+				m.errorf("%s has asked for no prompt", d.addr)
+			}
+		}
+		const queue = "vllm:request_queue_time_seconds_sum"
+		before, start := m.value('P', queue, ""), time.Now()
+		granted.all, began.all = nil, nil
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() { m.well(m.say(unlike(n+i, prompt), 2, "", "")) })
+		}
+		wg.Wait()
+		jobs, asked := granted.since(start)
+		steps, turns := began.since(start)
+		if jobs != n || steps != n || turns-asked < time.Millisecond {
+			m.errorf("%d jobs, %d steps, %v apart in all", jobs, steps, turns-asked)
+		}
+		m.is('P', queue, "", before+(turns-asked).Seconds())
 	})
 }

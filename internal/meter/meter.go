@@ -222,6 +222,11 @@ func (n *Node) Reader(stats func() kvtransfer.ReaderStats) {
 	n.transfers.Store(&told)
 }
 
+// News connects the counter of messages about the prefix cache that were not sent.
+func (n *Node) News(dropped func() uint64) {
+	n.Set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(dropped()) })
+}
+
 // Arrived feeds what a decode node is told of transfers.
 func Arrived(set *metrics.Set) func(kvtransfer.Event) {
 	first, last := set.Histogram(metrics.KVTransferFirstByte), set.Histogram(metrics.KVTransferLastByte)
