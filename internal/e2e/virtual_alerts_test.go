@@ -188,6 +188,7 @@ func meteredAlerts(t *testing.T, ds []*engine.Loaded, seen *watched) {
 			}
 		}
 		m.is('G', "tandem:gateway_refused_total", `"queue"`, float64(told))
+		m.shows("Refused by gateways", 0, float64(told), `{limit="queue"}`)
 		if refused == 0 {
 			m.errorf("nobody was refused")
 		}

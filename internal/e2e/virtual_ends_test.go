@@ -48,7 +48,18 @@ func (m *meterBed) prefills(n map[string]float64) {
 	m.showsEach("Prefill jobs", 0, all)
 }
 
-// refused wants all of them told a status.
+// failedAttempts are how many attempts are to have failed, by code.
+func (m *meterBed) failedAttempts(n map[string]float64) {
+	m.t.Helper()
+	all := map[string]float64{}
+	for _, code := range failureCodes {
+		m.is('G', "tandem:gateway_attempt_failures_total", `"`+code+`"`, n[code])
+		all[fmt.Sprintf("{code=%q}", code)] = n[code]
+	}
+	m.showsEach("Failed attempts", 0, all)
+}
+
+// refused wants all of them told a status, and nobody anything else.
 func (m *meterBed) refused(status int, all ...told) {
 	m.t.Helper()
 	for _, a := range all {
@@ -56,6 +67,7 @@ func (m *meterBed) refused(status int, all ...told) {
 			m.errorf("%d %s, want %d", a.status, a.text, status)
 		}
 	}
+	m.showsEach("HTTP answers by status", 0, map[string]float64{fmt.Sprintf(`{status="%d"}`, status): float64(len(all))})
 }
 
 // meteredEnds has requests end as real processes' cannot be made to on time.
@@ -143,6 +155,7 @@ func (m *meterBed) endAlone() {
 	}
 	m.refused(503, answers()...)
 	m.ends(map[string]float64{"error": n}, map[string]float64{"upstream": n})
+	m.failedAttempts(map[string]float64{"connection": m.value('G', "tandem:gateway_attempts_total", "")}) // not one went well
 }
 
 // stream begins a streamed completion, of which nothing is read.

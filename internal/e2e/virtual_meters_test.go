@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -143,18 +144,12 @@ func (m *meterBed) value(role byte, name, label string) (sum float64) {
 	return sum
 }
 
-// is has a metric have a value.
+// is has a metric have a value, to the microsecond where it is a time.
 func (m *meterBed) is(role byte, name, label string, want float64) {
 	m.t.Helper()
-	m.between(role, name, label, want-1e-6, want+1e-6)
-}
-
-// between has it be one from low to high.
-func (m *meterBed) between(role byte, name, label string, low, high float64) {
-	m.t.Helper()
 	v := m.value(role, name, label)
-	if v < low || v > high {
-		m.errorf("%c: %s{%s} is %g, want %g to %g", role, name, label, v, low, high)
+	if math.Abs(v-want) > 1e-6 {
+		m.errorf("%c: %s{%s} is %g, want %g", role, name, label, v, want)
 	} else if v != 0 {
 		m.seen[strings.TrimSuffix(name, "_sum")+" "+string(role)] = true
 	}
@@ -488,6 +483,7 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		m.is('D', "tandem:decode_refused_total", "", refused)
 		m.is('D', "vllm:admission_rejections_total", "", refused)
 		m.shows("Decode nodes: refused and dropped", 0, refused)
+		m.failedAttempts(map[string]float64{"overloaded": refused})
 		slow.open()
 		answers()
 	})
