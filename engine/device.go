@@ -11,9 +11,26 @@ import (
 	"github.com/tandem-serving/tandem/engine/model"
 )
 
-// gpuReserve is left of a GPU's memory for graphs, code and what the driver takes
-// as it goes, in bytes.
-const gpuReserve = 768 << 20
+// Of a GPU's memory so many bytes are left for code and what the driver takes as it
+// goes, and for the graphs of all buckets.
+const (
+	codeReserve  = 256 << 20
+	graphReserve = 512 << 20
+)
+
+// reserve is how much that is in all: adapters have each graph twice.
+func reserve(o *LoadOptions) int64 {
+	switch {
+	case o.EnforceEager:
+		return codeReserve
+	case o.Adapters.Places > 0:
+		return codeReserve + 2*graphReserve
+	}
+	return codeReserve + graphReserve
+}
+
+// captureInterval is how often a capture of graphs that takes long says how far it is.
+const captureInterval = 2 * time.Second
 
 // mirrorShare is the most of the host's memory that a copy of a GPU's KV takes, where
 // nothing says how large the KV shall be.
@@ -84,10 +101,10 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 			}
 		}
 	}
-	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - gpuReserve
+	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - reserve(o)
 	if left <= 0 {
 		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are taken by others, weights need %s, a step %s, and %s are kept",
-			ErrOption, o.GPUMemory, memory.Bytes(c.total), memory.Bytes(c.total-c.free), memory.Bytes(weights), memory.Bytes(step), memory.Bytes(gpuReserve))
+			ErrOption, o.GPUMemory, memory.Bytes(c.total), memory.Bytes(c.total-c.free), memory.Bytes(weights), memory.Bytes(step), memory.Bytes(reserve(o)))
 	}
 	if most := int64(float64(o.MemoryLimit) * mirrorShare); o.SharedKV && most > 0 && left > most {
 		o.Logger.Warn("KV memory is less than the GPU has room for: nodes that send or receive KV keep a copy of it, pinned, in the host's memory; --kv-cache-memory-bytes sets it",
@@ -136,7 +153,13 @@ func (c *choice) capture(o *LoadOptions, l *Loaded) error {
 		return nil
 	}
 	began, before := time.Now(), gpu.Free()
-	n, err := l.Model.Capture(o.MaxSeqs)
+	told := began
+	n, err := l.Model.Capture(o.MaxSeqs, func(done, of int) {
+		if now := time.Now(); now.Sub(told) >= captureInterval {
+			told = now
+			o.Logger.Info("capturing graphs", "done", done, "of", of)
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("%w %s: recording graphs: %w", ErrModel, o.Model, err)
 	}

@@ -277,7 +277,7 @@ func (r *rank) run() error {
 	}
 	r.Watch()
 	// As rank 0 does at the same time: what they meet by may be connected only then.
-	if _, err := r.model.Capture(r.kv.Seqs); err != nil {
+	if _, err := r.model.Capture(r.kv.Seqs, nil); err != nil {
 		r.Lose(r.Rank(), err.Error())
 		return err
 	}

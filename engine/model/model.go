@@ -178,8 +178,9 @@ func bucket(n int) int {
 
 // Capture has the backend record the plans of steps that decode up to so many
 // sequences, the largest first, so that the others fit into the memory that it
-// took. It returns how many became graphs; 0 from a backend that has none.
-func (m *Model) Capture(seqs int) (graphs int, err error) {
+// took. progress, if set, hears after each how many of all are recorded. It returns how
+// many became graphs; 0 from a backend that has none.
+func (m *Model) Capture(seqs int, progress func(done, of int)) (graphs int, err error) {
 	c, ok := m.backend.(backend.Capturer)
 	if !ok {
 		return 0, nil
@@ -192,7 +193,16 @@ func (m *Model) Capture(seqs int) (graphs int, err error) {
 			n--
 		}
 	}
-	return c.Capture(keys, m.record)
+	for i := range keys {
+		n, err := c.Capture(keys[i:i+1], m.record)
+		if graphs += n; err != nil {
+			return graphs, err
+		}
+		if progress != nil {
+			progress(i+1, len(keys))
+		}
+	}
+	return graphs, nil
 }
 
 // Logits is the buffer [outputs, vocab] behind the last step's tokens.

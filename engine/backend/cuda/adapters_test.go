@@ -248,7 +248,11 @@ func TestAdapterPlans(t *testing.T) {
 	src := openTied(t)
 	dev := openGPU(t, Options{Limits: modelLimits})
 	m := adaptedSeat(t, src, dev)
-	graphs, err := m.Capture(4)
+	var told []int
+	graphs, err := m.Capture(4, func(done, of int) { told = append(told, done, of) })
+	if want := []int{1, 3, 2, 3, 3, 3}; !slices.Equal(told, want) {
+		t.Errorf("heard of %v, want %v: batches of 4, 2 and 1", told, want)
+	}
 	if err != nil || graphs%2 != 0 || len(dev.plans) != len(dev.adapt.plans) || graphs < 2 {
 		t.Fatalf("%d graphs, %d and %d plans, %v", graphs, len(dev.plans), len(dev.adapt.plans), err)
 	}

@@ -21,7 +21,7 @@ func TestFuse(t *testing.T) {
 		}
 		t.Cleanup(func() { src.Close() })
 		dev := openGPU(t, Options{Limits: modelLimits, Eager: true})
-		if _, err := sit(t, src, dev, backend.F32).Capture(1); err != nil {
+		if _, err := sit(t, src, dev, backend.F32).Capture(1, nil); err != nil {
 			t.Fatal(err)
 		}
 		p := dev.plans[backend.Key{Tokens: 1, Outputs: 1}]
