@@ -1,5 +1,7 @@
 package backend
 
+import "fmt"
+
 // Adapters is what a backend has that adds low-rank products to some of its
 // matrices: y = x·Wᵀ + (x·Aᵀ)·Bᵀ, where A and B are those of the adapter that a
 // row's span names. A row's result depends on its own adapter alone.
@@ -18,6 +20,15 @@ type AdapterPart struct {
 	Rank   int
 	A      []float32 // [Rank, in]
 	B      []float32 // [out, Rank], the adapter's factor included
+}
+
+// Check says, as ErrShape, that the part does not fit a matrix [out, in] in a place of at
+// most so high a rank; takes is whether the matrix takes a part, and has none yet.
+func (p *AdapterPart) Check(name string, out, in, most int, takes bool) error {
+	if takes && p.Rank >= 1 && p.Rank <= most && len(p.A) == p.Rank*in && len(p.B) == out*p.Rank {
+		return nil
+	}
+	return fmt.Errorf("%w: adapter of rank %d, at most %d, of %d and %d numbers for %s [%d, %d]", ErrShape, p.Rank, most, len(p.A), len(p.B), name, out, in)
 }
 
 // AdapterBytes is the memory of one place for a matrix [out, in].

@@ -87,9 +87,8 @@ func (c *CPU) LoadAdapter(place int, parts []backend.AdapterPart) error {
 	for i := range parts {
 		p := &parts[i]
 		w := c.weight(p.Target)
-		if t.targets[w] == nil || p.Rank < 1 || p.Rank > t.rank || len(p.A) != p.Rank*w.in || len(p.B) != w.out*p.Rank || given[w] != nil {
-			return fmt.Errorf("%w: adapter of rank %d, at most %d, of %d and %d numbers for %s [%d, %d]",
-				backend.ErrShape, p.Rank, t.rank, len(p.A), len(p.B), w.name, w.out, w.in)
+		if err := p.Check(w.name, w.out, w.in, t.rank, t.targets[w] != nil && given[w] == nil); err != nil {
+			return err
 		}
 		given[w] = p
 	}
