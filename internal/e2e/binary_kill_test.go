@@ -49,8 +49,8 @@ func (b *battle) requests() []map[string]any {
 
 // told is what a client has at the end of a stream: for each choice the text, the
 // log-probabilities and the finish reason, and the usage.
-func (b *battle) told(request map[string]any) (string, error) {
-	resp, err := b.post("/v1/completions", request)
+func (c *cluster) told(request map[string]any) (string, error) {
+	resp, err := c.post("/v1/completions", request)
 	if err != nil {
 		return "", err
 	}
@@ -90,13 +90,13 @@ func (b *battle) told(request map[string]any) (string, error) {
 		if err := json.Unmarshal([]byte(strings.TrimPrefix(event, "data: ")), &e); err != nil {
 			return "", fmt.Errorf("%w in %q", err, event)
 		}
-		for _, c := range e.Choices {
-			text[c.Index].WriteString(c.Text)
-			if c.LogProbs != nil {
-				fmt.Fprintf(&text[c.Index], "|%q %v %v|", c.LogProbs.Tokens, c.LogProbs.Offset, c.LogProbs.Values)
+		for _, choice := range e.Choices {
+			text[choice.Index].WriteString(choice.Text)
+			if choice.LogProbs != nil {
+				fmt.Fprintf(&text[choice.Index], "|%q %v %v|", choice.LogProbs.Tokens, choice.LogProbs.Offset, choice.LogProbs.Values)
 			}
-			if c.Finish != "" {
-				fmt.Fprintf(&text[c.Index], "<%s>", c.Finish)
+			if choice.Finish != "" {
+				fmt.Fprintf(&text[choice.Index], "<%s>", choice.Finish)
 			}
 		}
 		if e.Usage != nil {

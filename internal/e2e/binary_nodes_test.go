@@ -279,8 +279,8 @@ func (b *battle) whole(gateways ...*member) {
 	}
 }
 
-func (b *battle) getJSON(path string, into any) error {
-	resp, err := b.client().Get(b.url(path))
+func (c *cluster) getJSON(path string, into any) error {
+	resp, err := c.client().Get(c.url(path))
 	if err != nil {
 		return err
 	}

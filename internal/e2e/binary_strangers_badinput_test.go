@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,31 +30,44 @@ import (
 
 // daemon is one process of a fleet whose ports are all known.
 type daemon struct {
-	cmd *exec.Cmd
-	log output
+	cmd   *exec.Cmd
+	log   output
+	ended chan struct{} // closed when cmd has ended
 }
 
 // daemonOf starts a long-running command; the test ends it and looks for faults.
 func daemonOf(t *testing.T, args ...string) *daemon {
 	t.Helper()
+	return wrappedDaemon(t, nil, args...)
+}
+
+// wrappedDaemon is daemonOf for a program that another one starts: wrapper is its
+// command line, to which the program's is appended. It must exec, so that signals
+// reach the program.
+func wrappedDaemon(t *testing.T, wrapper []string, args ...string) *daemon {
+	t.Helper()
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{cmd: exec.Command(path, args...)}
+	line := append(append(slices.Clone(wrapper), path), args...)
+	d := &daemon{cmd: exec.Command(line[0], line[1:]...), ended: make(chan struct{})}
 	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	d.cmd.WaitDelay = time.Second
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- d.cmd.Wait() }()
+	var failure error
+	go func() {
+		failure = d.cmd.Wait()
+		close(d.ended)
+	}()
 	t.Cleanup(func() {
 		_ = d.cmd.Process.Signal(syscall.SIGTERM)
 		select {
-		case err := <-ended:
-			if err != nil {
+		case <-d.ended:
+			if err := failure; err != nil {
 				t.Errorf("tandem %s ended with %v", args[0], err)
 			}
 		case <-time.After(stopBound):

@@ -73,6 +73,8 @@ var steps = []step{
 		args: []string{"-run", "^TestBinaryGuideLLM$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "kills", long: true, what: "500 kills of nodes under streams, without the other tests of the binary; ten minutes are enough", each: true,
 		args: []string{"-run", "^TestBinaryKills$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
+	{name: "hostile", long: true, what: "the campaign of attacks and faults (TestBinaryHostile*): every case, each next to streams that must not change", each: true,
+		args: []string{"-run", "^TestBinaryHostile"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 
 	{name: "build-race", soak: true, what: "the binary with the race detector inside", command: []string{"go", "build", "-race", "-o", "bin/tandem-race", "."}},
 	{name: "binary-race", soak: true, what: "that binary, which ends at its first race", each: true,
