@@ -289,6 +289,7 @@ func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 
 // know files a gateway's connection; heartbeats go to it from now on.
 func (n *Node) know(c *rpc.Conn) {
+	c.SetSilence(rpc.StreamSilence)
 	n.mu.Lock()
 	n.gateways[c] = &gateway{conn: c}
 	n.mu.Unlock()

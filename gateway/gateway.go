@@ -33,6 +33,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
@@ -114,6 +115,9 @@ const (
 	// DefaultStallTimeout: a decode node that has work and makes no step for so
 	// long has hung. It must outlast the longest step of a slow machine.
 	DefaultStallTimeout = 30 * time.Second
+	// DefaultNodeSilence: a decode node whose heartbeats, one each 500 ms, are missing
+	// for so long is stopped or unreachable. It must outlast a starved processor.
+	DefaultNodeSilence = 2 * time.Second
 	// DefaultRetriesPerSecond and the burst of ten seconds' worth are the budget
 	// of all requests' retries together, so that retrying cannot become the load.
 	DefaultRetriesPerSecond = 50
@@ -191,6 +195,7 @@ type Options struct {
 	ResumeTimeout      time.Duration
 	ResumesPerSecond   float64
 	StallTimeout       time.Duration // negative: never
+	NodeSilence        time.Duration // negative: never; at least liveness.MinSilence
 
 	Log    *slog.Logger  // nil: discarded
 	Tracer *trace.Tracer // nil: no spans
@@ -237,6 +242,7 @@ func (o *Options) setDefaults() {
 	or(&o.ResumeTimeout, DefaultResumeTimeout)
 	or(&o.ResumesPerSecond, DefaultResumesPerSecond)
 	or(&o.StallTimeout, DefaultStallTimeout)
+	or(&o.NodeSilence, DefaultNodeSilence)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -342,7 +348,8 @@ func New(o Options) (*Gateway, error) {
 	g.meters = newMeters(o.Metrics)
 	g.l = newListener(l, o.Metrics.Counter(metrics.GatewayRefused, "address"))
 	g.l.setLimits(&g.o)
-	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
+	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence),
+		Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall"), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
 	if o.Foreign.Any() {
 		o.Foreign.Log, o.Foreign.StallTimeout = o.Log, max(0, o.StallTimeout)
@@ -366,6 +373,8 @@ func (o Options) CheckLimits() error {
 	switch {
 	case o.MaxLogprobs < 1 || o.MaxLogprobs > openai.MaxLogprobs:
 		return fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", o.MaxLogprobs, openai.MaxLogprobs)
+	case o.NodeSilence > 0 && o.NodeSilence < liveness.MinSilence:
+		return fmt.Errorf("gateway: --node-silence %v: want at least %v, as nodes send a heartbeat every 500ms, or 0 for never", o.NodeSilence, liveness.MinSilence)
 	case o.MaxN < 1 || o.MaxN > openai.MaxN:
 		return fmt.Errorf("gateway: --max-n %d: want 1 to %d", o.MaxN, openai.MaxN)
 	}

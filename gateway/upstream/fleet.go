@@ -69,6 +69,9 @@ type Options struct {
 	RPC           rpc.Options
 	ProbeInterval time.Duration   // 0: DefaultProbeInterval
 	StallTimeout  time.Duration   // 0: a node that makes no step is never given up
+	NodeSilence   time.Duration   // 0: silent nodes are left to the connection's own bound
+	Silent        *metrics.Value  // counts nodes that lost their streams because of it; nil: not counted
+	Stalled       *metrics.Value  // counts those that did because of StallTimeout; nil: not counted
 	Stale         *metrics.Value  // counts refused tokens; nil: not counted
 	Blocks        *Blocks         // what nodes tell of their caches; nil: nothing
 	Left          func(id string) // told of a member that is gone, before Blocks forgets it; it may not call the Fleet; nil: nobody asks
@@ -81,7 +84,7 @@ type Fleet struct {
 	pool *rpc.Pool
 	ctx  context.Context
 	stop context.CancelFunc
-	wg   sync.WaitGroup // keepers
+	wg   sync.WaitGroup // keepers and watchSilence
 
 	now atomic.Pointer[Snapshot]
 
@@ -106,7 +109,8 @@ type Node struct {
 	breaker *gobreaker.CircuitBreaker[*link]
 	stalled atomic.Bool        // it has work and makes no steps
 	quiet   atomic.Bool        // it misses heartbeats
-	pulse   pulse              // owned by the keeper
+	pulse   pulse              // owned by the keeper, as clock
+	clock   time.Time          // by which pulse measures
 	slot    atomic.Int32       // in Blocks, see held
 	stop    context.CancelFunc // ends the keeper
 }
@@ -127,8 +131,10 @@ func New(o Options) *Fleet {
 	if o.RPC.BackoffMax == 0 {
 		o.RPC.BackoffMax = o.ProbeInterval
 	}
-	if o.Stale == nil {
-		o.Stale = new(metrics.Value)
+	for _, v := range []**metrics.Value{&o.Stale, &o.Silent, &o.Stalled} {
+		if *v == nil {
+			*v = new(metrics.Value)
+		}
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -137,6 +143,9 @@ func New(o Options) *Fleet {
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.pool = rpc.NewPool(o.RPC, f)
 	f.now.Store(&Snapshot{Table: route.New(nil, nil)})
+	if o.NodeSilence > 0 {
+		f.wg.Go(f.watchSilence)
+	}
 	return f
 }
 
@@ -205,7 +214,7 @@ func (f *Fleet) node(n *Node, m Member) *Node {
 		}
 		return n
 	}
-	n = &Node{Name: m.RPC, f: f}
+	n = &Node{Name: m.RPC, f: f, clock: time.Now()}
 	n.member.Store(&m)
 	n.breaker = gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{
 		Name:        m.RPC,
@@ -320,6 +329,9 @@ func (f *Fleet) linkOf(c *rpc.Conn) *link {
 	}
 	l = newLink(c, f.o.Stale)
 	l.said = c.Peer().GetFingerprint()
+	if role := c.Peer().GetRole(); f.o.NodeSilence > 0 && (role == "decode" || role == "serve") {
+		c.SetSilence(max(rpc.StreamSilence, 2*f.o.NodeSilence))
+	}
 	f.links[c] = l
 	return l
 }

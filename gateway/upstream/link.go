@@ -106,6 +106,13 @@ func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, err
 	return s, nil
 }
 
+// count returns how many streams the link has.
+func (l *link) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.streams)
+}
+
 // drop forgets the stream; false when it had ended before.
 func (l *link) drop(s *Stream) bool {
 	l.mu.Lock()

@@ -18,6 +18,9 @@ type pulse struct {
 // when no other is left. Its streams stay until its connection is given up.
 const quietAfter = 2 * time.Second
 
+// maxLookGap is how many ProbeIntervals the time between two looks counts at most.
+const maxLookGap = 2
+
 // beat takes what is known at now; it returns how long the node has had work and
 // made no step. beats is 0 before a connection's first heartbeat.
 func (p *pulse) beat(now time.Time, beats, steps uint64, busy bool) time.Duration {
@@ -40,6 +43,7 @@ func (p *pulse) beat(now time.Time, beats, steps uint64, busy bool) time.Duratio
 func (n *Node) watch(ctx context.Context, l *link) bool {
 	look := time.NewTicker(n.f.o.ProbeInterval)
 	defer look.Stop()
+	last := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -51,12 +55,16 @@ func (n *Node) watch(ctx context.Context, l *link) bool {
 			beats, steps, busy := l.beats, l.stats.Steps, l.stats.Running+l.stats.Waiting > 0
 			l.mu.Unlock()
 			before := n.pulse.steps
-			still := n.pulse.beat(now, beats, steps, busy)
-			n.quiet.Store(now.Sub(n.pulse.heard) >= quietAfter)
+			// A gateway that was stopped does not take its own pause for the node's.
+			n.clock = n.clock.Add(min(now.Sub(last), maxLookGap*n.f.o.ProbeInterval))
+			last = now
+			still := n.pulse.beat(n.clock, beats, steps, busy)
+			n.quiet.Store(n.clock.Sub(n.pulse.heard) >= quietAfter)
 			if beats > 0 && (steps != before || !busy) {
 				n.stalled.Store(false)
 			}
 			if limit := n.f.o.StallTimeout; limit > 0 && still >= limit && n.stalled.CompareAndSwap(false, true) {
+				n.f.o.Stalled.Inc()
 				l.conn.Close(fmt.Errorf("%w: %s, for %v", ErrStalled, n.Name, still.Round(time.Millisecond)))
 			}
 		}

@@ -174,6 +174,7 @@ type Gateway struct {
 	RequestTimeout        Seconds
 	ResumeTimeout         Seconds
 	StallTimeout          Seconds
+	NodeSilence           Seconds
 	MaxAttempts           int
 	Policy                string
 	MaxBody               Bytes
@@ -223,6 +224,8 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.Var(&g.ResumeTimeout, "resume-timeout", "how long a stream whose decode node died waits for another")
 	g.StallTimeout = Seconds(30 * time.Second)
 	s.Var(&g.StallTimeout, "stall-timeout", "a decode node that has work and makes no step for so long loses it to others; 0: never")
+	g.NodeSilence = Seconds(2 * time.Second)
+	s.Var(&g.NodeSilence, "node-silence", "a decode node whose heartbeats are missing for so long loses its streams to others, at most half of the nodes within 10s; at least 1s; 0: never")
 	s.CountVar(&g.MaxAttempts, "max-attempts", 3, 1, "nodes that take a request in a row without a token from any")
 	g.MaxBody = 32 << 20
 	s.Var(someBytes{&g.MaxBody}, "max-request-body", "largest request body")

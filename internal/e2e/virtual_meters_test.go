@@ -393,8 +393,9 @@ func (m *meterBed) silences() {
 	m.net.Silence(d0.addr, false)
 	time.Sleep(10 * time.Second)
 	m.is('G', silent, "", gw+1)
-	m.is('D', silent, "", links-gw+1)
-	m.shows("Lost on the side", 2, links+gw+1+links-gw+1)
+	m.is('G', "tandem:gateway_nodes_lost_total", `"silence"`, 1)
+	m.is('D', silent, "", links-gw) // a decode node waits rpc.StreamSilence for a gateway
+	m.shows("Lost on the side", 2, links+gw+1+links-gw)
 
 	// Dials to one that is gone, as the gateway counts them and as they were.
 	dials := m.dials.Load()

@@ -228,7 +228,7 @@ func (m *meterBed) refuses(role byte, d time.Duration, want func() float64) {
 func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	const failures, beat = "tandem:gateway_attempt_failures_total", 100 * time.Millisecond
 	metered(t, ds, seen, "decode nodes' outboxes", func(m *meterBed, o *gateway.Options) {
-		m.outbox, m.net.Buffer, o.StallTimeout, m.measured.heartbeat = 1<<10, 256, -1, beat
+		m.outbox, m.net.Buffer, o.StallTimeout, m.measured.heartbeat, o.NodeSilence = 1<<10, 256, -1, beat, -1
 	}, func(m *meterBed) {
 		answers := m.crowd(12, 20, 150)
 		for m.value('G', "vllm:generation_tokens_total", "") < 12 {
@@ -257,7 +257,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		m.shows("Decode nodes: refused and dropped", 1, failed)
 	})
 	metered(t, ds, seen, "a gateway's outboxes", func(m *meterBed, o *gateway.Options) {
-		o.RPC.OutboxBytes, o.RPC.Heartbeat, m.net.Buffer, o.StallTimeout, o.NodeBacklog, o.NodeBacklogTime = 256, beat, 64, -1, 1000, -1
+		o.RPC.OutboxBytes, o.RPC.Heartbeat, m.net.Buffer, o.StallTimeout, o.NodeBacklog, o.NodeBacklogTime, o.NodeSilence = 256, beat, 64, -1, 1000, -1, -1
 	}, func(m *meterBed) {
 		for _, d := range m.nodes[:2] {
 			m.net.Silence(d.addr, true)
@@ -285,7 +285,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		answers() // those whose every attempt was refused were told so
 	})
 	metered(t, ds, seen, "prefill nodes' outboxes", func(m *meterBed, o *gateway.Options) {
-		m.outbox, m.net.Buffer, o.StallTimeout, m.measured.heartbeat = 64, 16, -1, beat
+		m.outbox, m.net.Buffer, o.StallTimeout, m.measured.heartbeat, o.NodeSilence = 64, 16, -1, beat, -1
 		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
 	}, func(m *meterBed) {
 		m.well(m.crowd(8, 40, 2)()...)

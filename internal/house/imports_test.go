@@ -25,16 +25,17 @@ var mayImport = map[string][]string{
 	},
 
 	"gateway": {
-		"gateway/admit", "gateway/foreign", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
+		"gateway/admit", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/metrics", "internal/openai", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/trace",
 	},
 	"gateway/admit":                         {},
 	"gateway/foreign":                       {"gateway/route", "internal/sock"},
 	"gateway/foreign/discover":              {"gateway/foreign"},
 	"gateway/foreign/discover/discovertest": {}, // an API for tests
+	"gateway/liveness":                      {},
 	"gateway/render":                        {"engine/tokenizer"},
 	"gateway/route":                         {"engine/kvcache"},
-	"gateway/upstream":                      {"gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/upstream/upstreamtest":         {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
 	"prefill": {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
@@ -107,7 +108,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"gateway/admit", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease"}
+var pure = []string{"gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

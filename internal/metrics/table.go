@@ -98,6 +98,7 @@ const (
 	GatewayAttempts
 	GatewayAttemptFailures
 	GatewayResumes
+	GatewayNodesLost
 	GatewayRefused
 	GatewayKeyFileBad
 	GatewayQueueTime

@@ -7,11 +7,13 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // writeStepBytes is the most that one Write is given: progress inside a large
@@ -42,7 +44,10 @@ type Conn struct {
 	wrote chan struct{} // closed when the writer has ended
 
 	timer      *time.Timer   // the next beat
+	silence    atomic.Int64  // Options.Silence, or what SetSilence says
 	heard      atomic.Uint64 // bytes read
+	heardAt    atomic.Int64  // when bytes were last read, nanoseconds since born
+	born       time.Time
 	sent       atomic.Uint64 // bytes written
 	lastHeard  uint64        // at the last beat; owned by beat, as the next three
 	lastSent   uint64
@@ -58,7 +63,9 @@ func newConn(raw, nc net.Conn, o Options, h Handler) *Conn {
 		ready: make(chan struct{}),
 		done:  make(chan struct{}),
 		wrote: make(chan struct{}),
+		born:  time.Now(),
 	}
+	c.silence.Store(int64(o.Silence))
 	c.timer = time.AfterFunc(o.Heartbeat, c.beat)
 	c.timer.Stop() // starts with Hello
 	return c
@@ -121,6 +128,40 @@ func (c *Conn) Done() <-chan struct{} { return c.done }
 // Open says that Done is not closed, for callers that ask of many connections at
 // once.
 func (c *Conn) Open() bool { return !c.over.Load() }
+
+// HeardAt returns when bytes of the peer were last read.
+func (c *Conn) HeardAt() time.Time { return c.born.Add(time.Duration(c.heardAt.Load())) }
+
+// Unread reports whether bytes of the peer, or its end, wait to be read. It is false
+// where the transport cannot tell.
+func (c *Conn) Unread() bool {
+	switch t := c.raw.(type) {
+	case interface{ Unread() bool }:
+		return t.Unread()
+	case syscall.Conn:
+		raw, err := t.SyscallConn()
+		quiet := true
+		if err == nil && raw.Control(func(fd uintptr) { quiet = sock.Quiet(fd) }) == nil {
+			return !quiet
+		}
+	}
+	return false
+}
+
+// Ping requests an answer, which moves HeardAt. A full outbox already has bytes that
+// the peer answers.
+func (c *Conn) Ping() { _ = c.Send(FramePing, 0, nil) }
+
+// SetSilence replaces Options.Silence for this connection.
+func (c *Conn) SetSilence(d time.Duration) { c.silence.Store(int64(d)) }
+
+// GiveUp ends the connection of a silent peer at once, for the reason err. Nothing
+// that is queued is sent.
+func (c *Conn) GiveUp(err error) {
+	if c.end(err, false) {
+		c.o.Counters.Silent.Add(1)
+	}
+}
 
 // Err says why the connection ended; nil while it has not.
 func (c *Conn) Err() error {
@@ -193,7 +234,7 @@ func (c *Conn) run() {
 // Close it reads on without looking until the peer has closed too, so that no
 // reset destroys what the writer still sends.
 func (c *Conn) read(bound *time.Timer) error {
-	fr := newFrameReader(c.nc, &c.heard)
+	fr := newFrameReader(c.nc, c.count)
 	for {
 		before := c.heard.Load()
 		t, stream, payload, err := fr.next()
@@ -212,6 +253,12 @@ func (c *Conn) read(bound *time.Timer) error {
 			return err
 		}
 	}
+}
+
+// count notes that n bytes were read.
+func (c *Conn) count(n int) {
+	c.heard.Add(uint64(n))
+	c.heardAt.Store(int64(time.Since(c.born)))
 }
 
 func (c *Conn) frame(t Type, stream uint64, payload []byte, bound *time.Timer) error {
@@ -357,21 +404,18 @@ func (c *Conn) beat() {
 	c.silentFor = idleTime(idleIn, c.silentFor, c.o.Heartbeat)
 	c.stalledFor = idleTime(idleOut && c.out.waiting() > 0, c.stalledFor, c.o.Heartbeat)
 	var err error
-	switch {
-	case c.silentFor >= c.o.Silence:
+	switch silence := time.Duration(c.silence.Load()); {
+	case c.silentFor >= silence:
 		err = fmt.Errorf("%w: nothing heard from %s for %v", ErrSilent, c.RemoteAddr(), c.silentFor)
-	case c.stalledFor >= c.o.Silence:
+	case c.stalledFor >= silence:
 		err = fmt.Errorf("%w: %s took nothing for %v while %d bytes wait", ErrStalled, c.RemoteAddr(), c.stalledFor, c.out.waiting())
 	}
 	if err != nil {
-		if c.end(err, false) {
-			c.o.Counters.Silent.Add(1)
-		}
+		c.GiveUp(err)
 		return
 	}
 	if idleIn || idleOut {
-		// A full outbox has bytes under way already.
-		_ = c.Send(FramePing, 0, nil)
+		c.Ping()
 	}
 	c.timer.Reset(c.o.Heartbeat)
 }

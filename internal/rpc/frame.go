@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
 )
 
 // A frame on the wire, little-endian:
@@ -47,12 +46,12 @@ func parseHeader(b []byte) (nPayload int, t Type, stream uint64, err error) {
 // a slice of it; only a larger one is allocated.
 type frameReader struct {
 	r          io.Reader
-	heard      *atomic.Uint64 // bytes read so far, for the silence bound
-	buf        []byte         // [readBufBytes]
-	start, end int            // unread part of buf
+	heard      func(n int) // called with the bytes of each read
+	buf        []byte      // [readBufBytes]
+	start, end int         // unread part of buf
 }
 
-func newFrameReader(r io.Reader, heard *atomic.Uint64) *frameReader {
+func newFrameReader(r io.Reader, heard func(n int)) *frameReader {
 	return &frameReader{r: r, heard: heard, buf: make([]byte, readBufBytes)}
 }
 
@@ -122,7 +121,7 @@ func (f *frameReader) big(n int) ([]byte, error) {
 func (f *frameReader) read(p []byte) (int, error) {
 	n, err := f.r.Read(p)
 	if n > 0 {
-		f.heard.Add(uint64(n))
+		f.heard(n)
 	}
 	if n == 0 && err == nil {
 		err = io.ErrNoProgress // a Reader that does this again and again would spin

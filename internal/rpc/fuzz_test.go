@@ -166,7 +166,7 @@ func FuzzFrameReader(f *testing.F) {
 			r = iotest.DataErrReader(iotest.HalfReader(r))
 		}
 		var heard atomic.Uint64
-		fr := newFrameReader(r, &heard)
+		fr := newFrameReader(r, func(n int) { heard.Add(uint64(n)) })
 		rest := in
 		for {
 			typ, stream, payload, err := fr.next()

@@ -194,6 +194,13 @@ type memConn struct {
 func (c *memConn) Read(p []byte) (int, error)  { return c.in.read(p) }
 func (c *memConn) Write(p []byte) (int, error) { return c.out.write(p) }
 
+// Unread reports whether a Read would return at once.
+func (c *memConn) Unread() bool {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	return !c.in.silent && (c.in.n > 0 || c.in.wclosed)
+}
+
 // CloseWrite lets the peer read to the end.
 func (c *memConn) CloseWrite() error {
 	c.out.closeWrite()

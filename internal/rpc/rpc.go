@@ -56,6 +56,10 @@ const (
 	// Crashed processes are noticed at once by their closed socket; this is
 	// for frozen ones and lost machines, and must outlast a stalled scheduler.
 	DefaultSilence = 6 * time.Second
+	// StreamSilence replaces it between a gateway and a decode node (SetSilence): a
+	// gateway that was stopped for some seconds keeps its streams. A node that is
+	// silent loses them long before, see gateway/liveness.
+	StreamSilence = 30 * time.Second
 	// DefaultHandshakeTimeout bounds dialling, TLS and Hello, each.
 	DefaultHandshakeTimeout = 5 * time.Second
 	// DefaultCloseLinger is how long Close may take to get the last frames out.

@@ -216,6 +216,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	defer n.note()
 	switch m := m.(type) {
 	case *nodepb.Hello:
+		c.SetSilence(rpc.StreamSilence)
 		n.conns[c] = true
 		n.beat()
 	case *nodepb.BundleRequest:

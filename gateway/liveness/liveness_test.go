@@ -1,0 +1,286 @@
+package liveness
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+const silence = 2 * time.Second
+
+// world is a gateway and its nodes: what is true, and what a look sees of it.
+type world struct {
+	t     *testing.T
+	seed  uint64
+	r     *rand.Rand
+	d     *Decider
+	now   time.Time
+	nodes []*peer
+	lost  []move // at: real time since start
+	start time.Time
+}
+
+type peer struct {
+	name    string
+	every   time.Duration // between two heartbeats
+	stopped time.Time     // zero: it runs
+	sent    time.Time     // the last heartbeat
+	read    time.Time     // when the gateway last read
+	waiting bool          // a heartbeat is not read yet
+	gone    bool          // it has lost its connection
+}
+
+func newWorld(t *testing.T, seed uint64, n int) *world {
+	w := &world{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 1)), d: New(silence), start: time.Unix(1000, 0)}
+	w.now = w.start
+	for i := range n {
+		w.nodes = append(w.nodes, &peer{name: fmt.Sprintf("d%d", i), every: 500 * time.Millisecond, sent: w.now, read: w.now})
+	}
+	return w
+}
+
+// pass lets time go by during which the gateway reads nothing.
+func (w *world) pass(d time.Duration) {
+	end := w.now.Add(d)
+	for _, p := range w.nodes {
+		for p.stopped.IsZero() && !p.sent.Add(p.every).After(end) {
+			p.sent, p.waiting = p.sent.Add(p.every), true
+		}
+	}
+	w.now = end
+}
+
+// read has the gateway read what waits.
+func (w *world) read() {
+	for _, p := range w.nodes {
+		if p.waiting {
+			p.read, p.waiting = w.now, false
+		}
+	}
+}
+
+func (w *world) stop(p *peer) { p.stopped = w.now }
+
+func (w *world) stopAll() {
+	for _, p := range w.nodes {
+		if p.stopped.IsZero() {
+			w.stop(p)
+		}
+	}
+}
+
+// resume is SIGCONT: the node sends a heartbeat.
+func (w *world) resume(p *peer) {
+	p.stopped, p.sent, p.waiting, p.gone = time.Time{}, w.now, true, false
+}
+
+// look looks and holds the verdicts against the rules that always hold.
+func (w *world) look() (lost []string) {
+	w.t.Helper()
+	var (
+		seen  []Node
+		peers []*peer
+	)
+	for _, p := range w.nodes {
+		if !p.gone {
+			seen, peers = append(seen, Node{Name: p.name, HeardAt: p.read, Unread: p.waiting}), append(peers, p)
+		}
+	}
+	for i, v := range w.d.Look(w.now, seen) {
+		if v != Lost {
+			continue
+		}
+		p := peers[i]
+		p.gone = true
+		lost = append(lost, p.name)
+		if p.stopped.IsZero() {
+			w.t.Errorf("seed %d: %s runs and is lost at %v", w.seed, p.name, w.now.Sub(w.start))
+		}
+		if quiet := w.now.Sub(p.sent); quiet < silence {
+			w.t.Errorf("seed %d: %s is lost after %v", w.seed, p.name, quiet)
+		}
+		w.lost = append(w.lost, move{p.name, w.now.Sub(w.start)})
+	}
+	within := map[string]bool{}
+	for _, m := range w.lost {
+		if w.now.Sub(w.start)-m.at < Window {
+			within[m.name] = true
+		}
+	}
+	if len(within) > len(w.nodes)/2 {
+		w.t.Errorf("seed %d: %d of %d nodes lost within %v", w.seed, len(within), len(w.nodes), Window)
+	}
+	if err := w.d.Check(); err != nil {
+		w.t.Errorf("seed %d: %v", w.seed, err)
+	}
+	return lost
+}
+
+// turn is one regular round of the gateway.
+func (w *world) turn() []string {
+	w.pass(w.d.Next())
+	w.read()
+	return w.look()
+}
+
+// Whatever the order of stops, resumes, pauses of the gateway and looks: no node that
+// runs is lost, none before its silence is complete, and never more than half.
+func TestAnyOrder(t *testing.T) {
+	moved := 0
+	for seed := range uint64(400) {
+		w := newWorld(t, seed, 1+int(seed%7))
+		for range 400 {
+			p := w.nodes[w.r.IntN(len(w.nodes))]
+			switch w.r.IntN(40) {
+			case 0, 1:
+				if p.stopped.IsZero() {
+					w.stop(p)
+				}
+			case 2:
+				if !p.stopped.IsZero() {
+					w.resume(p)
+				}
+			case 3: // the gateway is stopped, or has no processor
+				w.pass(time.Duration(w.r.Int64N(int64(15 * time.Second))))
+			case 4: // it looks before it reads
+				w.pass(time.Duration(w.r.Int64N(int64(2 * time.Second))))
+				w.look()
+			case 5:
+				w.stopAll()
+			case 6:
+				p.every = time.Duration(100+w.r.IntN(1400)) * time.Millisecond
+			}
+			w.turn()
+		}
+		moved += len(w.lost)
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	if moved < 1000 {
+		t.Errorf("only %d moves: the test is not about moves", moved)
+	}
+}
+
+// One of three nodes that stops is lost as soon as its silence is complete.
+func TestPromptMove(t *testing.T) {
+	for seed := range uint64(200) {
+		w := newWorld(t, seed, 3)
+		for range 10 + w.r.IntN(20) {
+			w.turn()
+		}
+		p := w.nodes[w.r.IntN(3)]
+		w.pass(time.Duration(w.r.IntN(200)) * time.Millisecond)
+		w.stop(p)
+		w.turn()
+		for len(w.lost) == 0 {
+			w.turn()
+		}
+		if took := w.now.Sub(p.stopped); took > silence+2*minWait+LookInterval {
+			t.Fatalf("seed %d: lost %v after the stop", seed, took)
+		}
+	}
+}
+
+// What does not move: the only node, nodes while none can be heard, nodes that a
+// gateway finds quiet after its own pause, nodes that rarely send.
+func TestNoNeedlessMove(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes int
+		setup func(w *world)
+	}{
+		"one node, stopped":   {1, func(w *world) { w.stop(w.nodes[0]) }},
+		"all nodes, stopped":  {5, func(w *world) { w.stopAll() }},
+		"a gateway, stopped":  {3, func(w *world) { w.pass(10 * time.Second); w.look(); w.pass(30 * time.Second); w.look() }},
+		"a starved gateway":   {3, func(w *world) { starve(w, 1500*time.Millisecond) }},
+		"a very slow gateway": {3, func(w *world) { starve(w, 7*time.Second) }},
+		"rare heartbeats":     {3, func(w *world) { w.nodes[1].every = silence - LookInterval }},
+	} {
+		w := newWorld(t, 1, c.nodes)
+		for range 20 {
+			w.turn()
+		}
+		c.setup(w)
+		for range 200 {
+			w.turn()
+		}
+		if len(w.lost) > 0 {
+			t.Errorf("%s: lost %v", name, w.lost)
+		}
+	}
+}
+
+// starve has the gateway look long after each other, before it reads.
+func starve(w *world, gap time.Duration) {
+	for range 20 {
+		w.pass(gap)
+		w.look()
+		w.pass(time.Millisecond)
+		w.read()
+	}
+}
+
+// Time of which the gateway saw nothing counts with at most MaxGap.
+func TestGap(t *testing.T) {
+	w := newWorld(t, 1, 3)
+	w.turn()
+	w.stop(w.nodes[0])
+	w.turn()
+	before := w.d.Silence("d0")
+	w.pass(time.Hour)
+	w.read()
+	w.look()
+	if got := w.d.Silence("d0") - before; got != MaxGap {
+		t.Errorf("an hour counts as %v", got)
+	}
+	if got := w.d.Silence("nobody"); got != 0 {
+		t.Errorf("an unknown node is silent for %v", got)
+	}
+}
+
+// Half of the nodes go at once, the others only after Window, and only while one
+// can be heard.
+func TestHalf(t *testing.T) {
+	for n, want := range map[int][2]int{2: {1, 1}, 3: {1, 2}, 4: {2, 3}, 5: {2, 3}, 9: {4, 6}} {
+		w := newWorld(t, 1, n)
+		w.turn()
+		for _, p := range w.nodes[1:] {
+			w.stop(p)
+		}
+		at := func() time.Duration { return w.now.Sub(w.start) }
+		for at() < 5*time.Second {
+			w.turn()
+		}
+		if len(w.lost) != want[0] {
+			t.Errorf("%d of %d nodes lost at first, want %d", len(w.lost), n, want[0])
+		}
+		for at() < 15*time.Second {
+			w.turn()
+		}
+		if len(w.lost) != want[1] { // of those that are still connected
+			t.Errorf("%d of %d nodes lost after %v, want %d", len(w.lost), n, at(), want[1])
+		}
+	}
+}
+
+// A node is asked before its silence is complete, again and again, and a node that
+// is gone is not remembered.
+func TestAsk(t *testing.T) {
+	d, now := New(silence), time.Unix(1000, 0)
+	a := Node{Name: "a", HeardAt: now}
+	asked := 0
+	for range 9 {
+		if d.Look(now, []Node{a})[0] == Ask {
+			asked++
+		}
+		now = now.Add(LookInterval)
+	}
+	if asked != 2 {
+		t.Errorf("asked %d times in 1.6 s", asked)
+	}
+	d.Look(now, nil)
+	if got := d.Look(now, []Node{a})[0]; got != Heard || d.Silence("a") != 0 {
+		t.Errorf("a returned node: %v, silent for %v", got, d.Silence("a"))
+	}
+}
