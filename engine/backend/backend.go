@@ -353,6 +353,17 @@ type Scorer interface {
 	LogProbs(output int, top []sample.Top) (own float32, rank int, all []sample.Top, ok bool)
 }
 
+// RowReader is a backend whose buffers the engine can read in place, on the backend's
+// threads.
+type RowReader interface {
+	// View returns src's live rows of the last step, [rows, columns], without a copy.
+	// They are valid until the next step and must not be changed.
+	View(src Buf) []float32
+	// EachRow calls look(row) once for each row below n, on several threads, and
+	// returns when all calls have. It must not run during a step.
+	EachRow(n int, look func(row int))
+}
+
 // Mirror is a backend whose KVRegion may be a copy of memory that others cannot
 // reach. Blocks are per KV group.
 type Mirror interface {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
 )
 
 // BenchmarkLinear streams a matrix far larger than the last-level cache: GB/s of
@@ -126,4 +127,30 @@ func decodeSteps(b *testing.B, o Options, batch int) {
 		}
 	}
 	b.ReportMetric(float64(b.N*batch)/b.Elapsed().Seconds(), "tokens/s")
+}
+
+// BenchmarkDraws is what sampling adds to a step of 32 streams at the vocabulary of
+// Qwen models.
+func BenchmarkDraws(b *testing.B) {
+	const rows, vocab = 32, 151_936
+	r := rand.New(rand.NewPCG(1, 2))
+	logits := make([]float32, rows*vocab)
+	for i := range logits {
+		logits[i] = float32(r.NormFloat64() * 3)
+	}
+	for _, threads := range []int{1, runtime.GOMAXPROCS(0)} {
+		for name, p := range map[string]sample.Params{"greedy": {}, "temperature": {Temperature: 1}, "top_p": {Temperature: 0.7, TopP: 0.9}} {
+			b.Run(fmt.Sprintf("%s/threads=%d", name, threads), func(b *testing.B) {
+				c := &CPU{rows: newPool(threads), scratch: make([]sample.Scratch, threads)}
+				defer c.rows.close()
+				for i := range rows {
+					c.step.draws = append(c.step.draws, backend.Output{Position: int32(i), Params: p})
+				}
+				sampled := make([]int32, rows)
+				for b.Loop() {
+					c.draw(draws{c, logits, vocab, sampled})
+				}
+			})
+		}
+	}
 }

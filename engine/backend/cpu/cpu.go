@@ -105,10 +105,15 @@ type CPU struct {
 
 	plans     map[backend.Key]*plan
 	recording *plan
-	scratch   sample.Scratch
+	drawing   draws            // of the step that runs
+	rows      *pool            // portable kernels and rows of logits: never both at once
+	scratch   []sample.Scratch // [threads]
 }
 
-var _ backend.Backend = (*CPU)(nil)
+var (
+	_ backend.Backend   = (*CPU)(nil)
+	_ backend.RowReader = (*CPU)(nil)
+)
 
 // buffer is fp32 [rows, cols], rows as many as the limits allow.
 type buffer struct {
@@ -199,12 +204,13 @@ func New(o Options) (*CPU, error) {
 		}
 		return nil, fmt.Errorf("%w: no %q kernels: this build and processor have %s", backend.ErrNoDevice, o.Kernels, strings.Join(names, ", "))
 	}
-	c := &CPU{opts: o, plans: make(map[backend.Key]*plan)}
+	c := &CPU{opts: o, plans: make(map[backend.Key]*plan), rows: newPool(o.Threads), scratch: make([]sample.Scratch, o.Threads)}
 	var err error
 	if err = c.step.alloc(&c.mem, l); err == nil {
 		c.kernels, err = newRunner(c)
 	}
 	if err != nil {
+		c.rows.close()
 		c.mem.free()
 		return nil, err
 	}
@@ -361,12 +367,27 @@ func (c *CPU) Download(dst []float32, src backend.Buf) []float32 {
 	return append(dst[:0], b.data[:c.step.live(b.rows)*b.cols]...)
 }
 
+// View returns the live rows of the last step; see backend.RowReader.
+func (c *CPU) View(src backend.Buf) []float32 {
+	b := c.buffers[src]
+	return b.data[:c.step.live(b.rows)*b.cols]
+}
+
+// EachRow calls look on the pool's threads; see backend.RowReader.
+func (c *CPU) EachRow(n int, look func(row int)) { c.rows.run(eachRow(look), n) }
+
+// eachRow is a task whose items are rows.
+type eachRow func(row int)
+
+func (look eachRow) item(_, row int) { look(row) }
+
 // Close ends the threads and returns all memory. Slices from KVRegion die.
 func (c *CPU) Close() error {
 	if c.kernels == nil {
 		return nil
 	}
 	c.kernels.close()
+	c.rows.close()
 	c.kernels = nil
 	c.buffers, c.weights, c.ropes, c.routes, c.plans = nil, nil, nil, nil, nil
 	c.kv, c.adapt = kvStore{}, adapters{}

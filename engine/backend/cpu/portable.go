@@ -26,10 +26,10 @@ type portableScratch struct {
 }
 
 func newPortable(c *CPU) *portable {
-	return &portable{pool: newPool(c.opts.Threads), scratch: make([]portableScratch, c.opts.Threads)}
+	return &portable{pool: c.rows, scratch: make([]portableScratch, c.opts.Threads)}
 }
 
-func (p *portable) close() { p.pool.close() }
+func (p *portable) close() {} // the pool is the backend's
 
 // load keeps the matrix row-major, and in place where it stays mapped.
 func (p *portable) load(c *CPU, w *weight, data []byte) error {

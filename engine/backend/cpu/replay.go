@@ -101,11 +101,39 @@ func (c *CPU) halt(s *stop, step *backend.Step) error {
 	case stopGather:
 		return c.opts.Ranks.AllGather(data, s.part.data[:live*s.part.cols], live)
 	}
-	for r := range c.step.draws {
-		d := &c.step.draws[r]
-		step.Sampled[r] = sample.Pick(data[r*s.buf.cols:(r+1)*s.buf.cols], &d.Params, d.Position, &c.scratch)
-	}
+	c.draw(draws{c, data, s.buf.cols, step.Sampled})
 	return nil
+}
+
+// worthSharing is the number of logits from which on a step's draws are worth the
+// wake of another thread: about 20 microseconds of the cheapest draw.
+const worthSharing = 1 << 16
+
+// draws is the task that samples a step's outputs, a row an item. Rows do not
+// depend on each other, so which thread draws one changes nothing.
+type draws struct {
+	c       *CPU
+	logits  []float32 // [outputs, vocab]
+	vocab   int
+	sampled []int32 // [outputs]
+}
+
+func (d *draws) item(worker, row int) {
+	out := &d.c.step.draws[row]
+	d.sampled[row] = sample.Pick(d.logits[row*d.vocab:(row+1)*d.vocab], &out.Params, out.Position, &d.c.scratch[worker])
+}
+
+// draw samples all outputs of the step.
+func (c *CPU) draw(d draws) {
+	c.drawing = d
+	n := len(c.step.draws)
+	if len(d.logits) >= worthSharing {
+		c.rows.run(&c.drawing, n)
+		return
+	}
+	for row := range n {
+		c.drawing.item(0, row)
+	}
 }
 
 // capture records the plan of a key.

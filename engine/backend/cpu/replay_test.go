@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
 )
 
 // TestStepChecks: a step that would read or write outside of what was
@@ -242,6 +243,33 @@ func TestNewRefuses(t *testing.T) {
 		for range 2 {
 			if err := c.Close(); err != nil {
 				t.Error(err)
+			}
+		}
+	}
+}
+
+// Rows are drawn on all threads, each as it would be alone.
+func TestDrawsByThreads(t *testing.T) {
+	const rows, vocab = 24, 4099
+	r := rand.New(rand.NewPCG(3, 5))
+	logits := make([]float32, rows*vocab)
+	for i := range logits {
+		logits[i] = float32(r.NormFloat64() * 3)
+	}
+	for _, threads := range []int{1, 2, 5} {
+		c := &CPU{rows: newPool(threads), scratch: make([]sample.Scratch, threads)}
+		defer c.rows.close()
+		want := make([]int32, rows)
+		for i := range rows {
+			p := sample.Params{Seed: uint64(i), Temperature: float32(i%3) * 0.7, TopP: 0.9 * float32(i%2), TopK: int32(i % 5 * 20)}
+			c.step.draws = append(c.step.draws, backend.Output{Position: int32(i), Params: p})
+			want[i] = sample.Pick(logits[i*vocab:(i+1)*vocab], &p, int32(i), new(sample.Scratch))
+		}
+		for round := range 20 {
+			got := make([]int32, rows)
+			c.draw(draws{c, logits, vocab, got})
+			if !slices.Equal(got, want) {
+				t.Fatalf("%d threads, round %d: %v, want %v", threads, round, got, want)
 			}
 		}
 	}
