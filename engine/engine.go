@@ -123,7 +123,11 @@ type Engine struct {
 	taken      []func()        // the inbox's other buffer
 	onMark     func(layer int) // layerDone, bound once
 
-	scorer     backend.Scorer // nil: log-probabilities are made here, of logits
+	scorer     backend.Scorer    // nil: log-probabilities are made here, of logits
+	rows       backend.RowReader // nil: logits are copied, and read on the step goroutine
+	ratings    []rating          // rows that rate looks at
+	rated      []*LogProbs       // [outputs of the step], nil where nobody asked
+	pace       scorePace
 	ruler      backend.Ruler  // nil: rules of a request are the host's
 	mirror     backend.Mirror // nil: KVRegion is the device's own
 	direct     backend.Direct // nil: nor does anybody else reach the device's
@@ -187,6 +191,7 @@ func New(o Options) (*Engine, error) {
 	e.mirror = mirrorOf(o.Backend)
 	e.direct = directOf(e.mirror)
 	e.scorer, _ = o.Backend.(backend.Scorer)
+	e.rows, _ = o.Backend.(backend.RowReader)
 	e.ruler, _ = o.Backend.(backend.Ruler)
 	e.publishAdapters()
 	for _, m := range o.Modules {
@@ -336,6 +341,7 @@ func (e *Engine) stepOnce() bool {
 		return true
 	}
 	now := e.now()
+	e.sched.LimitScores(e.pace.limit())
 	e.batch = e.sched.Schedule(now)
 	b := e.batch
 	e.turns(b, now)
@@ -430,6 +436,7 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 	}
 	e.ran(b, prompts, time.Since(began))
 	e.emit(b, e.step.Sampled)
+	e.pace.ended(b, time.Since(began))
 	return nil
 }
 

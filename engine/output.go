@@ -39,24 +39,61 @@ func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 }
 
 // emit turns the step's rows into results and hands out what clients asked for.
+// Tokens of requests whose prompts are not scored in this step leave first: scoring
+// takes as long as some steps.
 func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	if e.wantsLogits(b) {
-		e.logits = e.o.Backend.Download(e.logits, e.o.Model.Logits())
+		e.readLogits()
 	}
-	row := 0
 	e.emitted = e.now()
+	e.rateSampled(b, sampled)
+	row, at, scoring, others := 0, len(e.results), false, false
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		r := e.live[q.ID]
-		if r != nil && q.ScoreFrom < q.ScoreTo {
+		scored := q.ScoreTo - q.ScoreFrom
+		row += scored
+		if q.Sample {
+			var result scheduler.Result
+			if scored == 0 {
+				result, others = e.emitSampled(e.live[q.ID], q, sampled, row), true
+			}
+			e.results = append(e.results, result)
+			row += 1 + q.Drafts
+		}
+		scoring = scoring || scored > 0
+	}
+	if !scoring {
+		return
+	}
+	if others && e.o.OnStep != nil {
+		e.publish()
+		e.o.OnStep()
+	}
+	row = 0
+	for i := range b.Seqs {
+		q := &b.Seqs[i]
+		r, scored := e.live[q.ID], q.ScoreTo-q.ScoreFrom
+		if r != nil && scored > 0 {
 			e.emitScores(r.req, q, row)
 		}
-		row += q.ScoreTo - q.ScoreFrom
+		row += scored
 		if q.Sample {
-			e.results = append(e.results, e.emitSampled(r, q, sampled, row))
+			if scored > 0 {
+				e.results[at] = e.emitSampled(r, q, sampled, row)
+			}
+			at++
 			row += 1 + q.Drafts
 		}
 	}
+}
+
+// readLogits makes e.logits the logits of the step, [outputs, vocab].
+func (e *Engine) readLogits() {
+	if e.rows != nil {
+		e.logits = e.rows.View(e.o.Model.Logits())
+		return
+	}
+	e.logits = e.o.Backend.Download(e.logits, e.o.Model.Logits())
 }
 
 // logitsOf is row's logits, [vocab].
@@ -65,14 +102,66 @@ func (e *Engine) logitsOf(row int) []float32 {
 	return e.logits[row*vocab : (row+1)*vocab]
 }
 
-// emitScores tells of the prompt's tokens after those that were scored.
+// rating is a row of logits whose log-probabilities a client asked for.
+type rating struct {
+	row, most int     // row of the step's outputs, number of best tokens
+	token     int32   // the token that follows
+	only      []int32 // see sample.LogProbs
+	to        *LogProbs
+}
+
+// rate computes ratings, which do not depend on each other.
+func (e *Engine) rate(ratings []rating) {
+	if e.rows != nil && len(ratings) > 1 {
+		e.rows.EachRow(len(ratings), func(i int) { e.rateRow(&ratings[i]) })
+		return
+	}
+	for i := range ratings {
+		e.rateRow(&ratings[i])
+	}
+}
+
+func (e *Engine) rateRow(r *rating) {
+	r.to.LogProb, r.to.Rank, r.to.Top = sample.LogProbs(e.logitsOf(r.row), r.token, r.most, r.only, nil)
+}
+
+// rateSampled computes the log-probabilities of the step's tokens for requests that
+// asked for them, except where the device has done so. Those of guesses that turn out
+// wrong are computed in vain.
+func (e *Engine) rateSampled(b scheduler.Batch, sampled []int32) {
+	clear(e.rated)
+	e.rated, e.ratings = e.rated[:0], e.ratings[:0]
+	row := 0
+	for i := range b.Seqs {
+		q := &b.Seqs[i]
+		row += q.ScoreTo - q.ScoreFrom
+		if !q.Sample {
+			continue
+		}
+		r := e.live[q.ID]
+		for range 1 + q.Drafts {
+			if r != nil && r.req.LogProbs && !e.scored(r) {
+				for len(e.rated) <= row {
+					e.rated = append(e.rated, nil)
+				}
+				e.rated[row] = new(LogProbs)
+				e.ratings = append(e.ratings, rating{row, r.req.TopLogProbs, sampled[row], r.req.LogProbTokens, e.rated[row]})
+			}
+			row++
+		}
+	}
+	e.rate(e.ratings)
+}
+
+// emitScores emits the log-probabilities of the prompt's tokens after those that
+// were scored. row is the first of them.
 func (e *Engine) emitScores(req *Request, q *scheduler.Seq, row int) {
 	probs := make([]LogProbs, q.ScoreTo-q.ScoreFrom)
+	e.ratings = e.ratings[:0]
 	for i := range probs {
-		p := &probs[i]
-		at := q.ScoreFrom + i + 1
-		p.LogProb, p.Rank, p.Top = sample.LogProbs(e.logitsOf(row+i), req.Prompt[at], req.TopPromptLogProbs, nil, nil)
+		e.ratings = append(e.ratings, rating{row + i, req.TopPromptLogProbs, req.Prompt[q.ScoreFrom+i+1], nil, &probs[i]})
 	}
+	e.rate(e.ratings)
 	req.EmitPrompt(q.ScoreFrom+1, probs)
 }
 
@@ -102,7 +191,7 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	}
 	t := Token{ID: token, Position: pos}
 	if req.LogProbs {
-		t.LogProbs = e.logProbs(r, token, row)
+		t.LogProbs = e.logProbs(r, row)
 	}
 	if c := req.Sampling.Controls; c != nil {
 		c.Add(token)
@@ -128,14 +217,12 @@ func (e *Engine) scored(r *run) bool {
 	return r.req.LogProbs && e.scorer != nil && len(r.req.LogProbTokens) == 0 && r.req.TopLogProbs < e.scorer.MostProbs() && !r.byHost
 }
 
-// logProbs is what a request sees of a token that was drawn.
-func (e *Engine) logProbs(r *run, token int32, row int) *LogProbs {
-	p, req := new(LogProbs), r.req
+// logProbs returns what a request sees of the token that was drawn from row.
+func (e *Engine) logProbs(r *run, row int) *LogProbs {
 	if !e.scored(r) {
-		p.LogProb, p.Rank, p.Top = sample.LogProbs(e.logitsOf(row), token, req.TopLogProbs, req.LogProbTokens, nil)
-		return p
+		return e.rated[row]
 	}
-	var ok bool
+	p, ok := new(LogProbs), false
 	if p.LogProb, p.Rank, p.Top, ok = e.scorer.LogProbs(row, nil); !ok { // no logit is finite
 		p.LogProb, p.Rank = float32(math.Inf(-1)), e.o.Model.VocabSize()
 	}

@@ -3,8 +3,10 @@ package engine
 import (
 	"math"
 	"slices"
+	"sync"
 	"testing"
 
+	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
@@ -74,6 +76,91 @@ func TestPromptLogProbs(t *testing.T) {
 	if s := b.Stats().Scheduler; s.Preemptions == 0 {
 		t.Error("nobody was preempted")
 	}
+}
+
+// The tokens of a step are sent before another request's prompt is scored, and
+// OnStep comes between them.
+func TestTokensLeaveBeforeScores(t *testing.T) {
+	var order []string
+	c := small()
+	c.MaxOutputs = 12
+	b := newBench(t, c, func(o *Options) {
+		o.OnStep = func() { order = append(order, "sent") }
+	})
+	stream, scored := b.caller(tokens(5, 1), 40), b.caller(tokens(17, 2), 2)
+	emit := stream.Emit
+	stream.Emit = func(token Token) { order = append(order, "token"); emit(token) }
+	scored.TopPromptLogProbs = 1
+	scored.EmitPrompt = func(first int, probs []LogProbs) { order = append(order, "scores") }
+	b.d.gate()
+	b.start()
+	b.add(stream)
+	<-b.d.begun
+	go func() {
+		if _, _, err := b.Add(&scored.Request); err != nil {
+			t.Error(err)
+		}
+	}()
+	b.posted(1)
+	b.d.open()
+	stream.wait()
+	scored.wait()
+	b.settled()
+	together := 0
+	for i, what := range order {
+		if what != "scores" {
+			continue
+		}
+		if i >= 2 && order[i-1] == "sent" && order[i-2] == "token" {
+			together++
+		}
+		if i+1 == len(order) || order[i+1] != "sent" && order[i+1] != "token" {
+			t.Errorf("%q follows scores", order[i+1:])
+		}
+	}
+	if together < 2 {
+		t.Errorf("a token was sent right before scores %d times: %q", together, order)
+	}
+}
+
+// rowReader is the test device as a backend whose logits are read in place.
+type rowReader struct{ *device }
+
+func (d rowReader) View(backend.Buf) []float32 { return d.logits }
+func (d rowReader) EachRow(n int, look func(row int)) {
+	var wg sync.WaitGroup
+	for row := range n {
+		wg.Go(func() { look(row) })
+	}
+	wg.Wait()
+}
+
+// Log-probabilities that several threads compute belong to their tokens.
+func TestLogProbsByThreads(t *testing.T) {
+	c := small()
+	c.MaxOutputs = 12
+	b := newBench(t, c, func(o *Options) { o.Backend = rowReader{o.Backend.(*device)} }).start()
+	var all []*caller
+	for i := range 5 {
+		r := b.caller(tokens(6+3*i, i), 9)
+		r.LogProbs, r.TopLogProbs = i%2 == 0, i // emit holds each token against the device's
+		if i > 2 {
+			r.TopPromptLogProbs = 2
+			r.EmitPrompt = func(first int, probs []LogProbs) {
+				for j, p := range probs {
+					if want := plainProbs(r.Prompt[:first+j], r.Prompt[first+j], 2); p.LogProb != want.LogProb || !slices.Equal(p.Top, want.Top) {
+						t.Errorf("request %d, position %d: %+v, want %+v", i, first+j, p, want)
+					}
+				}
+			}
+		}
+		all = append(all, r)
+		b.add(r)
+	}
+	for _, r := range all {
+		r.wait()
+	}
+	b.settled()
 }
 
 func TestLogProbsOfNamedTokens(t *testing.T) {

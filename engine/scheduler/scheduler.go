@@ -160,6 +160,7 @@ type Scheduler struct {
 	stepping   bool
 	budget     int        // tokens left while a batch is made
 	spare      int        // rows of logits left beside one for each request
+	scoreRows  int        // prompt rows that may still be scored in this step
 	placed     []*request // in batch order, victims of preemption included
 	inStep     []*request // those of the batch, then those of Completed
 	batch      Batch
@@ -169,6 +170,8 @@ type Scheduler struct {
 	asking     []*request // whose asks they are
 	done       []RequestID
 	views      [][]kvcache.BlockID // block tables of Batch, [placed × groups]
+
+	maxScores int // of LimitScores; 0: none
 
 	then    ahead             // the step after it, where Ahead has given it out
 	doubles []kvcache.BlockID // blocks that tables have no more, and that step may read

@@ -29,7 +29,7 @@ var paths = strings.Fields(`
 	lost late-write late-write-after-abort release-lost release-live refused-arrived-after-lost
 	proceed proceed-reserved
 	preempted-running preempted-in-batch preempted-waiting reclaimed-held reclaimed-held-reserved
-	scored scored-chunk scored-after-preemption scored-prefix-hit refused-score
+	score-limited scored scored-chunk scored-after-preemption scored-prefix-hit refused-score
 	drafted draft-accepted draft-refused draft-in-part draft-short
 	prefix-hit chunk stalled same-block-kept collision
 	ahead ahead-overrun ahead-aborted
@@ -83,28 +83,29 @@ type owner struct {
 
 type sim struct {
 	device
-	rng       *rand.Rand
-	s         *Scheduler
-	cfg       Config
-	now       time.Duration
-	roots     []kvcache.Hash
-	live      []*simRequest // in order of Add
-	nextID    RequestID
-	freeIDs   []RequestID
-	texts     [][]int32 // prompts and outputs so far, to share prefixes with and to resume
-	transfers []*transfer
-	pushes    []*push
-	owners    []owner
-	view      map[name]bool // the prefix cache as events tell it
-	checks    bool          // reads are compared at once, not only outputs
-	unending  bool          // only maxNew ends an output
-	jobs      bool          // nothing but compute-only requests, as on a prefill node
-	stepping  bool
-	draining  bool
-	batch     []*simRequest // one per Seq
-	completed []*simRequest // one per Completed
-	n         counts
-	trace     uint64 // hash of all decisions
+	rng        *rand.Rand
+	scoreLimit int // of the step's LimitScores
+	s          *Scheduler
+	cfg        Config
+	now        time.Duration
+	roots      []kvcache.Hash
+	live       []*simRequest // in order of Add
+	nextID     RequestID
+	freeIDs    []RequestID
+	texts      [][]int32 // prompts and outputs so far, to share prefixes with and to resume
+	transfers  []*transfer
+	pushes     []*push
+	owners     []owner
+	view       map[name]bool // the prefix cache as events tell it
+	checks     bool          // reads are compared at once, not only outputs
+	unending   bool          // only maxNew ends an output
+	jobs       bool          // nothing but compute-only requests, as on a prefill node
+	stepping   bool
+	draining   bool
+	batch      []*simRequest // one per Seq
+	completed  []*simRequest // one per Completed
+	n          counts
+	trace      uint64 // hash of all decisions
 }
 
 func newSim(seed uint64, broken fault, n counts) (*sim, error) {

@@ -19,6 +19,11 @@ func (m *sim) step() error {
 			held[q.r] = true
 		}
 	}
+	m.scoreLimit = 0
+	if m.rng.IntN(3) == 0 {
+		m.scoreLimit = 1 + m.rng.IntN(4)
+	}
+	m.s.LimitScores(m.scoreLimit)
 	b := m.s.Schedule(m.now)
 	m.stepping = true
 	m.batch, m.completed = nil, nil
@@ -158,6 +163,9 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 		return fmt.Errorf("has %d tokens, says %d, of at most %d; %d running of %d",
 			tokens, b.Tokens, m.cfg.MaxBatchedTokens, before.Running, m.cfg.MaxSeqs)
 	}
+	if err := m.checkScores(b, where); err != nil {
+		return err
+	}
 	if rows > m.s.cfg.MaxOutputs {
 		return fmt.Errorf("has %d rows of logits, at most %d", rows, m.s.cfg.MaxOutputs)
 	}
@@ -172,6 +180,30 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 		m.completed = append(m.completed, q)
 		if err := m.verify("completed request", m.s.Tables(id), len(q.Tokens), len(q.Tokens), q.cells); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// checkScores holds the scored rows against LimitScores: a request that runs already
+// has no row beyond it, and one that is admitted at most one.
+func (m *sim) checkScores(b Batch, where []requestState) error {
+	left := m.scoreLimit
+	for _, seq := range b.Seqs {
+		scored := seq.ScoreTo - seq.ScoreFrom
+		if m.scoreLimit == 0 || scored == 0 {
+			continue
+		}
+		free := max(0, left)
+		if where[slices.Index(m.live, m.find(seq.ID))] == stateWaiting {
+			free = max(1, free)
+		}
+		if scored > free {
+			return fmt.Errorf("scores %d rows of request %d, with %d left of %d", scored, seq.ID, left, m.scoreLimit)
+		}
+		left -= scored
+		if seq.ScoreTo < m.find(seq.ID).Score {
+			m.n["score-limited"]++
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -60,6 +61,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	s.stepping = true
 	s.budget = s.cfg.MaxBatchedTokens
 	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
+	s.scoreRows = cmp.Or(s.maxScores, s.cfg.MaxOutputs)
 	s.placed, s.inStep, s.views = s.placed[:0], s.inStep[:0], s.views[:0]
 	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0], Admitted: s.batch.Admitted[:0]}
 
@@ -120,7 +122,8 @@ func (s *Scheduler) grow(r *request) int {
 	n := min(want, end) - r.computed
 	if n > 0 {
 		r.scheduled = n
-		r.extra = max(0, min(r.computed+n, r.score)-max(r.computed, r.scored))
+		r.extra = r.scores()
+		s.scoreRows -= r.extra
 		if r.computed+n < len(r.tokens) {
 			r.extra = max(0, r.extra-1) // it samples nothing, so that its own row is free
 		}
@@ -131,13 +134,31 @@ func (s *Scheduler) grow(r *request) int {
 	return n
 }
 
+// LimitScores bounds the prompt rows that are scored in each later step. Requests
+// that run wait for their turn by rank; one that is admitted may score one row
+// beyond the bound. 0: no bound but MaxOutputs.
+func (s *Scheduler) LimitScores(rows int) { s.maxScores = max(0, rows) }
+
 // rows shortens a chunk of n of r's tokens to what there are rows of logits for.
 // One row is r's own: so a single token always has its row.
 func (s *Scheduler) rows(r *request, n int) int {
-	if from := max(r.computed, r.scored); r.score-from > s.spare {
-		n = min(n, from+1+s.spare-r.computed)
+	from := max(r.computed, r.scored)
+	if from >= r.score {
+		return n
+	}
+	most := max(0, s.scoreRows)
+	if r.state == stateWaiting {
+		most = max(1, most) // or requests behind it in the queue would wait as well
+	}
+	if r.score-from > min(most, s.spare) {
+		n = min(n, from+min(most, 1+s.spare)-r.computed)
 	}
 	return n
+}
+
+// scores returns the number of prompt rows that r scores in this step.
+func (r *request) scores() int {
+	return max(0, min(r.computed+r.scheduled, r.score)-max(r.computed, r.scored))
 }
 
 // guess has tokens guessed for the requests that sample in this step, from what
@@ -281,6 +302,7 @@ func (s *Scheduler) preempt(r *request) {
 	if r.state == stateRunning {
 		s.budget += r.scheduled
 		s.spare += r.extra
+		s.scoreRows += r.scores()
 		r.scheduled, r.extra = 0, 0
 		s.running = remove(s.running, r)
 		s.waiting = insert(s.waiting, r)

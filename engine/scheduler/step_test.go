@@ -505,3 +505,36 @@ func BenchmarkDecodeStep256(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/token")
 }
+
+// LimitScores bounds what a step scores in all, by rank; what is admitted scores one
+// row at least, so that the requests behind it do not wait for the prompts before.
+func TestLimitScores(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 64}, MaxSeqs: 4, MaxOutputs: 40, MaxBatchedTokens: 40})
+	s.LimitScores(3)
+	add(t, s, Request{ID: 1, Tokens: text(1, 9), Score: 8}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 4), Score: 3}, 0)
+	add(t, s, Request{ID: 3, Tokens: text(3, 12)}, 0)
+	for step, want := range [][]string{
+		{"1: 0-3 of 3", "2: 0-1 of 1", "3: 0-0 of 12"},
+		{"3: 0-0 of 1", "1: 3-6 of 3"},
+		{"3: 0-0 of 1", "1: 6-8 of 3", "2: 1-2 of 1"},
+		{"1: 0-0 of 1", "3: 0-0 of 1", "2: 2-3 of 2"},
+	} {
+		b := s.Schedule(0)
+		var got []string
+		var results []Result
+		for _, q := range b.Seqs {
+			got = append(got, fmt.Sprintf("%d: %d-%d of %d", q.ID, q.ScoreFrom, q.ScoreTo, len(q.Tokens)))
+			if q.Sample {
+				results = append(results, Result{Tokens: []int32{7}})
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("step %d: %q, want %q", step, got, want)
+		}
+		s.Update(b, results)
+		if err := s.Check(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
