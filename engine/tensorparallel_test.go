@@ -164,12 +164,15 @@ func TestTensorParallel(t *testing.T) {
 			for range 2 { // of which the second finds blocks of the first
 				<-p.ask(longest.Prompt, 1)
 			}
-			for i, done := range p.crowd(append(slices.Clone(all), all...)) {
-				if a := <-done; a.err != nil || !slices.Equal(a.tokens, alone[i%len(all)]) {
-					t.Errorf("prompt %d in a crowd: %v, %v; alone %v", i%len(all), a.tokens, a.err, alone[i%len(all)])
-				}
-			}
 			s := p.Engine.Stats()
+			for round := 0; round < 20 && s.Scheduler.Preemptions == 0; round++ { // on a slow machine requests may come one after the other
+				for i, done := range p.crowd(append(slices.Clone(all), all...)) {
+					if a := <-done; a.err != nil || !slices.Equal(a.tokens, alone[i%len(all)]) {
+						t.Errorf("prompt %d in a crowd: %v, %v; alone %v", i%len(all), a.tokens, a.err, alone[i%len(all)])
+					}
+				}
+				s = p.Engine.Stats()
+			}
 			t.Logf("%d tokens compared, %d preemptions, %d tokens cached", compared, s.Scheduler.Preemptions, s.Prompts.Cached)
 			if s.Scheduler.Preemptions == 0 || s.BatchedSteps == 0 || s.Prompts.Cached == 0 {
 				t.Errorf("nobody gave way in the crowd, or found anything: %+v", s)
