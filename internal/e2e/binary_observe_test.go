@@ -131,6 +131,7 @@ func afterLoad(perBlockBytes int64) []want {
 		{g, "tandem:gateway_attempts_total", "", n},
 		{g, "tandem:gateway_attempt_failures_total", "", 0},
 		{g, "tandem:gateway_resumes_total", "", 0},
+		{g, "tandem:gateway_nodes_lost_total", "", 0},
 		{g, "tandem:gateway_stale_tokens_total", "", 0},
 		{g, "tandem:gateway_streams_paused_total", "", 0},
 		{g, "tandem:gateway_streams_aborted_total", "", 0},
@@ -379,7 +380,7 @@ func TestBinaryObserve(t *testing.T) {
 	mark("killed")
 	failed := zeros(failureCodes...)
 	failed["connection"] = about(1 / panelSeconds)
-	p.holdPanels(map[string][]shown{"Failed attempts": {failed, rate(1)}})
+	p.holdPanels(map[string][]shown{"Failed attempts": {failed, rate(1), zeros("silence", "stall")}})
 	c.holdSeen()
 }
 

@@ -375,7 +375,7 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 		"Decode pool: tokens per step, preemptions":  {one(1), zeros("")},
 		"Queues against their bounds":                {c.queuesAtRest()},
 		"Prefix cache":                               {zeros("prefill", "decode"), zeros(""), zeros("")},
-		"Failed attempts":                            {zeros(failureCodes...), zeros("")},
+		"Failed attempts":                            {zeros(failureCodes...), zeros(""), zeros("silence", "stall")},
 		"Cut requests":                               {zeros(abortCauses...)},
 		"Decode nodes as gateways see them":          {show(map[string]float64{"closed": 2, "half-open": 0, "open": 0}), one(2)},
 		"KV transfer: bytes":                         {rates(map[string]float64{"in": n * blocks * float64(perBlock), "out": n * blocks * float64(perBlock)})},
