@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +23,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/meter"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
+	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
@@ -140,7 +140,7 @@ func upstreamServers(u *config.Upstreams, log *slog.Logger) (foreign.Options, er
 		return o, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.Protocol)
 	}
 	if u.CAFile != "" {
-		pem, err := os.ReadFile(u.CAFile)
+		pem, err := regular.ReadFile(u.CAFile, tlsconf.MaxFile)
 		if err != nil {
 			return o, fmt.Errorf("%w: --upstream-ca-file: %w", config.ErrValue, err)
 		}

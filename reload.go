@@ -16,6 +16,7 @@ import (
 // followClients has changed certificates towards clients taken.
 func followClients(d *process.Process, set *metrics.Set, cert *tlsconf.Listener) {
 	if cert != nil {
+		cert.WarnExposed(d.Log)
 		d.Follow(process.Reload{Part: "certificates", Files: cert.Files(), Load: cert.Reload, Told: failing(set, "certificates")})
 	}
 }

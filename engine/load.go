@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/ngram"
 	"github.com/tandem-serving/tandem/engine/ranks"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // MaxLookup bounds Speculation's Lookup, in tokens.
@@ -162,7 +163,7 @@ func ReadTokenizer(folder string) (*model.Bundle, error) {
 		case !info.IsDir():
 			return nil, fmt.Errorf("%w: %s is a file; give the folder that holds tokenizer.json", model.ErrSource, folder)
 		}
-		files = os.DirFS(folder)
+		files = regular.Dir(folder)
 	}
 	return model.ReadTokenizer(files)
 }

@@ -40,6 +40,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/sock"
 	"github.com/tandem-serving/tandem/internal/trace"
@@ -312,6 +313,9 @@ func New(o Options) (*Gateway, error) {
 	keys, err := newKeyring(o.APIKeys, o.APIKeyFile)
 	if err != nil {
 		return nil, err
+	}
+	if o.APIKeyFile != "" {
+		regular.WarnExposed(o.Log, o.APIKeyFile)
 	}
 	if o.ChatTemplate != "" {
 		if _, err := render.Parse(o.ChatTemplate); err != nil {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // Bounds of keys.
@@ -100,14 +100,7 @@ func withPlain(keys []*key, plain []string) []*key {
 }
 
 func readKeyFile(file string) (string, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", ErrKeyFile, err)
-	}
-	if info.Size() > maxKeyFile {
-		return "", fmt.Errorf("%w: %s has %d bytes, at most %d are read", ErrKeyFile, file, info.Size(), maxKeyFile)
-	}
-	text, err := os.ReadFile(file)
+	text, err := regular.ReadFile(file, maxKeyFile)
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", ErrKeyFile, err)
 	}

@@ -3,12 +3,14 @@ package gateway
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -170,4 +172,15 @@ func TestKeyFileLimitsHold(t *testing.T) {
 			stop()
 		}
 	})
+}
+
+// A FIFO instead of a file of keys is refused at once.
+func TestKeyFileIsRegular(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newKeyring(nil, path); !errors.Is(err, ErrKeyFile) || !strings.Contains(err.Error(), "FIFO") {
+		t.Errorf("%v", err)
+	}
 }

@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/safetensors"
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // ErrAdapter is behind refusals of adapters (LoRA).
@@ -72,7 +71,7 @@ const maxRank = 512
 
 // OpenAdapter reads an adapter's folder.
 func OpenAdapter(dir string) (*Adapter, error) {
-	text, err := readBounded(filepath.Join(dir, "adapter_config.json"))
+	text, err := regular.ReadFile(filepath.Join(dir, "adapter_config.json"), maxAdapterConfig)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s has no adapter_config.json; give the folder that PEFT saved: %w", ErrAdapter, dir, fs.ErrNotExist)
 	}
@@ -92,20 +91,6 @@ func OpenAdapter(dir string) (*Adapter, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrAdapter, dir, err)
 	}
 	return a, nil
-}
-
-// readBounded is a file's content.
-func readBounded(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxAdapterConfig+1))
-	if err == nil && len(text) > maxAdapterConfig {
-		err = fmt.Errorf("%s has more than %d bytes", path, maxAdapterConfig)
-	}
-	return text, err
 }
 
 // maxAdapterConfig bounds adapter_config.json, in bytes.

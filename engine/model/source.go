@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"github.com/tandem-serving/tandem/engine/safetensors"
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // maxFile bounds the files that ReadFile reads whole, in bytes. The largest
@@ -69,7 +70,7 @@ func OpenDir(dir string) (*Source, error) {
 	if abs, err := filepath.Abs(dir); err == nil {
 		name = filepath.Base(abs)
 	}
-	return newSource(os.DirFS(dir), name, func() (*safetensors.Checkpoint, error) { return safetensors.OpenDir(dir) })
+	return newSource(regular.Dir(dir), name, func() (*safetensors.Checkpoint, error) { return safetensors.OpenDir(dir) })
 }
 
 // OpenFS opens a checkpoint folder of a file system, such as an embedded one.
@@ -115,7 +116,7 @@ func OpenConfig(path string) (Config, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		folder, path = path, filepath.Join(path, "config.json")
 	}
-	s := &Source{files: os.DirFS(filepath.Dir(path))}
+	s := &Source{files: regular.Dir(filepath.Dir(path))}
 	text, err := s.ReadFile(filepath.Base(path))
 	if folder != "" && errors.Is(err, fs.ErrNotExist) {
 		return Config{}, fmt.Errorf("%w: the folder has no config.json", ErrSource)

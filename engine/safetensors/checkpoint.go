@@ -17,12 +17,13 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 const (
@@ -52,7 +53,7 @@ type source struct {
 // OpenDir opens the weights in a directory and maps them.
 func OpenDir(dir string) (*Checkpoint, error) {
 	return open(source{
-		open: func(name string) (fs.File, error) { return os.Open(filepath.Join(dir, name)) },
+		open: regular.Dir(dir).Open,
 		bytes: func(name string) ([]byte, bool, error) {
 			data, err := mapFile(filepath.Join(dir, name))
 			return data, true, err
@@ -207,7 +208,7 @@ func (c *Checkpoint) Close() error {
 // mapFile maps a file for reading. The file must not be cut short while it is
 // mapped: the kernel answers a read past its end with SIGBUS.
 func mapFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -216,8 +217,8 @@ func mapFile(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() || info.Size() < 8 {
-		return nil, fmt.Errorf("%w: %s: not a regular file of at least 8 bytes", ErrFormat, path)
+	if info.Size() < 8 {
+		return nil, fmt.Errorf("%w: %s: %d bytes, want at least 8", ErrFormat, path, info.Size())
 	}
 	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/offspring"
 	"github.com/tandem-serving/tandem/internal/process"
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // errModel is behind refusals of a model's name.
@@ -90,16 +91,12 @@ func ReadTemplate(path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	info, err := os.Stat(path)
+	text, err := regular.ReadFile(path, maxTemplate)
 	if err != nil {
-		return "", fmt.Errorf("%w: --chat-template: %w", config.ErrValue, err)
+		return "", fmt.Errorf("%w: --chat-template: %w; want a file with a Jinja template", config.ErrValue, err)
 	}
-	if !info.Mode().IsRegular() || info.Size() == 0 || info.Size() > maxTemplate {
-		return "", fmt.Errorf("%w: --chat-template %s: want a file with a Jinja template, at most %d bytes", config.ErrValue, path, maxTemplate)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return "", fmt.Errorf("%w: --chat-template: %w", config.ErrValue, err)
+	if len(text) == 0 {
+		return "", fmt.Errorf("%w: --chat-template %s: the file is empty; want a Jinja template", config.ErrValue, path)
 	}
 	return string(text), nil
 }

@@ -19,7 +19,6 @@ import (
 	"maps"
 	"math"
 	"net"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -28,6 +27,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // ErrHelp is returned by Resolve when help was asked for and printed.
@@ -195,17 +196,9 @@ func inPlace(place string, err error) error {
 
 // fromFile sets what neither flag nor environment has set.
 func (s *Set) fromFile(path string) error {
-	f, err := os.Open(path)
+	data, err := regular.ReadFile(path, maxFile)
 	if err != nil {
 		return fmt.Errorf("%w: --config: %w", ErrValue, err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return fmt.Errorf("%w: --config %s: %w", ErrValue, path, err)
-	}
-	if len(data) > maxFile {
-		return fmt.Errorf("%w: --config %s is larger than %d bytes", ErrValue, path, maxFile)
 	}
 	var root yaml.Node
 	if err := yaml.Unmarshal(data, &root); err != nil {

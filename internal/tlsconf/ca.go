@@ -18,6 +18,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // How long certificates last. A node's is renewed by IssueNode, which running
@@ -89,7 +91,7 @@ func IssueNode(dir, name string, hosts []string) (nodeDir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	secret, err := os.ReadFile(filepath.Join(dir, SecretFile))
+	secret, err := regular.ReadFile(filepath.Join(dir, SecretFile), MaxFile)
 	if err != nil {
 		return "", fmt.Errorf("tlsconf: issuing for %s: %w", name, err)
 	}
@@ -139,11 +141,11 @@ func certificate(name string, lifetime time.Duration) *x509.Certificate {
 }
 
 func loadCA(dir string) (*x509.Certificate, crypto.Signer, error) {
-	cert, err := os.ReadFile(filepath.Join(dir, CACertFile))
+	cert, err := regular.ReadFile(filepath.Join(dir, CACertFile), MaxFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %w", err)
 	}
-	key, err := os.ReadFile(filepath.Join(dir, caKeyFile))
+	key, err := regular.ReadFile(filepath.Join(dir, caKeyFile), MaxFile)
 	if err != nil {
 		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %w", err)
 	}

@@ -4,8 +4,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"os"
+	"log/slog"
 	"sync/atomic"
+
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // ClientFiles are what a listener for clients that are no nodes shows, and by what
@@ -40,10 +42,13 @@ func (l *Listener) Files() []string {
 	return files
 }
 
+// WarnExposed logs a warning where every user can read the private key.
+func (l *Listener) WarnExposed(log *slog.Logger) { regular.WarnExposed(log, l.files.Key) }
+
 // Reload reads the files again and takes them for handshakes from now on, if they
 // fit together; if not, nothing changes. Any goroutine may call it.
 func (l *Listener) Reload() error {
-	cert, err := tls.LoadX509KeyPair(l.files.Cert, l.files.Key)
+	cert, err := loadKeyPair(l.files.Cert, l.files.Key)
 	if err != nil {
 		return fmt.Errorf("%w: %s with %s: %w", ErrMaterial, l.files.Cert, l.files.Key, err)
 	}
@@ -52,7 +57,7 @@ func (l *Listener) Reload() error {
 		Certificates: []tls.Certificate{cert},
 	}
 	if l.files.CA != "" {
-		pem, err := os.ReadFile(l.files.CA)
+		pem, err := regular.ReadFile(l.files.CA, MaxFile)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrMaterial, err)
 		}
@@ -64,6 +69,19 @@ func (l *Listener) Reload() error {
 	}
 	l.now.Store(c)
 	return nil
+}
+
+// loadKeyPair is tls.LoadX509KeyPair of regular files.
+func loadKeyPair(certFile, keyFile string) (tls.Certificate, error) {
+	cert, err := regular.ReadFile(certFile, MaxFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key, err := regular.ReadFile(keyFile, MaxFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(cert, key)
 }
 
 // Config is the configuration of the listener; it follows Reload.

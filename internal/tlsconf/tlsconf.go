@@ -25,7 +25,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -33,6 +32,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // The files of a node's folder; the authority's folder has its key besides.
@@ -85,11 +86,7 @@ func Load(dir string, log *slog.Logger) (*Material, error) {
 		return nil, err
 	}
 	m.now.Store(cur)
-	for _, f := range []string{NodeKeyFile, SecretFile} {
-		if s, err := os.Stat(filepath.Join(dir, f)); err == nil && s.Mode().Perm()&0o007 != 0 {
-			log.Warn("a private file can be read by every user", "file", filepath.Join(dir, f), "mode", s.Mode().Perm())
-		}
-	}
+	regular.WarnExposed(log, filepath.Join(dir, NodeKeyFile), filepath.Join(dir, SecretFile))
 	if m.watcher, err = fsnotify.NewWatcher(); err != nil {
 		return nil, fmt.Errorf("tlsconf: watching %s: %w", dir, err)
 	}
@@ -163,11 +160,14 @@ func (m *material) verify(s tls.ConnectionState) error {
 	return nil
 }
 
+// MaxFile bounds a file of certificates or keys, in bytes.
+const MaxFile = 4 << 20
+
 // read takes a folder's files if they fit together.
 func read(dir string) (*material, error) {
 	var files [4][]byte
 	for i, f := range []string{CACertFile, NodeCertFile, NodeKeyFile, SecretFile} {
-		b, err := os.ReadFile(filepath.Join(dir, f))
+		b, err := regular.ReadFile(filepath.Join(dir, f), MaxFile)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrMaterial, err)
 		}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // A pod's own account, as Kubernetes mounts it.
@@ -79,6 +80,9 @@ type watchEvent struct {
 	Object json.RawMessage
 }
 
+// maxAccountFile bounds a file of the pod's account, in bytes.
+const maxAccountFile = 1 << 20
+
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
 // newSlices reads NAMESPACE/SERVICE:PORT; without a namespace it is the pod's own,
@@ -89,7 +93,7 @@ func newSlices(b base, rest string) (*endpointSlices, error) {
 	s.service, s.port = service, port
 	if ns, name, ok := strings.Cut(service, "/"); ok {
 		s.namespace, s.service = ns, name
-	} else if own, err := os.ReadFile(filepath.Join(account, "namespace")); err == nil {
+	} else if own, err := regular.ReadFile(filepath.Join(account, "namespace"), maxAccountFile); err == nil {
 		s.namespace = strings.TrimSpace(string(own))
 	}
 	if !dnsLabel.MatchString(s.namespace) || !dnsLabel.MatchString(s.service) || s.port != "" && !dnsLabel.MatchString(s.port) {
@@ -104,7 +108,7 @@ func newSlices(b base, rest string) (*endpointSlices, error) {
 	if host == "" || apiPort == "" {
 		return nil, fmt.Errorf("%w: %q: this is no pod of a Kubernetes cluster; --kubernetes-api says where its API is", ErrSpec, b.spec)
 	}
-	pem, err := os.ReadFile(filepath.Join(account, "ca.crt"))
+	pem, err := regular.ReadFile(filepath.Join(account, "ca.crt"), maxAccountFile)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %q: %w", ErrSpec, b.spec, err)
 	}
@@ -167,7 +171,7 @@ func (s *endpointSlices) get(ctx context.Context, query url.Values) (*http.Respo
 	}
 	req.Header.Set("Accept", "application/json")
 	if s.tokenFile != "" { // read each time: it is renewed
-		token, err := os.ReadFile(s.tokenFile)
+		token, err := regular.ReadFile(s.tokenFile, maxAccountFile)
 		if err != nil {
 			return nil, fmt.Errorf("discover: the pod's token: %w", err)
 		}
