@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,14 +35,15 @@ func tokenAt(position int) int32 { return int32((position*7 + 3) % vocab) }
 
 type model struct {
 	backend.Backend
-	fail chan error // of the next step
+	fail chan error   // of the next step
+	slow atomic.Int64 // nanoseconds that the next step takes more
 }
 
 func (m *model) VocabSize() int      { return vocab }
 func (m *model) Logits() backend.Buf { return 0 }
 
 func (m *model) Step(s *backend.Step, _ func(int)) error {
-	time.Sleep(stepTime)
+	time.Sleep(stepTime + time.Duration(m.slow.Swap(0)))
 	select {
 	case err := <-m.fail:
 		return err

@@ -371,6 +371,29 @@ func TestOwedEndsAreBounded(t *testing.T) {
 	})
 }
 
+// Heartbeats come twice a second while a step takes 20 s: gateways take a node without
+// them for stopped after --node-silence.
+func TestHeartbeatsInALongStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		b.model.slow.Store(int64(20 * time.Second))
+		s := b.gw.ask(generate(100, 1, 20))
+		for began := time.Now(); time.Since(began) < 19*time.Second; {
+			b.gw.mu.Lock()
+			b.gw.stats = nil
+			b.gw.mu.Unlock()
+			time.Sleep(510 * time.Millisecond)
+			b.gw.mu.Lock()
+			if b.gw.stats == nil {
+				t.Errorf("no heartbeat for 510 ms, %v into the step", time.Since(began))
+			}
+			b.gw.mu.Unlock()
+		}
+		b.want(s, 20, length)
+	})
+}
+
 func TestHeartbeatAndBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)

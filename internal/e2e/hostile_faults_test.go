@@ -22,6 +22,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/tandem-serving/tandem/gateway/liveness"
 )
 
 // The campaign of faults: processes of a fleet (two gateways, two prefill and three
@@ -68,6 +70,7 @@ type faultRow struct {
 	lasted            time.Duration
 	mu                sync.Mutex
 	begun             atomic.Int64 // streams with a first event
+	short             atomic.Int64 // nanoseconds of the longest pause below notedPause
 	pauses            []pause      // of at least notedPause
 }
 
@@ -79,7 +82,7 @@ const notedPause = 200 * time.Millisecond
 
 func newFaults(t *testing.T, seed uint64, streams, tokens int) *faultFleet {
 	t.Helper()
-	b := newBattle(t, seed, ranks{gateways: 2})
+	b := newBattle(t, seed, ranks{gateways: 2, nodes: []string{"--kv-cache-memory-bytes", "256MiB"}}) // room for all streams on one node
 	f := &faultFleet{battle: b, prefill: b.nodes[:2], decode: b.nodes[2:], tokens: tokens}
 	f.short = f.load(streams, func(i int) (prompt, tokens int) { return 8 + 2*(i%10), f.tokens - f.rand.IntN(f.tokens/3) })
 	return f
@@ -204,6 +207,9 @@ func (o *faultRow) event(from, to time.Time, first bool) {
 		o.begun.Add(1)
 	}
 	if !first && d < notedPause {
+		for most := o.short.Load(); int64(d) > most && !o.short.CompareAndSwap(most, int64(d)); {
+			most = o.short.Load()
+		}
 		return
 	}
 	o.mu.Lock()
@@ -256,11 +262,11 @@ func (f *faultFleet) run(row fault) *faultRow {
 		wg.Go(func() { o.stream(doors[i%len(doors)], r, load.want[i]) })
 	}
 	if !row.early {
-		f.wait(startBound, "streams have begun", func() bool { return int(o.begun.Load()) >= len(load.requests)*3/4 })
+		f.wait(startBound, "streams have begun", func() bool { return int(o.begun.Load()) >= len(load.requests) })
 	}
 	row.do(f)
 	wg.Wait()
-	o.lasted = time.Since(began)
+	o.lasted, o.pause = time.Since(began), max(o.pause, time.Duration(o.short.Load()))
 	o.resumed, o.lost = f.grown("tandem:gateway_resumes_total", resumed), f.grown(nodesLost, lost)
 	f.hold(row, o)
 	f.recover()
@@ -554,11 +560,11 @@ func faultTable() []fault {
 	}
 }
 
-// transferring waits until KV is on its way from a prefill node.
+// transferring waits until KV has come from prefill nodes, which have more to send.
 func (f *faultFleet) transferring() {
 	f.wait(startBound, "KV is being transferred", func() bool {
 		for _, m := range f.decode {
-			if v, ok := f.metric(m, "tandem:kv_leases", "arriving"); ok && v > 0 {
+			if v, ok := f.metric(m, "tandem:kv_transfer_bytes_total", `direction="in"`); ok && v > 0 {
 				return true
 			}
 		}
@@ -587,7 +593,7 @@ func TestBinaryHostileFaults(t *testing.T) {
 // longest pauses is at most silencePause.
 func TestBinaryHostileStopped(t *testing.T) {
 	if !soaking() {
-		t.Skip("part of a soak: five minutes")
+		t.Skip("part of a soak: ten minutes")
 	}
 	stops := 50
 	if text := os.Getenv("TANDEM_SOAK_STOPS"); text != "" {
@@ -601,10 +607,12 @@ func TestBinaryHostileStopped(t *testing.T) {
 	var longest []time.Duration
 	lost := f.counted(nodesLost)
 	o := f.loop(func(o *faultRow) {
+		var began time.Time
 		for range stops {
-			time.Sleep(time.Duration(1000+f.rand.IntN(1000)) * time.Millisecond)
+			// One of three nodes may lose its streams within 10 s.
+			time.Sleep(time.Until(began.Add(liveness.Window + time.Duration(500+f.rand.IntN(1000))*time.Millisecond)))
 			m := f.decode[f.rand.IntN(len(f.decode))]
-			began := time.Now()
+			began = time.Now()
 			f.stop(4*time.Second, m)
 			o.mu.Lock()
 			most := time.Duration(0)
