@@ -220,3 +220,19 @@ func TestTokenizerFlag(t *testing.T) {
 		t.Errorf("%v, %v", got, err)
 	}
 }
+
+// Every flag whose name says that its value is a secret is marked as one.
+func TestSecretFlags(t *testing.T) {
+	public := []string{"api-key-file", "ssl-keyfile", "ssl-keyfile-password"} // names of files
+	table := table()
+	for i := range table {
+		set := table[i].Declared(table)
+		set.VisitAll(func(f *pflag.Flag) {
+			for _, word := range strings.Split(f.Name, "-") {
+				if slices.Contains([]string{"key", "secret", "password", "token", "keyfile"}, word) && !slices.Contains(public, f.Name) && f.Value.Type() != "int" && f.Value.Type() != "bool" && !set.IsSecret(f.Name) {
+					t.Errorf("tandem %s: --%s is not marked as a secret", table[i].Name, f.Name)
+				}
+			}
+		})
+	}
+}

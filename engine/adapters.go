@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -77,7 +78,11 @@ func (e *Engine) LoadAdapter(name, path string, replace bool) (digest uint64, ra
 	if name == "" || len(name) > MaxAdapterName || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
 		return 0, 0, fmt.Errorf("%w: the name %q: want 1 to %d bytes without control characters", ErrAdapterTaken, name, MaxAdapterName)
 	}
-	a, err := model.OpenAdapter(path) // on the caller's goroutine: steps go on
+	folder, err := e.adapterFolder(path)
+	var a *model.Adapter
+	if err == nil {
+		a, err = model.OpenAdapter(folder) // on the caller's goroutine: steps go on
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, fmt.Errorf("%w: %s: %w", ErrAdapter, name, err)
 	}
@@ -89,6 +94,26 @@ func (e *Engine) LoadAdapter(name, path string, replace bool) (digest uint64, ra
 		err = derr
 	}
 	return info.Digest, info.Rank, err
+}
+
+// adapterFolder returns the folder that path names. With AdapterRoot a path outside of
+// it gets the same fs.ErrNotExist as one that does not exist, so that nobody learns
+// which files the node has.
+func (e *Engine) adapterFolder(path string) (string, error) {
+	root := e.o.AdapterRoot
+	if root == "" {
+		return path, nil
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(root, path)
+	}
+	folder, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		if within, rerr := filepath.Rel(root, folder); rerr == nil && filepath.IsLocal(within) {
+			return folder, nil
+		}
+	}
+	return "", fmt.Errorf("%w: no adapter that can be read is there below --lora-root: %w", model.ErrAdapter, fs.ErrNotExist)
 }
 
 // place puts an adapter into a free place.

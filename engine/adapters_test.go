@@ -3,6 +3,8 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -58,6 +60,58 @@ func say(t *testing.T, b *bench, adapter string, n int) []int32 {
 	return out
 }
 
+// With AdapterRoot an adapter is found by its path in the root, through links that stay
+// there, and all paths outside get one answer.
+func TestAdapterRoot(t *testing.T) {
+	b := adapterBench(t)
+	outside, err := filepath.Abs(adapterDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outside, root := filepath.Join(outside, "attention"), t.TempDir()
+	if err := os.CopyFS(filepath.Join(root, "a", "mlp"), os.DirFS(adapterDir+"mlp")); err != nil {
+		t.Fatal(err)
+	}
+	for link, to := range map[string]string{"inside": "a/mlp", "outside": outside} {
+		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.o.AdapterRoot, err = filepath.EvalSymlinks(root); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"a/mlp", "inside", root + "/a/mlp", root + "/a/../inside"} {
+		if _, _, err := b.LoadAdapter("x", path, true); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	answer := ""
+	for _, path := range []string{"outside", outside, "/etc/shadow", "/etc/passwd", "/dev/zero", "/nowhere", "..", "../../../../../../etc", "a/mlp/adapter_config.json/x"} {
+		_, _, err := b.LoadAdapter("y", path, true)
+		if !errors.Is(err, ErrAdapter) {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		if answer == "" {
+			answer = err.Error()
+		}
+		if err.Error() != answer {
+			t.Errorf("%s: %v; the others: %s", path, err, answer)
+		}
+	}
+}
+
+// Without a root, whatever keeps adapter_config.json from being read has one answer.
+func TestAdapterPathsTellNothing(t *testing.T) {
+	b := adapterBench(t)
+	for _, path := range []string{"/etc/shadow", "/dev/zero", "/nowhere", "/etc", "loop"} {
+		_, _, err := b.LoadAdapter("y", path, true)
+		if !errors.Is(err, ErrAdapter) || !strings.HasSuffix(err.Error(), path+" has no adapter_config.json that can be read; give the folder that PEFT saved: file does not exist") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
 // Adapters come and go while requests run, and each request is computed with the
 // one that it named.
 func TestAdaptersComeAndGo(t *testing.T) {
@@ -90,7 +144,7 @@ func TestAdaptersComeAndGo(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, _, err := b.LoadAdapter("x", adapterDir+"nowhere", false); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "nowhere has no adapter_config.json") {
+	if _, _, err := b.LoadAdapter("x", adapterDir+"nowhere", false); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "nowhere has no adapter_config.json that can be read") {
 		t.Errorf("no folder: %v", err)
 	}
 	if _, _, err := b.LoadAdapter("all", adapterDir+"all", false); err != nil {

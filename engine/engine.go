@@ -71,6 +71,7 @@ type Options struct {
 	Adapters      AdapterDevice
 	AdapterPlaces int
 	Modules       []AdapterModule
+	AdapterRoot   string // absolute folder, without links, that LoadAdapter reads from; empty: any
 
 	// Synchronous has every step wait for the tokens of the one before, on devices
 	// that need not: for comparison.

@@ -112,6 +112,7 @@ type Adapters struct {
 	Places  int // 0: none
 	Rank    int // the largest
 	Modules []AdapterModule
+	Root    string // see Options.AdapterRoot
 }
 
 // Lookup is re-exported so that nobody else need import engine/ngram.
@@ -253,7 +254,7 @@ func (o *LoadOptions) check() error {
 func (l *Loaded) Options() Options {
 	o := Options{
 		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous, Ranks: l.Ranks(),
-		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, Modules: l.Adapters.Modules, Drafter: l.Drafter,
+		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, AdapterRoot: l.Adapters.Root, Modules: l.Adapters.Modules, Drafter: l.Drafter,
 	}
 	if l.ranks != nil {
 		o.Lost = l.ranks.Lost()

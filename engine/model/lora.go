@@ -72,8 +72,10 @@ const maxRank = 512
 // OpenAdapter reads an adapter's folder.
 func OpenAdapter(dir string) (*Adapter, error) {
 	text, err := regular.ReadFile(filepath.Join(dir, "adapter_config.json"), maxAdapterConfig)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s has no adapter_config.json; give the folder that PEFT saved: %w", ErrAdapter, dir, fs.ErrNotExist)
+	if err != nil && !errors.Is(err, regular.ErrKind) && !errors.Is(err, regular.ErrSize) {
+		// Whatever keeps the file from being read, the answer is the same: it must not
+		// tell apart which paths are files, folders or nothing.
+		return nil, fmt.Errorf("%w: %s has no adapter_config.json that can be read; give the folder that PEFT saved: %w", ErrAdapter, dir, fs.ErrNotExist)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrAdapter, err)

@@ -50,6 +50,14 @@ func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.Lo
 		return engine.LoadOptions{}, fmt.Errorf("--speculative-config: %w", err)
 	}
 	adapters := engine.Adapters{Places: places, Rank: m.LoRA.MaxRank}
+	if m.LoRA.Root != "" {
+		if adapters.Root, err = filepath.EvalSymlinks(m.LoRA.Root); err == nil {
+			adapters.Root, err = filepath.Abs(adapters.Root)
+		}
+		if err != nil {
+			return engine.LoadOptions{}, fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
+		}
+	}
 	for _, a := range m.LoRA.Modules {
 		adapters.Modules = append(adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
 	}

@@ -99,6 +99,7 @@ func client(v *Invocation) *console.Client {
 	c := new(console.Client)
 	v.StringVar(&c.URL, "url", "http://127.0.0.1:8000", "the gateway")
 	v.StringVar(&c.Key, "api-key", "", "bearer token")
+	v.Secret("api-key")
 	return c
 }
 

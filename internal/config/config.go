@@ -53,6 +53,7 @@ type Set struct {
 	origin                    map[string]string
 	file                      *string
 	dryRun                    *bool
+	secrets                   map[string]bool // flags whose values are never printed
 	out                       io.Writer
 	sides                     side     // whose flags of vllm serve it knows
 	siblings                  []string // flags of the other commands
@@ -67,7 +68,7 @@ func New(usage, summary, example string, out io.Writer) *Set {
 	s := &Set{
 		FlagSet: pflag.NewFlagSet(name, pflag.ContinueOnError),
 		command: usage, summary: summary, example: example,
-		origin: make(map[string]string), warned: make(map[string]bool), out: out,
+		origin: make(map[string]string), warned: make(map[string]bool), secrets: make(map[string]bool), out: out,
 	}
 	s.SortFlags = false
 	s.SetOutput(out)
@@ -290,10 +291,39 @@ func (s *Set) print() {
 			return
 		}
 		v := f.Value.String()
+		if v != f.DefValue && (s.secrets[f.Name] || withPassword(f.Value)) {
+			// A comment, because a made-up value would become a key that everybody knows.
+			fmt.Fprintf(s.out, "%-42s # %s\n", "# "+f.Name+": set, not shown", s.Origin(f.Name))
+			return
+		}
 		if kind := f.Value.Type(); kind == "string" || kind == jsonType || v == "" {
 			v = fmt.Sprintf("%q", v)
 		}
 		fmt.Fprintf(s.out, "%-42s # %s\n", f.Name+": "+v, s.Origin(f.Name))
+	})
+}
+
+// Secret marks flags whose values --dry-run does not show.
+func (s *Set) Secret(names ...string) {
+	for _, name := range names {
+		s.secrets[name] = true
+	}
+}
+
+// IsSecret reports whether Secret has marked a flag.
+func (s *Set) IsSecret(name string) bool { return s.secrets[name] }
+
+// withPassword reports whether a value, or one of several, is a URL with a password.
+func withPassword(v pflag.Value) bool {
+	all := []string{v.String()}
+	if several, ok := v.(pflag.SliceValue); ok {
+		all = several.GetSlice()
+	}
+	return slices.ContainsFunc(all, func(one string) bool {
+		_, rest, ok := strings.Cut(one, "://")
+		authority, _, _ := strings.Cut(rest, "/")
+		at := strings.LastIndex(authority, "@")
+		return ok && at >= 0 && strings.Contains(authority[:at], ":")
 	})
 }
 

@@ -80,6 +80,34 @@ func TestDryRunIsAConfigFile(t *testing.T) {
 	}
 }
 
+// What --dry-run prints ends up in CI logs and tickets.
+func TestDryRunShowsNoSecret(t *testing.T) {
+	for _, args := range [][]string{
+		{"--api-key", "HUSH"}, {"--api-key", "a,HUSH"}, {"--upstream-api-key=HUSH"},
+		{"--nats-url", "nats://user:HUSH@host:4222"}, {"--upstream", "http://a:1,http://user:HUSH@b:2/v1"},
+	} {
+		var out bytes.Buffer
+		s := New("gateway", "", "", &out)
+		new(Gateway).Register(s, 0)
+		new(Upstreams).Register(s)
+		new(Cluster).Register(s, 1)
+		if err := s.Resolve(append(args, "--dry-run"), nil); !errors.Is(err, ErrDryRun) {
+			t.Fatalf("%q: %v", args, err)
+		}
+		name, _, _ := strings.Cut(strings.TrimPrefix(args[0], "--"), "=")
+		if strings.Contains(out.String(), "HUSH") || !strings.Contains(out.String(), "# "+name+": set, not shown") {
+			t.Errorf("%q:\n%s", args, &out)
+		}
+		again := New("gateway", "", "", &bytes.Buffer{})
+		new(Gateway).Register(again, 0)
+		new(Upstreams).Register(again)
+		new(Cluster).Register(again, 1)
+		if err := again.Resolve([]string{"--config", writeFile(t, out.String())}, nil); err != nil || again.Changed(name) {
+			t.Errorf("%q: the output loads with %v, %s set %v", args, err, name, again.Changed(name))
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		args, env []string

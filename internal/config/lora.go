@@ -11,12 +11,14 @@ type LoRA struct {
 	Enable                  bool
 	Max, MaxRank, MaxLoaded int
 	Modules                 LoRAModules
+	Root                    string // folder of adapters that requests may load; empty: any
 }
 
 // Register declares the flags.
 func (l *LoRA) Register(s *Set) {
 	s.BoolVar(&l.Enable, "enable-lora", false, "serve low-rank adapters of the model")
 	s.Var(&l.Modules, "lora-modules", `adapters to load at the start: NAME=FOLDER of what PEFT saved, or {"name": …, "path": …}; several, or repeated`)
+	s.StringVar(&l.Root, "lora-root", "", "folder that adapters of POST /v1/load_lora_adapter must lie in; relative paths begin there; default: any folder that the node can read")
 	s.CountVar(&l.Max, "max-loras", 1, 1, "adapters in one step")
 	s.CountVar(&l.MaxRank, "max-lora-rank", 16, 1, "largest rank of an adapter; memory is taken for it in each place")
 	s.CountVar(&l.MaxLoaded, "max-cpu-loras", 0, 0, "adapters loaded at once, which all may be in one step; 0: as many as --max-loras, or --lora-modules names")
