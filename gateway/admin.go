@@ -149,7 +149,13 @@ func (g *Gateway) serveAdmin(ctx context.Context) {
 	s := &fasthttp.Server{
 		Handler: func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, string(ctx.Path()), operators) }, Name: "tandem",
 		ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: headBytes, Concurrency: adminConns,
-		CloseOnShutdown: true, NoDefaultDate: true, Logger: serverLog{g},
+		CloseOnShutdown: true, NoDefaultDate: true, Logger: serverLog{g}, ExpectHandler: g.expect,
+		HeaderReceived: func(h *fasthttp.RequestHeader) (defaults fasthttp.RequestConfig) {
+			if faultyFraming(h) {
+				refuseFraming(h)
+			}
+			return defaults
+		},
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(g.o.AdminListener) }()

@@ -18,11 +18,12 @@ const (
 
 // The server lets a body's memory be chosen only where its client waits to be told to
 // go on. So requests with such bodies are taken for those, with a second value that
-// says that nobody waits.
+// says that nobody waits. The same way leads requests that headCame refuses to an answer.
 const (
-	expectHeader = "Expect"
-	expectGoOn   = "100-continue"
-	expectLoan   = "loan"
+	expectHeader  = "Expect"
+	expectGoOn    = "100-continue"
+	expectLoan    = "loan"
+	expectRefusal = "refusal"
 )
 
 // loan is the memory of a request's body, lent until the request is over.
@@ -41,6 +42,14 @@ type loanKey struct{}
 // headCame is what the server asks when it has a request's head.
 func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	most := g.lim().MaxBodyBytes
+	switch {
+	case faultyFraming(h):
+		refuseFraming(h)
+		return fasthttp.RequestConfig{}
+	case !h.IsHTTP11(): // does not know 100 Continue
+		h.Del(expectHeader)
+		return fasthttp.RequestConfig{MaxRequestBodySize: most}
+	}
 	if n := h.ContentLength(); n >= lendFrom && n <= min(lendMost, most) && len(h.Peek(expectHeader)) == 0 {
 		h.Set(expectHeader, expectGoOn)
 		h.Add(expectHeader, expectLoan)
@@ -48,10 +57,14 @@ func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	return fasthttp.RequestConfig{MaxRequestBodySize: most}
 }
 
-// lend gives a request the memory that its body is then read into.
-func lend(ctx *fasthttp.RequestCtx) int {
+// expect answers a request that headCame refused, and gives any other the memory
+// that its body is then read into.
+func (g *Gateway) expect(ctx *fasthttp.RequestCtx) int {
 	h := &ctx.Request.Header
-	if all := h.PeekAll(expectHeader); len(all) == 2 && string(all[1]) == expectLoan {
+	if all := h.PeekAll(expectHeader); len(all) == 2 && string(all[1]) == expectRefusal {
+		g.badHTTP(ctx, errFraming)
+		return fasthttp.StatusBadRequest
+	} else if len(all) == 2 && string(all[1]) == expectLoan {
 		if c, ok := ctx.Conn().(*clientConn); ok {
 			c.unasked = true
 		}

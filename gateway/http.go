@@ -37,7 +37,7 @@ func (g *Gateway) newServer() *fasthttp.Server {
 		ReadTimeout:                  longestArrival,
 		IdleTimeout:                  idleTimeout,
 		HeaderReceived:               g.headCame,
-		ExpectHandler:                lend,
+		ExpectHandler:                g.expect,
 		MaxRequestBodySize:           g.o.MaxBodyBytes,
 		Concurrency:                  g.o.MaxConns,
 		DisablePreParseMultipartForm: true,
