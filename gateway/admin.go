@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,10 +38,10 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		}
 		return nil
 	}
-	for _, name := range proxyHeaders {
-		if len(ctx.Request.Header.Peek(name)) > 0 {
+	for name := range ctx.Request.Header.All() { // also those without a value
+		if fromProxy(string(name)) {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
-				Message: fmt.Sprintf("this came through a proxy (it has the header %s), behind which may be anyone: use a key that may, or the gateway's --admin-listen", name)}
+				Message: fmt.Sprintf("the request came through a proxy (it has the header %s), so its client may be on another machine: use an API key with admin=yes, or the gateway's --admin-listen", clip(string(name), 100))}
 		}
 	}
 	if ip := ctx.RemoteIP(); ip.IsLoopback() || ip.IsUnspecified() { // the latter: a connection in memory
@@ -50,9 +51,25 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
 }
 
-// proxyHeaders are what proxies add to requests: one on this machine makes any
-// client look like a program on it.
-var proxyHeaders = [...]string{"X-Forwarded-For", "Forwarded", "Via", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip"}
+// fromProxy reports whether proxies or content networks add a header of that name. A
+// proxy on this machine makes any client look like a program on it.
+func fromProxy(name string) bool {
+	name = strings.ReplaceAll(strings.ToLower(name), "_", "-")
+	switch name {
+	case "via", "cdn-loop", "x-proxyuser-ip", "x-appengine-user-ip", "x-request-start":
+		return true
+	}
+	for _, part := range proxyNames {
+		if strings.Contains(name, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// proxyNames are parts of the names of such headers.
+var proxyNames = [...]string{"forwarded", "client-ip", "connecting-ip", "real-ip", "remote-addr", "remote-ip", "peer-ip", "original-",
+	"cf-ray", "cf-visitor", "x-envoy-", "x-amzn-", "x-amz-cf-", "x-azure-", "fastly-"}
 
 // fromPage keeps pages in a browser on an operator's machine from changing
 // anything: browsers say where a request comes from, and programs do not.

@@ -101,17 +101,18 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	if here == nil {
 		allowed = g.allowed(path, port)
 	}
-	if method == "OPTIONS" && len(allowed) > 1 {
-		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
-		ctx.SetStatusCode(fasthttp.StatusNoContent)
-		return
-	}
-	// What is nowhere asks for a key, too: strangers learn nothing of what is.
-	if port == clients && (here == nil || here.Key) && !g.keys.allow(g.keyOf(ctx)) {
+	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients
+	// cannot enumerate routes.
+	if port == clients && (here == nil || here.Key) && !(method == "OPTIONS" && probe(path)) && !g.keys.allow(g.keyOf(ctx)) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
 		g.logRefusal(ctx, ctx.Time())
+		return
+	}
+	if method == "OPTIONS" && len(allowed) > 1 {
+		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
+		ctx.SetStatusCode(fasthttp.StatusNoContent)
 		return
 	}
 	if fault := g.operates(ctx, here, method, port); fault != nil {
@@ -136,6 +137,11 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		}
 		here.handle(g, ctx)
 	}
+}
+
+// probe reports whether a path is a health check, which needs no key.
+func probe(path string) bool {
+	return path == "/livez" || path == "/readyz" || path == "/health" || path == "/ping"
 }
 
 // serves says whether the path is the endpoint's on that port.

@@ -145,7 +145,8 @@ func TestHTTPSurface(t *testing.T) {
 		status                     int
 		allow                      string
 	}{
-		{"OPTIONS", "/v1/completions", "", "X-A: b", 204, "POST, OPTIONS"},
+		{"OPTIONS", "/v1/completions", "", key, 204, "POST, OPTIONS"},
+		{"OPTIONS", "/v1/completions", "", "X-A: b", 401, ""},
 		{"OPTIONS", "/ping", "", "X-A: b", 204, "GET, HEAD, POST, OPTIONS"},
 		{"OPTIONS", "/nothing", "", key, 404, ""},
 		{"HEAD", "/v1/models", "", key, 200, ""},

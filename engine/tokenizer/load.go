@@ -90,7 +90,7 @@ func Load(tokenizerJSON []byte) (*Tokenizer, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
-	t := &Tokenizer{chars: chars(), cache: new(cache)}
+	t := &Tokenizer{chars: chars(), cache: new(cache), growth: 1}
 	t.scratch.New = func() any { return new(scratch) }
 	if err := t.loadNormalizer(f.Normalizer); err != nil {
 		return nil, err

@@ -15,23 +15,21 @@ func (t *Tokenizer) loadNormalizer(raw json.RawMessage) error {
 	}
 	switch c.Type {
 	case "NFC":
-		t.normalizers = append(t.normalizers, t.chars.nfc)
-		return nil
+		return t.addNormalizer(c.Type, nfcGrowth, t.chars.nfc)
 	case "Replace":
 		old, err := c.literal("normalizer.pattern")
 		if err != nil {
 			return err
 		}
-		t.normalizers = append(t.normalizers, func(s string) string { return strings.ReplaceAll(s, old, c.Content) })
-		return nil
+		growth := max(1, (len(c.Content)+len(old)-1)/len(old))
+		return t.addNormalizer(c.Type, growth, func(s string) string { return strings.ReplaceAll(s, old, c.Content) })
 	case "Prepend":
-		t.normalizers = append(t.normalizers, func(s string) string {
+		return t.addNormalizer(c.Type, 1+len(c.Prepend), func(s string) string {
 			if s == "" {
 				return s
 			}
 			return c.Prepend + s
 		})
-		return nil
 	case "Sequence":
 		for _, part := range c.Normalizers {
 			if err := t.loadNormalizer(part); err != nil {
@@ -41,6 +39,30 @@ func (t *Tokenizer) loadNormalizer(raw json.RawMessage) error {
 		return nil
 	}
 	return &UnsupportedError{"normalizer", c.Type}
+}
+
+const (
+	// maxGrowth bounds normalized text, in bytes per byte of text, so that a short
+	// prompt cannot become millions of tokens. SentencePiece's space takes 12.
+	maxGrowth = 256
+	// maxNormalizers bounds the passes over a text.
+	maxNormalizers = 64
+	// nfcGrowth is that of UTF-8 text by NFC.
+	nfcGrowth = 3
+)
+
+// addNormalizer appends f, which returns at most growth bytes for each byte. It
+// refuses pipelines that exceed maxGrowth or maxNormalizers.
+func (t *Tokenizer) addNormalizer(kind string, growth int, f func(string) string) error {
+	if len(t.normalizers) == maxNormalizers {
+		return invalid("normalizer: more than %d parts", maxNormalizers)
+	}
+	if growth > maxGrowth/t.growth {
+		return invalid("normalizer: with its %s number %d it can make a text more than %d times as long", kind, len(t.normalizers)+1, maxGrowth)
+	}
+	t.growth *= growth
+	t.normalizers = append(t.normalizers, f)
+	return nil
 }
 
 // loadPreTokenizer reads the pipeline of pre-tokenizers, which must end in

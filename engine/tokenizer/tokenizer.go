@@ -15,6 +15,7 @@ type Tokenizer struct {
 	bpe        bpe
 
 	normalizers []func(string) string
+	growth      int     // bytes of normalized text per byte of text, at most
 	prefix      []int32 // before and after the text when special tokens are added
 	suffix      []int32
 	ids         map[string]int32 // token as written in the file → id
