@@ -164,7 +164,7 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 // serveAdmin serves the operators' port until ctx ends.
 func (g *Gateway) serveAdmin(ctx context.Context) {
 	s := &fasthttp.Server{
-		Handler: func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, string(ctx.Path()), operators) }, Name: "tandem",
+		Handler: func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, pathOf(ctx), operators) }, Name: "tandem",
 		ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: headBytes, Concurrency: adminConns,
 		CloseOnShutdown: true, NoDefaultDate: true, Logger: serverLog{g}, ExpectHandler: g.expect,
 		HeaderReceived: func(h *fasthttp.RequestHeader) (defaults fasthttp.RequestConfig) {

@@ -43,7 +43,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 			return
 		}
 	}
-	name := strings.TrimPrefix(string(ctx.Path()), drainPath)
+	name := strings.TrimPrefix(pathOf(ctx), drainPath)
 	fleet := g.fleet.Now()
 	all := slices.Concat(fleet.Prefill, fleet.Decode)
 	at := slices.IndexFunc(all, func(n *upstream.Node) bool { return n.Member().ID == name || n.Name == name })

@@ -73,8 +73,12 @@ func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 	} else {
 		ctx.Response.Header.Set(requestIDHeader, newID())
 	}
-	path := string(ctx.Path())
+	path := pathOf(ctx)
 	g.dispatch(ctx, path)
+	if ctx.Response.IsBodyStream() && ctx.Response.Header.ContentLength() < 0 && !ctx.Request.Header.IsHTTP11() {
+		sendUnchunked(ctx)
+		return
+	}
 	if !ctx.Response.IsBodyStream() { // a stream is counted when it ends
 		g.count(path, ctx.Response.StatusCode())
 	}
@@ -157,7 +161,7 @@ func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 }
 
 func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
-	name := strings.TrimPrefix(string(ctx.Path()), modelsPath)
+	name := strings.TrimPrefix(pathOf(ctx), modelsPath)
 	if g.foreignModel(ctx, name) {
 		return
 	}

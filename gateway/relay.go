@@ -127,6 +127,9 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
 
 // plainPath says whether a path can be sent on as it was understood here.
 func plainPath(path string) bool {
+	if dotSegments([]byte(path)) {
+		return false
+	}
 	for i := range len(path) {
 		c := path[i]
 		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("/_-.:", c) >= 0) {
@@ -547,7 +550,15 @@ func (r *relay) nobody() *openai.Error {
 	if r.lastErr == nil {
 		return openai.Unavailable(retryAfter, "no upstream is available for model %q", clip(r.look.Model, 200))
 	}
+	if errors.Is(r.lastErr, foreign.ErrMalformed) {
+		return badGateway("no upstream answered: %s", clip(r.lastErr.Error(), 300))
+	}
 	return openai.Unavailable(retryAfter, "no upstream answered: %s", clip(r.lastErr.Error(), 300))
+}
+
+// badGateway is a 502: an upstream's answer cannot be passed on.
+func badGateway(format string, args ...any) *openai.Error {
+	return &openai.Error{Status: 502, Type: "Bad Gateway", Message: fmt.Sprintf(format, args...)}
 }
 
 // close ends the request.

@@ -105,7 +105,7 @@ func (b *relayBody) collect() error {
 // straight is the client's connection where events may be written to it past the
 // server's writer, which is empty: it writes each piece at once.
 func (b *relayBody) straight() *clientConn {
-	if !b.begun || !b.r.events || b.last || b.r.renames() {
+	if !b.begun || !b.r.events || b.last || b.r.renames() || !b.r.ctx.Request.Header.IsHTTP11() {
 		return nil
 	}
 	if c, ok := b.r.ctx.Conn().(*clientConn); ok && c.raw != nil {
@@ -268,8 +268,7 @@ func (b *relayBody) over(err error) {
 	fault := r.cutOff()
 	if fault == nil {
 		r.cause = "upstream"
-		fault = openai.Unavailable(0, "the upstream's answer broke off")
-		fault.Status, fault.Type = 502, "Bad Gateway"
+		fault = badGateway("the upstream's answer broke off")
 		r.g.log.Warn("answer broke off", "request", string(r.id), "upstream", r.server.Name, "error", err)
 		r.end(errors.Join(foreign.ErrServer, err))
 	}

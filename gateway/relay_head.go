@@ -14,7 +14,7 @@ import (
 // along, but for what is between two neighbours, and its credentials: they are
 // the gateway's. The slice is r.head.
 func (r *relay) appendHead(s *foreign.Server, size int) []byte {
-	b := s.AppendHead(r.head[:0], "POST", r.ctx.Path(), cleanQuery(r.ctx.URI().QueryString()))
+	b := s.AppendHead(r.head[:0], "POST", r.sentPath(), cleanQuery(r.ctx.URI().QueryString()))
 	own := len(b)
 	b, hops := r.appendFields(b, nil)
 	if len(hops) > 0 {

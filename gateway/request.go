@@ -41,7 +41,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 	}()
 	j, fault := g.prepare(ctx, on, start)
 	if fault != nil {
-		if fault.Param == "prompt" && string(ctx.Path()) == tokensPath {
+		if fault.Param == "prompt" && pathOf(ctx) == tokensPath {
 			fault.Param, fault.Message = "token_ids", strings.Replace(fault.Message, "prompt: ", "token_ids: ", 1)
 		}
 		g.fail(ctx, fault)
@@ -75,7 +75,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 	ctx.SetContentType("text/event-stream; charset=utf-8")
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("X-Accel-Buffering", "no")
-	ctx.Response.SetBodyStream(&stream{j: j, path: string(ctx.Path())}, -1)
+	ctx.Response.SetBodyStream(&stream{j: j, path: j.path}, -1)
 }
 
 // generateTokens serves requests of tokens: a completion's, in other words.
@@ -146,7 +146,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if fault := g.letIn(k, nTokens); fault != nil {
 		return nil, fault
 	}
-	j := &job{g: g, path: string(ctx.Path()), key: k, req: req, model: m, by: how, start: start, deadline: start.Add(timeout), seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
+	j := &job{g: g, path: pathOf(ctx), key: k, req: req, model: m, by: how, start: start, deadline: start.Add(timeout), seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
 	if req.Seed != nil {
 		j.seed = uint64(*req.Seed)
 	}
@@ -156,7 +156,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	}
 	j.id = prefix + req.RequestID
 	j.answer = openai.NewAnswer(on, j.id, now(), m.name, m.systemPrint)
-	if string(ctx.Path()) == tokensPath {
+	if pathOf(ctx) == tokensPath {
 		j.answer = openai.NewTokensAnswer(req.RequestID)
 	}
 	j.choices = make([]choice, len(prompts)*req.N)

@@ -153,7 +153,7 @@ func TestHTTPSurface(t *testing.T) {
 		{"HEAD", "/v1/models/tiny", "", key, 200, ""},
 		{"HEAD", "/v1/models/gpt", "", key, 404, ""},
 		{"POST", "/v1/models/tiny", "", key, 405, "GET, HEAD, OPTIONS"},
-		{"GET", "/v1/models/", "", key, 404, ""},
+		{"GET", "/v1/models/", "", key, 200, ""},
 		{"GET", "/tokenize", "", key, 405, "POST, OPTIONS"},
 		{"HEAD", "/tokenize", "", key, 405, "POST, OPTIONS"},
 		{"POST", "/ping", "", "X-A: b", 200, ""},

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +38,9 @@ var (
 	// request and was closed before a byte of the answer came: the server may
 	// not have seen the request.
 	ErrStale = fmt.Errorf("%w: a kept connection was closed", ErrServer)
+	// ErrMalformed is ErrServer where the server's answer is not HTTP/1 by its rules, or
+	// says its length in a way that others may read differently.
+	ErrMalformed = fmt.Errorf("%w: a malformed answer", ErrServer)
 	// ErrBroken says that an answer's body ended before its end.
 	ErrBroken = errors.New("foreign: the answer broke off")
 )
@@ -320,52 +325,98 @@ func (c *conn) head() (rep Reply, fresh bool, err error) {
 	}
 }
 
-// parse reads the status line and the headers that framing needs.
+// parse reads the status line and the headers that framing needs. Its errors wrap
+// ErrMalformed.
 func (c *conn) parse(head []byte) (rep Reply, err error) {
 	line, lines, _ := bytes.Cut(head, []byte("\r\n"))
-	if len(line) < 12 || string(line[:7]) != "HTTP/1." || line[8] != ' ' {
-		return rep, fmt.Errorf("%w: it answered something that is not HTTP/1", ErrServer)
+	if len(line) < 12 || string(line[:7]) != "HTTP/1." || line[8] != ' ' || len(line) > 12 && line[12] != ' ' {
+		return rep, fmt.Errorf("%w: it is not HTTP/1", ErrMalformed)
 	}
-	if rep.Status, err = strconv.Atoi(string(line[9:12])); err != nil || rep.Status < 100 {
-		return rep, fmt.Errorf("%w: its status line is %q", ErrServer, line[:min(len(line), 64)])
+	status, err := digits(line[9:12])
+	if err != nil || status < 100 || status > 599 || hasControl(line) {
+		return rep, fmt.Errorf("%w: its status line is %q", ErrMalformed, line[:min(len(line), 64)])
 	}
+	rep.Status = int(status)
 	rep.Lines, rep.Length = lines, -1
 	c.body, c.left, c.inBody, c.ended = toEnd, 0, false, false
 	old := line[7] == '0'
-	sized, closing, keeping := false, false, false
+	sized, coded, closing, keeping := false, false, false, false
 	for len(lines) > 0 {
+		line, _, _ := bytes.Cut(lines, []byte("\r\n"))
 		var name, value []byte
-		name, value, lines = CutLine(lines)
+		if name, value, lines = CutLine(lines); !token(name) || len(name) == len(line) || hasControl(line) {
+			return rep, fmt.Errorf("%w: its head has the line %q", ErrMalformed, line[:min(len(line), 64)])
+		}
 		switch {
 		case is(name, "content-type"):
 			rep.ContentType = value
 		case is(name, "content-length"):
-			if sized = true; c.body == chunked {
-				continue
+			n, err := digits(value)
+			if err != nil || sized && n != c.left {
+				return rep, fmt.Errorf("%w: its Content-Length is %q", ErrMalformed, value[:min(len(value), 64)])
 			}
-			n, err := strconv.ParseInt(string(value), 10, 64)
-			if err != nil || n < 0 || c.body == length && n != c.left {
-				return rep, fmt.Errorf("%w: its Content-Length is %q", ErrServer, value[:min(len(value), 64)])
-			}
+			sized = true
 			c.body, c.left, rep.Length = length, n, n
 		case is(name, "transfer-encoding"):
-			if !is(value, "chunked") || c.body == chunked {
-				return rep, fmt.Errorf("%w: its Transfer-Encoding is %q", ErrServer, value[:min(len(value), 64)])
+			if !is(value, "chunked") || coded {
+				return rep, fmt.Errorf("%w: its Transfer-Encoding is %q", ErrMalformed, value[:min(len(value), 64)])
 			}
-			c.body, c.left, rep.Length = chunked, 0, -1
+			coded = true
 		case is(name, "connection"):
 			closing = closing || Lists(value, "close")
 			keeping = keeping || Lists(value, "keep-alive")
 		}
 	}
-	// Where an answer says its length in two ways, whoever stands between may have
-	// taken the other: what follows on the connection may not be what it seems.
-	c.closing = closing || old && (!keeping || c.body == chunked) || sized && c.body == chunked
+	switch {
+	case coded && sized:
+		return rep, fmt.Errorf("%w: it has Transfer-Encoding and Content-Length", ErrMalformed)
+	case coded && old:
+		return rep, fmt.Errorf("%w: it has Transfer-Encoding in HTTP/1.0", ErrMalformed)
+	case coded:
+		c.body = chunked
+	}
+	c.closing = closing || old && !keeping
 	if rep.Status < 200 || rep.Status == 204 || rep.Status == 304 {
 		c.body = none
 	}
 	c.ended = c.body == none || c.body == length && c.left == 0
 	return rep, nil
+}
+
+// digits returns the number that b is, without a sign or a space. It fails where an int64
+// cannot have it.
+func digits(b []byte) (n int64, err error) {
+	for _, d := range b {
+		if d < '0' || d > '9' || n > (math.MaxInt64-9)/10 {
+			return 0, strconv.ErrSyntax
+		}
+		n = n*10 + int64(d-'0')
+	}
+	if len(b) == 0 {
+		return 0, strconv.ErrSyntax
+	}
+	return n, nil
+}
+
+// token reports whether a header's name has only characters that names may have
+// (RFC 9110, 5.6.2): no space before the colon, none at the start of a folded line.
+func token(name []byte) bool {
+	for _, c := range name {
+		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
+			return false
+		}
+	}
+	return len(name) > 0
+}
+
+// hasControl reports whether a line of a head has a control character other than a tab.
+func hasControl(line []byte) bool {
+	for _, c := range line {
+		if c < ' ' && c != '\t' || c == 0x7f {
+			return true
+		}
+	}
+	return false
 }
 
 // CutLine takes the first header line off; a name is empty where there is none.
