@@ -236,3 +236,22 @@ func TestSecretFlags(t *testing.T) {
 		})
 	}
 }
+
+// A gateway that lets every web page in needs keys.
+func TestAllowedOriginsNeedKeys(t *testing.T) {
+	for _, c := range []struct {
+		g    config.Gateway
+		want string
+	}{
+		{config.Gateway{AllowedOrigins: config.Origins{"*"}}, "give --api-key"},
+		{config.Gateway{AllowedOrigins: config.Origins{"https://a.example", "*"}}, "give --api-key"},
+		{config.Gateway{AllowedOrigins: config.Origins{"a.example"}}, "SCHEME://HOST"},
+		{config.Gateway{AllowedOrigins: config.Origins{"*"}, APIKeys: []string{"k"}}, ""},
+		{config.Gateway{AllowedOrigins: config.Origins{"*"}, APIKeyFile: "keys"}, ""},
+		{config.Gateway{AllowedOrigins: config.Origins{"https://a.example"}}, ""},
+	} {
+		if err := checkOrigins(&c.g); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v, want %q", c.g.AllowedOrigins, err, c.want)
+		}
+	}
+}

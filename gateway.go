@@ -3,10 +3,12 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,6 +62,17 @@ func clientTLS(g *config.Gateway) (*tlsconf.Listener, error) {
 func checkPolicy(g *config.Gateway) error {
 	if _, err := route.ParsePolicy(g.Policy); err != nil {
 		return fmt.Errorf("%w: --policy %q: want one of %s", config.ErrValue, g.Policy, route.Policies())
+	}
+	return nil
+}
+
+// checkOrigins refuses --allowed-origins that are none, and all pages without keys.
+func checkOrigins(g *config.Gateway) error {
+	if err := gateway.CheckOrigins(g.AllowedOrigins); err != nil {
+		return fmt.Errorf("%w: --allowed-origins: %w", config.ErrValue, err)
+	}
+	if slices.Contains(g.AllowedOrigins, "*") && len(g.APIKeys) == 0 && g.APIKeyFile == "" {
+		return fmt.Errorf("%w: --allowed-origins * lets every web page use a gateway without API keys: name the pages' origins, or give --api-key or --api-key-file", config.ErrValue)
 	}
 	return nil
 }
@@ -188,7 +201,7 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	if err := checkPolicy(&f.g); err != nil {
+	if err := errors.Join(checkPolicy(&f.g), checkOrigins(&f.g)); err != nil {
 		return err
 	}
 	template, err := command.ReadTemplate(f.template)
@@ -303,7 +316,8 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 		port = -1
 	}
 	return gateway.Options{
-		Host: g.Host, Port: port, APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile, MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
+		Host: g.Host, Port: port, APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile,
+		AllowedOrigins: g.AllowedOrigins, AllowedHosts: append([]string{g.Host}, g.AllowedHosts...), MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
 		QueueTimeout: time.Duration(g.QueueTimeout), NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)), Version: version, Log: d.Log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
 		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), NodeSilence: never(time.Duration(g.NodeSilence)),

@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -72,7 +73,7 @@ func runUp(v *command.Invocation) error {
 	if _, err := clientTLS(&g); err != nil {
 		return err
 	}
-	if err := checkPolicy(&g); err != nil {
+	if err := errors.Join(checkPolicy(&g), checkOrigins(&g)); err != nil {
 		return err
 	}
 	log, _, err := process.Logger(p.LogLevel, p.LogFormat, v.ErrOut)

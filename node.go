@@ -396,7 +396,7 @@ func runServe(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	if err := checkPolicy(&g); err != nil {
+	if err := errors.Join(checkPolicy(&g), checkOrigins(&g)); err != nil {
 		return err
 	}
 	d, err := process.Start(process.Options{Role: "serve", LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut})

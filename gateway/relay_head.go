@@ -125,6 +125,9 @@ func (r *relay) answerHead() {
 
 // skipped are headers of an answer that are between the server and us.
 func skipped(name []byte) bool {
+	if cors := "access-control-"; len(name) > len(cors) && is(name[:len(cors)], cors) { // the gateway's own, see Gateway.browser
+		return true
+	}
 	switch len(name) {
 	case 2:
 		return is(name, "te")

@@ -90,6 +90,9 @@ func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string) {
 
 // dispatchTo is dispatch on the port of clients or of operators.
 func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audience) {
+	if port == clients && g.browser(ctx, path) {
+		return
+	}
 	method := string(ctx.Method())
 	var here *endpoint
 	var allowed []string

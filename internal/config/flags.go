@@ -169,6 +169,8 @@ type Gateway struct {
 	NodeBacklogTime       Seconds
 	Insecure              bool
 	AdminListen           string
+	AllowedOrigins        Origins
+	AllowedHosts          []string
 	LogRequests           bool
 	MaxLogLen             int
 	MinRemotePrefill      int
@@ -205,6 +207,8 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.StringVar(&g.SSLCA, "ssl-ca-certs", "", "authorities of clients' certificates, PEM; with --ssl-cert-reqs")
 	s.CountVar(&g.SSLCertReqs, "ssl-cert-reqs", 0, 0, "certificates of clients: 0 none, 1 checked if they have one, 2 required")
 	s.BoolVar(&g.Insecure, "insecure", false, "serve clients beyond loopback without certificates")
+	s.Var(&g.AllowedOrigins, "allowed-origins", `origins of web pages that may use the API from a browser, as in ["https://app.example"]; "*": any, on gateways with API keys; default: the gateway's own`)
+	s.StringSliceVar(&g.AllowedHosts, "allowed-hosts", nil, "names by which clients may reach a gateway without API keys, beside IP addresses, localhost and --host; *: any. Others get 403, so that no web page can pose as the gateway by DNS")
 	s.StringVar(&g.AdminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
 	s.CountVar(&g.MaxLogLen, "max-log-len", 0, 0, "characters of the prompt in that line; 0: none")
