@@ -86,8 +86,9 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		stop = append(stop, g.EosTokenIds...)
 	}
 	s := g.GetSampling()
+	digest, _ := kvcache.ParseRootDigest(g.PrefixDigest) // checked
 	r := &engine.Request{
-		Root: kvcache.Hash(g.PrefixRoot), Prompt: g.Prompt, Output: g.Output,
+		Root: kvcache.Hash(g.PrefixRoot), RootDigest: digest, Prompt: g.Prompt, Output: g.Output,
 		Adapter: g.GetAdapter().GetName(), AdapterDigest: g.GetAdapter().GetDigest(),
 		Sampling: engine.Sampling{
 			Seed: s.GetSeed(), Choice: s.GetChoice(),

@@ -145,7 +145,7 @@ func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID
 	defer n.stopFetch(f)
 	err = conn.Send(rpc.FramePrefill, f.key.stream, &nodepb.Prefill{
 		RequestId: a.request, Attempt: a.number, Tokens: tokens, Have: uint32(cached),
-		PrefixRoot: g.PrefixRoot, Fingerprint: n.o.Identity.Fingerprint,
+		PrefixRoot: g.PrefixRoot, PrefixDigest: g.PrefixDigest, Fingerprint: n.o.Identity.Fingerprint,
 		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Kv: n.o.Identity.KV, Priority: g.Priority, Trace: span.Wire(),
 		Adapter: g.Adapter,
 	})

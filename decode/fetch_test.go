@@ -1,6 +1,7 @@
 package decode
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 	"testing"
@@ -20,12 +21,13 @@ func TestRemotePrefill(t *testing.T) {
 		p := b.delivers("p1")
 		g := generate(30, 1, 5, "p1")
 		g.PrefixRoot, g.Priority, g.Output = 77, 2, []int32{4, 5}
+		g.PrefixDigest = bytes.Repeat([]byte{7}, 16)
 		b.want(b.gw.ask(g), 3, length)
 		asked, _, grants := p.seen()
 		if asked != 1 || len(grants) != 1 || grants[0].From != 0 || grants[0].UpTo != 31 || grants[0].Refused != 0 {
 			t.Fatalf("%d asked, grants %v", asked, grants)
 		}
-		if m := p.asked[0]; !slices.Equal(m.Tokens, append(slices.Clone(g.Prompt), 4)) || m.Have != 0 || m.PrefixRoot != 77 ||
+		if m := p.asked[0]; !slices.Equal(m.Tokens, append(slices.Clone(g.Prompt), 4)) || m.Have != 0 || m.PrefixRoot != 77 || !bytes.Equal(m.PrefixDigest, g.PrefixDigest) ||
 			m.Priority != 2 || m.Fingerprint != 5 || m.NumericsClass != "class" || m.Layout != 9 {
 			t.Errorf("%v", m)
 		}
@@ -33,6 +35,7 @@ func TestRemotePrefill(t *testing.T) {
 		b.want(b.gw.ask(g), 3, length)
 		// A longer prompt asks for the rest.
 		longer := generate(30, 1, 5, "p1")
+		longer.PrefixDigest = g.PrefixDigest
 		longer.PrefixRoot, longer.Output = 77, append([]int32{4, 5}, make([]int32, 17)...)
 		longer.MaxTokens = 25
 		b.want(b.gw.ask(longer), 6, length)

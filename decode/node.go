@@ -298,11 +298,14 @@ func (n *Node) know(c *rpc.Conn) {
 // validate checks what the engine does not.
 func (n *Node) validate(g *nodepb.Generate) (nodepb.Code, string) {
 	total := len(g.Prompt) + len(g.Output)
+	_, digest := kvcache.ParseRootDigest(g.PrefixDigest)
 	switch {
 	case len(g.Prompt) == 0:
 		return nodepb.Code_CODE_INVALID, "the prompt is empty"
 	case g.MaxTokens == 0:
 		return nodepb.Code_CODE_INVALID, "max_tokens is 0"
+	case !digest:
+		return nodepb.Code_CODE_INVALID, fmt.Sprintf("prefix_digest has %d bytes, want 16 or none", len(g.PrefixDigest))
 	case len(g.Output) >= int(g.MaxTokens):
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens are out already, max_tokens is %d", len(g.Output), g.MaxTokens)
 	case total >= n.o.MaxModelLen:

@@ -34,6 +34,7 @@ func TestRefusals(t *testing.T) {
 			"too long":    {func(g *nodepb.Generate) { g.Prompt = make([]int32, maxLen) }, nodepb.Code_CODE_INVALID, "128"},
 			"other model": {func(g *nodepb.Generate) { g.Model = "n" }, nodepb.Code_CODE_NOT_FOUND, `"n"`},
 			"vocabulary":  {func(g *nodepb.Generate) { g.Prompt[3] = vocab }, nodepb.Code_CODE_INVALID, "vocabulary"},
+			"digest":      {func(g *nodepb.Generate) { g.PrefixDigest = make([]byte, 8) }, nodepb.Code_CODE_INVALID, "8 bytes"},
 			"negative":    {func(g *nodepb.Generate) { g.Output = []int32{-1} }, nodepb.Code_CODE_INVALID, "vocabulary"},
 		} {
 			g := generate(8, 1, 4)
@@ -45,7 +46,7 @@ func TestRefusals(t *testing.T) {
 			}
 		}
 		b.want(b.gw.ask(generate(maxLen-1, 1, 100)), 1, length)
-		if c := b.n.Counters(); c.Refused != 5 || c.Accepted != 3 || c.FinishedError != 2 {
+		if c := b.n.Counters(); c.Refused != 6 || c.Accepted != 3 || c.FinishedError != 2 {
 			t.Errorf("%+v", c)
 		}
 	})

@@ -43,6 +43,7 @@ type LogProbs struct {
 // Request is one choice of a client's request, on its way through this engine.
 type Request struct {
 	Root          kvcache.Hash
+	RootDigest    kvcache.RootDigest // zero: of a gateway of the version before
 	Prompt        []int32
 	Output        []int32  // tokens of earlier attempts; they are not emitted again
 	Sampling      Sampling // its Controls are made by Add
@@ -92,9 +93,10 @@ func (r *Request) finishAfter(token int32, output, length, maxLen int) Finish {
 // Job is a prompt whose KV another node wants: it is computed, nothing is
 // sampled.
 type Job struct {
-	Root     kvcache.Hash
-	Tokens   []int32
-	Priority int
+	Root       kvcache.Hash
+	RootDigest kvcache.RootDigest // as Request has it
+	Tokens     []int32
+	Priority   int
 
 	Adapter       string // as Request has it
 	AdapterDigest uint64
@@ -147,7 +149,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 			return
 		}
 		cached, err = e.sched.Add(scheduler.Request{
-			ID: id, Root: r.Root, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
+			ID: id, Root: r.Root, RootDigest: r.RootDigest, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
 			MaxNew: r.MaxTokens - len(r.Output), Score: score,
 		}, e.now())
 		if err == nil {
@@ -181,7 +183,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 			return
 		}
 		cached, err = e.sched.Add(scheduler.Request{
-			ID: id, Root: j.Root, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority,
+			ID: id, Root: j.Root, RootDigest: j.RootDigest, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority,
 		}, e.now())
 		if err == nil {
 			run := &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: came}}

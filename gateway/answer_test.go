@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"io"
@@ -166,6 +167,9 @@ func TestDefaultsOfSampling(t *testing.T) {
 		}
 		if r.PrefixRoot == 0 || r.PrefixRoot != uint64(b.g.model.Load().root("s")) || r.PrefixRoot == uint64(b.g.model.Load().root("")) {
 			t.Fatalf("prefix root %x", r.PrefixRoot)
+		}
+		if m := b.g.model.Load(); !bytes.Equal(r.PrefixDigest, m.rootDigest("s")) || bytes.Equal(r.PrefixDigest, m.rootDigest("")) {
+			t.Fatalf("prefix digest %x", r.PrefixDigest)
 		}
 	}
 	if len(seeds) != 4 {

@@ -221,6 +221,7 @@ func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *no
 		StopTokenIds: j.req.StopTokens,
 		IgnoreEos:    j.req.IgnoreEOS,
 		PrefixRoot:   uint64(j.model.root(j.req.CacheSalt)),
+		PrefixDigest: j.model.rootDigest(j.req.CacheSalt),
 		DeadlineMs:   uint64(max(1, time.Until(j.deadline).Milliseconds())),
 		Priority:     j.req.Priority,
 		Model:        j.model.bundle.Model,

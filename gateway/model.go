@@ -58,11 +58,21 @@ func newModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*mo
 
 // root is where the block hashes of requests with the salt start.
 func (m *model) root(salt string) kvcache.Hash {
-	adapter := ""
+	return kvcache.Root(m.rootFields(salt))
+}
+
+// rootDigest is where the digests of their blocks start.
+func (m *model) rootDigest(salt string) []byte {
+	d := kvcache.DigestRoot(m.rootFields(salt))
+	return d[:]
+}
+
+// rootFields are what requests have in common that may share cached blocks.
+func (m *model) rootFields(salt string) (fingerprint, adapter, s string) {
 	if m.adapter != nil { // its content, so that a name may be given to another one
 		adapter = strconv.FormatUint(m.adapter.Digest, 16)
 	}
-	return kvcache.Root(strconv.FormatUint(m.fingerprint, 16), adapter, salt)
+	return strconv.FormatUint(m.fingerprint, 16), adapter, salt
 }
 
 // with is the model computed with an adapter, under the adapter's name.

@@ -22,6 +22,7 @@ type job struct {
 	key      key
 	request  string
 	root     kvcache.Hash
+	digest   kvcache.RootDigest
 	tokens   []int32
 	priority int
 	adapter  *nodepb.Adapter    // nil: none
@@ -36,8 +37,9 @@ type job struct {
 }
 
 func newJob(k key, p *nodepb.Prefill) *job {
+	digest, _ := kvcache.ParseRootDigest(p.PrefixDigest) // checked
 	return &job{
-		key: k, request: p.RequestId, root: kvcache.Hash(p.PrefixRoot), tokens: p.Tokens,
+		key: k, request: p.RequestId, root: kvcache.Hash(p.PrefixRoot), digest: digest, tokens: p.Tokens,
 		priority: int(p.Priority), adapter: p.Adapter, grant: make(chan *nodepb.Grant, 1),
 	}
 }
@@ -125,7 +127,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 		return nil, errors.Join(err, push.Abort(err))
 	}
 	ej := &engine.Job{
-		Root: j.root, Tokens: j.tokens, Priority: j.priority, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
+		Root: j.root, RootDigest: j.digest, Tokens: j.tokens, Priority: j.priority, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
 		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
 		Ended: func(l engine.Life) { n.engineSpans(j, l) },
 	}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/trace"
@@ -231,9 +232,12 @@ func (n *Node) room(k key) (nodepb.Code, string) {
 
 // validate refuses what would put wrong bytes into decode's blocks.
 func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
+	_, digest := kvcache.ParseRootDigest(p.PrefixDigest)
 	switch id := n.o.Identity; {
 	case len(p.Tokens) == 0:
 		return nodepb.Code_CODE_INVALID, "no tokens to compute"
+	case !digest:
+		return nodepb.Code_CODE_INVALID, fmt.Sprintf("prefix_digest has %d bytes, want 16 or none", len(p.PrefixDigest))
 	case int(p.Have) >= len(p.Tokens) || int(p.Have)%n.o.Engine.Align() != 0:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("decode has %d of %d tokens: want fewer, in whole blocks of %d", p.Have, len(p.Tokens), n.o.Engine.Align())
 	case p.Fingerprint != id.Fingerprint:

@@ -37,10 +37,16 @@ func TestPush(t *testing.T) {
 		other := b.dec.ask(tokens(77, 1), func(p *nodepb.Prefill) { p.PrefixRoot = 1 })
 		other.grant(3, 0)
 		other.arrived(77)
-		if c := b.n.Counters(); c.Done != 5 || c.Failed+c.Cancelled+c.Refused != 0 {
+		salted := b.dec.ask(tokens(77, 1), func(p *nodepb.Prefill) {
+			p.PrefixDigest = make([]byte, 15, 16)
+			p.PrefixDigest = append(p.PrefixDigest, 1)
+		})
+		salted.grant(3, 0) // of the same 64-bit root
+		salted.arrived(77)
+		if c := b.n.Counters(); c.Done != 6 || c.Failed+c.Cancelled+c.Refused != 0 {
 			t.Errorf("%+v", c)
 		}
-		if got, want := b.writer.Stats().Pieces, uint64(layers*(10+10+6+9+10)); got != want {
+		if got, want := b.writer.Stats().Pieces, uint64(layers*(10+10+6+9+10+10)); got != want {
 			t.Errorf("%d pages sent, want %d", got, want)
 		}
 	})
@@ -55,6 +61,7 @@ func TestRefusals(t *testing.T) {
 			code   nodepb.Code
 		}{
 			"no tokens":    {func(p *nodepb.Prefill) { p.Tokens = nil }, nodepb.Code_CODE_INVALID},
+			"short digest": {func(p *nodepb.Prefill) { p.PrefixDigest = make([]byte, 15) }, nodepb.Code_CODE_INVALID},
 			"has it all":   {func(p *nodepb.Prefill) { p.Have = 16 }, nodepb.Code_CODE_INVALID},
 			"half a block": {func(p *nodepb.Prefill) { p.Have = 4 }, nodepb.Code_CODE_INVALID},
 			"other model":  {func(p *nodepb.Prefill) { p.Fingerprint = 6 }, nodepb.Code_CODE_MISMATCH},
@@ -82,7 +89,7 @@ func TestRefusals(t *testing.T) {
 		waits.grant(20, 0) // what it has goes on
 		first.arrived(90)
 		waits.arrived(90)
-		if c := b.n.Counters(); c.Refused != 11 || c.Accepted != 2 {
+		if c := b.n.Counters(); c.Refused != 12 || c.Accepted != 2 {
 			t.Errorf("%+v", c)
 		}
 	})

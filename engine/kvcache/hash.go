@@ -1,6 +1,7 @@
 package kvcache
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 
 	"github.com/cespare/xxhash/v2"
@@ -19,16 +20,35 @@ const DefaultBlockTokens = 16
 // Root is where the chain of block hashes starts. Requests share cached blocks
 // only when model, adapter and salt are all equal.
 func Root(model, adapter, salt string) Hash {
-	var d xxhash.Digest
-	d.Reset()
-	for _, field := range [...]string{model, adapter, salt} {
-		// The length in front keeps ("ab", "c") and ("a", "bc") apart.
-		var n [8]byte
-		binary.LittleEndian.PutUint64(n[:], uint64(len(field)))
-		d.Write(n[:])
-		d.WriteString(field)
+	return Hash(xxhash.Sum64(rootFields(model, adapter, salt)))
+}
+
+// RootDigest is the first half of the SHA-256 of what Root hashes. Digests of blocks
+// start from it, because clients choose the salt and can find salts whose Root is that
+// of another model, adapter or salt.
+type RootDigest [16]byte
+
+// DigestRoot returns the RootDigest of model, adapter and salt.
+func DigestRoot(model, adapter, salt string) RootDigest {
+	sum := sha256.Sum256(rootFields(model, adapter, salt))
+	return RootDigest(sum[:16])
+}
+
+// ParseRootDigest reads a digest that another process sent. No bytes are the zero
+// digest; any number of them other than 0 and 16 is not ok.
+func ParseRootDigest(b []byte) (d RootDigest, ok bool) {
+	copy(d[:], b)
+	return d, len(b) == 0 || len(b) == len(d)
+}
+
+// rootFields joins the fields, each with its length in front: so ("ab", "c") and
+// ("a", "bc") stay apart.
+func rootFields(fields ...string) (joined []byte) {
+	for _, field := range fields {
+		joined = binary.LittleEndian.AppendUint64(joined, uint64(len(field)))
+		joined = append(joined, field...)
 	}
-	return Hash(d.Sum64())
+	return joined
 }
 
 // AppendHashes appends the hashes of tokens' full blocks to dst; tokens after

@@ -50,6 +50,40 @@ func TestAppendHashes(t *testing.T) {
 	}
 }
 
+// Requests whose 64-bit roots are equal share no block unless their digests are, too.
+func TestRootDigestsKeepChainsApart(t *testing.T) {
+	p := newPool(t, Config{Blocks: 8, BlockTokens: 4})
+	tokens := count(8)
+	start := func(d RootDigest) Chain {
+		c := p.NewChain(7, len(tokens))
+		c.StartAt(d)
+		p.Extend(&c, tokens)
+		return c
+	}
+	c := start(DigestRoot("m", "", "a"))
+	for i := range 2 {
+		id, ok := p.Alloc()
+		if !ok {
+			t.Fatal("no block")
+		}
+		p.Store(id, 0, &c, i)
+	}
+	for name, d := range map[string]RootDigest{"another salt": DigestRoot("m", "", "b"), "another adapter": DigestRoot("m", "x", "a"), "no digest": {}} {
+		if other := start(d); p.Match(&other, 8) != 0 {
+			t.Errorf("%s finds the blocks", name)
+		}
+	}
+	if same := start(DigestRoot("m", "", "a")); p.Match(&same, 8) != 8 {
+		t.Errorf("the same fields find %d tokens", p.Match(&same, 8))
+	}
+	if d, ok := ParseRootDigest(make([]byte, 15)); ok || d != (RootDigest{}) {
+		t.Error("15 bytes are a digest")
+	}
+	if got := fmt.Sprintf("%x", DigestRoot("model", "adapter", "salt")); got != "090b734285c225412795aa05eed610c2" {
+		t.Errorf("the digest is %s: other versions send another", got)
+	}
+}
+
 func TestRootsDiffer(t *testing.T) {
 	seen := map[Hash][3]string{}
 	for _, f := range [][3]string{{}, {"a"}, {"", "a"}, {"", "", "a"}, {"ab", "c"}, {"a", "bc"}, {"a", "b", "c"}, {"abc"}} {

@@ -22,6 +22,7 @@ type link struct {
 // hashed twice. The zero Chain has no root; make it with NewChain.
 type Chain struct {
 	root  Hash
+	start RootDigest // zero: made from root
 	links []link
 }
 
@@ -30,12 +31,18 @@ func (p *Pool) NewChain(root Hash, nTokens int) Chain {
 	return Chain{root: root, links: make([]link, 0, nTokens/p.blockTokens)}
 }
 
+// StartAt makes the digests of a chain without links start from d. The zero d keeps
+// that of NewChain, which is made from the 64-bit root.
+func (c *Chain) StartAt(d RootDigest) { c.start = d }
+
 // Extend adds the links of tokens, the whole sequence so far, that the chain
 // does not have yet; tokens after the last whole unit have none.
 func (p *Pool) Extend(c *Chain, tokens []int32) {
 	last := link{hash: c.root}
 	if n := len(c.links); n > 0 {
 		last = c.links[n-1]
+	} else if c.start != (RootDigest{}) {
+		last.digest = digest(c.start)
 	} else {
 		binary.LittleEndian.PutUint64(last.digest[:], uint64(c.root))
 	}

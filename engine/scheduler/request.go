@@ -85,6 +85,7 @@ func (s *Scheduler) newRequest(q Request) *request {
 		noCacheRead: q.NoCacheRead,
 		score:       q.Score,
 	}
+	r.chain.StartAt(q.RootDigest)
 	for g := range r.tables {
 		r.tables[g].blocks = make([]kvcache.BlockID, 0, s.groups[g].End(room))
 	}

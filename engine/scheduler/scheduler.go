@@ -93,13 +93,14 @@ type RequestID uint64
 // Request is what Add takes.
 type Request struct {
 	ID          RequestID
-	Root        kvcache.Hash // where its block hashes start
-	Tokens      []int32      // prompt, and output so far when it resumes; copied
-	ComputeOnly bool         // a prefill job: compute the KV of all Tokens, sample nothing, then finish
-	Hold        bool         // KV is expected from another node: not scheduled until Arrived or Proceed
-	NoCacheRead bool         // compute everything; what it computes is still cached
-	Priority    int          // lower goes first; clamped to ±65536
-	MaxNew      int          // tokens it may still sample; only a hint that sizes buffers, 0 is fine
+	Root        kvcache.Hash       // where its block hashes start
+	RootDigest  kvcache.RootDigest // where their digests start; zero: at Root
+	Tokens      []int32            // prompt, and output so far when it resumes; copied
+	ComputeOnly bool               // a prefill job: compute the KV of all Tokens, sample nothing, then finish
+	Hold        bool               // KV is expected from another node: not scheduled until Arrived or Proceed
+	NoCacheRead bool               // compute everything; what it computes is still cached
+	Priority    int                // lower goes first; clamped to ±65536
+	MaxNew      int                // tokens it may still sample; only a hint that sizes buffers, 0 is fine
 
 	// Score leading tokens, fewer than all, have the logits after each of them
 	// looked at: these are computed, in order and each row once, whatever the

@@ -516,6 +516,7 @@ type Generate struct {
 	LogprobTokenIds []int32                `protobuf:"varint,18,rep,packed,name=logprob_token_ids,json=logprobTokenIds,proto3" json:"logprob_token_ids,omitempty"` // report these instead of the best
 	Trace           *TraceContext          `protobuf:"bytes,20,opt,name=trace,proto3" json:"trace,omitempty"`                                                      // of the span that this is part of; unset: none
 	Adapter         *Adapter               `protobuf:"bytes,21,opt,name=adapter,proto3" json:"adapter,omitempty"`                                                  // that computes it; unset: none
+	PrefixDigest    []byte                 `protobuf:"bytes,22,opt,name=prefix_digest,json=prefixDigest,proto3" json:"prefix_digest,omitempty"`                    // 16 bytes of SHA-256 of what prefix_root hashes; empty: of a gateway without it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -686,6 +687,13 @@ func (x *Generate) GetTrace() *TraceContext {
 func (x *Generate) GetAdapter() *Adapter {
 	if x != nil {
 		return x.Adapter
+	}
+	return nil
+}
+
+func (x *Generate) GetPrefixDigest() []byte {
+	if x != nil {
+		return x.PrefixDigest
 	}
 	return nil
 }
@@ -1372,9 +1380,10 @@ type Prefill struct {
 	Layout        uint64                 `protobuf:"varint,8,opt,name=layout,proto3" json:"layout,omitempty"` // hash of the KV layout
 	DeadlineMs    uint64                 `protobuf:"varint,9,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"`
 	Priority      int32                  `protobuf:"varint,10,opt,name=priority,proto3" json:"priority,omitempty"`
-	Trace         *TraceContext          `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`     // of the span that this is part of; unset: none
-	Adapter       *Adapter               `protobuf:"bytes,12,opt,name=adapter,proto3" json:"adapter,omitempty"` // that computes it; unset: none
-	Kv            string                 `protobuf:"bytes,13,opt,name=kv,proto3" json:"kv,omitempty"`           // decode's KV blocks in words, for who reads why layouts differ
+	Trace         *TraceContext          `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`                                   // of the span that this is part of; unset: none
+	Adapter       *Adapter               `protobuf:"bytes,12,opt,name=adapter,proto3" json:"adapter,omitempty"`                               // that computes it; unset: none
+	Kv            string                 `protobuf:"bytes,13,opt,name=kv,proto3" json:"kv,omitempty"`                                         // decode's KV blocks in words, for who reads why layouts differ
+	PrefixDigest  []byte                 `protobuf:"bytes,14,opt,name=prefix_digest,json=prefixDigest,proto3" json:"prefix_digest,omitempty"` // as Generate has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1498,6 +1507,13 @@ func (x *Prefill) GetKv() string {
 		return x.Kv
 	}
 	return ""
+}
+
+func (x *Prefill) GetPrefixDigest() []byte {
+	if x != nil {
+		return x.PrefixDigest
+	}
+	return nil
 }
 
 // Queued tells decode that its Prefill still waits; sent while it does.
@@ -2221,7 +2237,7 @@ const file_node_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\x05R\x05token\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value\"+\n" +
 	"\rTokenSequence\x12\x1a\n" +
-	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\xe7\x05\n" +
+	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\x8c\x06\n" +
 	"\bGenerate\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -2248,7 +2264,8 @@ const file_node_proto_rawDesc = "" +
 	"\x0fprompt_logprobs\x18\x11 \x01(\rH\x00R\x0epromptLogprobs\x88\x01\x01\x12.\n" +
 	"\x11logprob_token_ids\x18\x12 \x03(\x05B\x02\x10\x01R\x0flogprobTokenIds\x122\n" +
 	"\x05trace\x18\x14 \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\x121\n" +
-	"\aadapter\x18\x15 \x01(\v2\x17.tandem.node.v1.AdapterR\aadapterB\x12\n" +
+	"\aadapter\x18\x15 \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\x12#\n" +
+	"\rprefix_digest\x18\x16 \x01(\fR\fprefixDigestB\x12\n" +
 	"\x10_prompt_logprobs\"I\n" +
 	"\aAdapter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
@@ -2296,7 +2313,7 @@ const file_node_proto_rawDesc = "" +
 	"\aattempt\x18\x01 \x01(\rR\aattempt\x12#\n" +
 	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\" \n" +
 	"\x06Cancel\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xa8\x03\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xcd\x03\n" +
 	"\aPrefill\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -2314,7 +2331,8 @@ const file_node_proto_rawDesc = "" +
 	" \x01(\x05R\bpriority\x122\n" +
 	"\x05trace\x18\v \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\x121\n" +
 	"\aadapter\x18\f \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\x12\x0e\n" +
-	"\x02kv\x18\r \x01(\tR\x02kv\"$\n" +
+	"\x02kv\x18\r \x01(\tR\x02kv\x12#\n" +
+	"\rprefix_digest\x18\x0e \x01(\fR\fprefixDigest\"$\n" +
 	"\x06Queued\x12\x1a\n" +
 	"\bposition\x18\x01 \x01(\rR\bposition\"\x14\n" +
 	"\fGrantRequestJ\x04\b\x01\x10\x02\"\x8e\x01\n" +
