@@ -138,9 +138,10 @@ func TestCancelAtEachMoment(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 			send(c, rpc.FrameGrantRequest, stream, &nodepb.GrantRequest{})
 		})
+		next := b.peer("next", nil) // must not be asked: a cancel is no failure of the first node
 		const moments = 30
 		for i := range moments { // before it is accepted, prefilling, granted, ...
-			s := b.gw.ask(generate(30, i, 40, "slow"))
+			s := b.gw.ask(generate(30, i, 40, "slow", "next"))
 			time.Sleep(time.Duration(i) * time.Millisecond * 2 / 3)
 			if err := b.gw.conn.Send(rpc.FrameCancel, s.id, &nodepb.Cancel{Reason: "test"}); err != nil {
 				t.Fatal(err)
@@ -159,6 +160,9 @@ func TestCancelAtEachMoment(t *testing.T) {
 		asked, cancels, grants := p.seen()
 		if c := b.n.Counters(); c.FinishedAbort != moments || c.FinishedError != 0 || cancels != asked || len(grants) == 0 {
 			t.Errorf("%+v; %d asked, %d cancelled, %d granted", c, asked, cancels, len(grants))
+		}
+		if nextAsked, _, _ := next.seen(); nextAsked != 0 || b.n.Counters().PrefillFailures != 0 {
+			t.Errorf("cancelled requests: %d asked of the next prefill node, %d counted as failures of one", nextAsked, b.n.Counters().PrefillFailures)
 		}
 	})
 }

@@ -183,26 +183,28 @@ func TestComputeOnly(t *testing.T) {
 	s.UnpinOut(pinned)
 }
 
-// However busy the higher priority is, the lower one gets its turn after the head start.
+// However busy the higher priority is, the lower one gets its turn after the head start
+// and not before, also after the default head start.
 func TestNoStarvation(t *testing.T) {
-	const headStart = 100 * time.Millisecond
-	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8}, MaxSeqs: 1, PriorityHeadStart: headStart})
-	add(t, s, Request{ID: 1, Tokens: text(1, 4), Priority: 1}, 0)
-	now := time.Duration(0)
-	for id := RequestID(2); ; id++ {
-		add(t, s, Request{ID: id, Tokens: text(int(id), 4)}, now)
-		add(t, s, Request{ID: id + 1000, Tokens: text(int(id), 4)}, now)
-		b, _ := step(t, s, now, everybody(s)...)
-		if b.Seqs[0].ID == 1 {
-			break
+	for configured, headStart := range map[time.Duration]time.Duration{100 * time.Millisecond: 100 * time.Millisecond, 0: DefaultPriorityHeadStart} {
+		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8}, MaxSeqs: 1, PriorityHeadStart: configured})
+		add(t, s, Request{ID: 1, Tokens: text(1, 4), Priority: 1}, 0)
+		now := time.Duration(0)
+		for id := RequestID(2); ; id++ {
+			add(t, s, Request{ID: id, Tokens: text(int(id), 4)}, now)
+			add(t, s, Request{ID: id + 1000, Tokens: text(int(id), 4)}, now)
+			b, _ := step(t, s, now, everybody(s)...)
+			if b.Seqs[0].ID == 1 {
+				break
+			}
+			if now > 3*headStart {
+				t.Fatalf("head start %v: still %v after %v", headStart, spans(b), now)
+			}
+			now += headStart / 10
 		}
-		if now > 3*headStart {
-			t.Fatalf("still %v after %v", spans(b), now)
+		if now < headStart {
+			t.Errorf("its turn came at %v, before the head start %v", now, headStart)
 		}
-		now += 10 * time.Millisecond
-	}
-	if now < headStart {
-		t.Errorf("its turn came at %v, before the head start %v", now, headStart)
 	}
 }
 

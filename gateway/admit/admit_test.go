@@ -289,10 +289,21 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// The worst priority gets one turn in Skip, the oldest first, while the best never
-// ceases.
+// The worst priority gets one turn in Skip, or in DefaultSkip without one, the oldest
+// first, while the best never ceases.
 func TestNoStarvation(t *testing.T) {
-	q, now := New(Limits{Requests: 100, Tokens: 1000, Skip: 4}), time.Unix(0, 0)
+	limits := Limits{Requests: 100, Tokens: 1000, Skip: 4}
+	noStarvation(t, New(limits), 4)
+	changed := New(limits)
+	limits.Skip = 0
+	noStarvation(t, New(limits), DefaultSkip)
+	changed.SetLimits(limits)
+	noStarvation(t, changed, DefaultSkip)
+}
+
+func noStarvation(t *testing.T, q *Queue, skip int) {
+	t.Helper()
+	now := time.Unix(0, 0)
 	a, b := NewFlow(1), NewFlow(0.001)
 	push := func(f *Flow, priority int32, owner any) {
 		if _, no := q.Push(now, &Item{Flow: f, Priority: priority, Tokens: 5, Owner: owner}, time.Hour); no != nil {
@@ -313,7 +324,7 @@ func TestNoStarvation(t *testing.T) {
 			turns = append(turns, turn)
 		}
 	}
-	if want := []int{4, 8, 12, 16, 20}; !slices.Equal(turns, want) {
+	if want := []int{skip, 2 * skip, 3 * skip, 4 * skip, 5 * skip}; !slices.Equal(turns, want) {
 		t.Errorf("turns %v, want %v", turns, want)
 	}
 }
@@ -358,6 +369,12 @@ func TestPredict(t *testing.T) {
 	push(b, 10, time.Minute)
 	want("its second", b, 0, 2*time.Second) // the other half is a's
 	want("all", a, 0, 19*time.Second)
+	// What a flow has in one priority does not wait behind what it has in another.
+	if _, no := q.Push(now, &Item{Flow: a, Priority: 1, Tokens: 100}, time.Minute); no != nil {
+		t.Fatalf("%+v", no)
+	}
+	want("its first of a worse priority, behind the better one", b, 1, 19*time.Second)
+	want("all of the better one", a, 0, 19*time.Second)
 	// What nobody waited for is no measure.
 	for q.Len() > 0 {
 		now = now.Add(100 * time.Millisecond)

@@ -21,6 +21,7 @@ func TestHeldIsWhatPoolsFind(t *testing.T) {
 		"two that see all":         {{}, {BlockTokens: 2 * unit}},
 		"one":                      {{}},
 		"one with a window":        {{Window: 13}},
+		"common factor":            {{}, {BlockTokens: 2 * unit, Window: 9}, {BlockTokens: 4 * unit, Window: 30}},
 		"windows alone":            {{Window: 30}, {BlockTokens: 2 * unit, Window: 9}},
 	}
 	for name, groups := range layouts {
