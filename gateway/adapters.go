@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -23,6 +24,8 @@ const (
 	// both travel in one small frame.
 	maxAdapterPath = 4096
 	maxAdapterName = 256
+	// maxAdapterValues bounds the JSON values in a body.
+	maxAdapterValues = 256
 )
 
 // LoadAdapter has every connected node load a low-rank adapter from a folder that
@@ -49,6 +52,9 @@ type adapterBody struct {
 
 // parseAdapter reads the body of an adapters' route.
 func parseAdapter(body []byte) (a adapterBody, fault *openai.Error) {
+	if _, err := jsonscan.Valid(body, jsonscan.Bounds{Values: maxAdapterValues}); errors.Is(err, jsonscan.ErrValues) {
+		return a, openai.BadRequest("", "the body has more than %d values: want lora_name, lora_path and load_inplace", maxAdapterValues)
+	}
 	if err := json.Unmarshal(body, &a); err != nil {
 		return a, openai.BadRequest("", "the body is no such request: %s", clip(err.Error(), 200))
 	}

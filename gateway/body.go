@@ -104,7 +104,7 @@ func dropBody(ctx *fasthttp.RequestCtx) {
 	} else if large {
 		ctx.Request.SwapBody(nil)
 	}
-	if c, ok := ctx.Conn().(*clientConn); ok && large {
+	if c := bodyConn(ctx); c != nil && large {
 		c.release()
 	}
 }

@@ -31,6 +31,7 @@ type listener struct {
 	perAddress    atomic.Int64 // connections; 0: any number
 	maxHeld       atomic.Int64 // bytes of large bodies; 0: any number
 	held          atomic.Int64 // bytes of those that arrive or are being answered
+	tending       atomic.Bool  // tend runs
 	crowded       *metrics.Value
 
 	mu    sync.Mutex

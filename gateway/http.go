@@ -27,6 +27,7 @@ const answerBytes = 2 << 10
 // newServer makes the HTTP server. Its answers carry no Date; a handler keeps it
 // so by never resetting the whole response, as RequestCtx.Error does.
 func (g *Gateway) newServer() *fasthttp.Server {
+	fasthttp.SetBodySizePoolLimit(pooledBody, pooledBody) // of the process
 	return &fasthttp.Server{
 		Handler:                      g.serve,
 		ErrorHandler:                 g.badHTTP,
@@ -99,7 +100,7 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.lim().HeaderTimeout, g.lim().MinBodyRate)}
 	case errors.Is(err, errNoMemory):
 		g.refused("body_memory")
-		e = openai.Unavailable(retryAfter, "the gateway holds as many bytes of large requests as it may: send this one again later")
+		e = g.noMemory()
 	}
 	ctx.Response.Header.Set(requestIDHeader, newID())
 	g.fail(ctx, e)

@@ -99,6 +99,7 @@ type arrival struct {
 	start    time.Time
 	bytes    int64 // that have come
 	expect   int   // of the part of a large body that is under way
+	counted  int64 // of bytes, within MaxBodyMemory
 	answered bool  // something was written, if only that it may go on
 }
 
@@ -116,16 +117,21 @@ const longestArrival = 10 * time.Minute
 
 // room takes memory for a large body of which so many bytes are to be read.
 func (c *clientConn) room(nBytes int) error {
-	l := c.l
-	if c.expect > 0 || nBytes <= headBytes { // more of the same, or what a buffer of the connection's holds
+	switch {
+	case c.expect > 0: // more of the same
 		return nil
+	case nBytes > headBytes:
+		if !c.take(nBytes) {
+			return errNoMemory
+		}
+		c.expect = nBytes
+	case c.bytes > c.counted+2*headBytes: // a body in small chunks, whose length is not known
+		// The server's buffer for it doubles.
+		if !c.take(int(c.bytes)) {
+			return errNoMemory
+		}
+		c.counted = 2 * c.bytes
 	}
-	if most := l.maxHeld.Load(); l.held.Add(int64(nBytes)) > most && most > 0 {
-		l.held.Add(-int64(nBytes))
-		return errNoMemory
-	}
-	c.expect = nBytes
-	c.held.Add(int64(nBytes))
 	return nil
 }
 
@@ -138,6 +144,9 @@ func (a *arrival) came(n int) {
 		a.begun, a.start = true, time.Now()
 	}
 	a.bytes += int64(n)
+	if a.expect > 0 {
+		a.counted += int64(min(n, a.expect))
+	}
 	a.expect = max(0, a.expect-n)
 }
 

@@ -97,7 +97,7 @@ func TestSlowSenders(t *testing.T) {
 // is left behind by clients that go is free again.
 func TestMemoryOfBodies(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxBodyMemory: 80_000}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{MaxBodyMemory: 260_000}, one(upstreamtest.Options{Gate: gate}))
 	body := `{"prompt":"` + strings.Repeat("x", 60_000) + `","max_tokens":1}`
 	head := fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", len(body))
 	first := b.dial()
@@ -105,7 +105,16 @@ func TestMemoryOfBodies(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.until(func() bool { return b.g.l.held.Load() > 0 })
-	b.post("/v1/completions", body).wantError(t, 503, "large requests")
+	// Its parse would take three times its bytes.
+	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 260000")
+	more := b.dial()
+	if _, err := io.WriteString(more, strings.Replace(head, fmt.Sprint(len(body)), "200000", 1)+body[:20_000]); err != nil {
+		t.Fatal(err)
+	}
+	b.until(func() bool { return b.g.l.held.Load() > 200_000 })
+	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 260000") // before it is read
+	more.Close()
+	b.until(func() bool { return b.g.l.held.Load() < 100_000 })
 	b.post("/v1/completions", `{"prompt":"`+strings.Repeat("x", 10_000)+`","temperature":-1}`).wantError(t, 400, "temperature")
 	first.Close()
 	b.until(func() bool { return b.g.l.held.Load() == 0 })
@@ -119,7 +128,7 @@ func TestMemoryOfBodies(t *testing.T) {
 		}
 	}
 	b.until(func() bool { return b.g.l.held.Load() == 0 })
-	if n := b.refused("body_memory"); n != 1 {
+	if n := b.refused("body_memory"); n != 2 {
 		t.Errorf("%g refusals", n)
 	}
 }

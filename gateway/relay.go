@@ -254,6 +254,9 @@ func (r *relay) find() *openai.Error {
 	}
 	if r.model != nil {
 		if as := r.model.As; as != "" {
+			if fault := r.g.charge(r.ctx)(len(r.body)); fault != nil {
+				return fault
+			}
 			r.renamed = r.look.WithModel(r.renamed[:0], r.body, as)
 			r.body = r.renamed
 		}

@@ -77,7 +77,20 @@ func (r *relay) tokenize(body []byte) (prompt, *openai.Error) {
 	case r.path != "/v1/completions":
 		return prompt{}, errNoPrompt
 	}
-	req, fault := openai.ParsePrompt(on, body)
+	charged := 0
+	charge := func(n int) *openai.Error {
+		fault := r.g.charge(r.ctx)(n)
+		if fault == nil {
+			charged = n
+		}
+		return fault
+	}
+	defer func() {
+		if c := bodyConn(r.ctx); c != nil && charged > headBytes {
+			c.refund(charged)
+		}
+	}()
+	req, fault := openai.ParsePrompt(on, body, charge)
 	if fault != nil {
 		return prompt{}, fault
 	}

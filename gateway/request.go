@@ -48,6 +48,7 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 		return
 	}
 	j.describe(span)
+	j.req.DropRaw()
 	dropBody(ctx)
 	if c, ok := ctx.Conn().(*clientConn); ok {
 		j.watch = c.watch(nil)
@@ -80,7 +81,11 @@ func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
 
 // generateTokens serves requests of tokens: a completion's, in other words.
 func (g *Gateway) generateTokens(ctx *fasthttp.RequestCtx) {
-	body, fault := openai.CompletionOfTokens(ctx.PostBody())
+	fault := g.charge(ctx)(len(ctx.PostBody()))
+	var body []byte
+	if fault == nil {
+		body, fault = openai.CompletionOfTokens(ctx.PostBody())
+	}
 	if fault != nil {
 		g.fail(ctx, fault)
 		g.logRefusal(ctx, ctx.Time())
@@ -102,7 +107,7 @@ func (g *Gateway) enter() *openai.Error {
 
 // prepare turns a request's body into a job whose attempts can start.
 func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start time.Time) (*job, *openai.Error) {
-	req, fault := openai.Parse(on, ctx.PostBody())
+	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.charge(ctx))
 	if fault != nil {
 		return nil, fault
 	}

@@ -54,7 +54,7 @@ func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do fun
 		return
 	}
 	defer g.inFlight.Add(-1)
-	req, fault := openai.Parse(on, ctx.PostBody())
+	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.charge(ctx))
 	if fault != nil {
 		g.fail(ctx, fault)
 		return

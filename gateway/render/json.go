@@ -6,60 +6,66 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/valyala/fastjson"
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // FromJSON reads a JSON document into the values that templates take, with the
 // keys of objects in their order. As in Python the last of equal keys wins and
-// keeps the first one's place.
+// keeps the first one's place. The values do not refer to data.
 func FromJSON(data []byte) (Value, error) {
-	text := string(data)
-	if err := fastjson.Validate(text); err != nil {
+	if _, err := jsonscan.Valid(data, jsonscan.Bounds{Values: maxJSONValues}); err != nil {
 		return nil, &Error{Kind: ErrInput, Msg: err.Error()}
 	}
-	var p fastjson.Parser
-	v, err := p.Parse(text)
-	if err != nil {
-		return nil, &Error{Kind: ErrInput, Msg: err.Error()}
-	}
-	return fromFastJSON(v)
+	v, _, err := fromJSON(data, jsonscan.Space(data, 0))
+	return v, err
 }
 
-func fromFastJSON(v *fastjson.Value) (Value, error) {
-	switch v.Type() {
-	case fastjson.TypeNull:
-		return nil, nil
-	case fastjson.TypeTrue:
-		return true, nil
-	case fastjson.TypeFalse:
-		return false, nil
-	case fastjson.TypeString:
-		return string(v.GetStringBytes()), nil
-	case fastjson.TypeNumber:
-		return number(v.String())
-	case fastjson.TypeArray:
-		elements := v.GetArray()
-		list := make(List, len(elements))
-		for i, e := range elements {
-			var err error
-			if list[i], err = fromFastJSON(e); err != nil {
-				return nil, err
+// maxJSONValues bounds the values in one document, each of which takes some 100 bytes.
+const maxJSONValues = 1 << 17
+
+// fromJSON reads the value at b[at], which has been checked, and returns the
+// position behind it.
+func fromJSON(b []byte, at int) (v Value, end int, err error) {
+	switch b[at] {
+	case '"':
+		end = jsonscan.StringEnd(b, at)
+		return jsonscan.Text(b[at:end]), end, nil
+	case 'n', 't', 'f':
+		end = jsonscan.PlainEnd(b, at)
+		if b[at] == 'n' {
+			return nil, end, nil
+		}
+		return b[at] == 't', end, nil
+	case '[':
+		list := List{}
+		for at = jsonscan.Space(b, at+1); b[at] != ']'; {
+			if v, at, err = fromJSON(b, at); err != nil {
+				return nil, at, err
+			}
+			list = append(list, v)
+			if at = jsonscan.Space(b, at); b[at] == ',' {
+				at = jsonscan.Space(b, at+1)
 			}
 		}
-		return list, nil
+		return list, at + 1, nil
+	case '{':
+		d := new(Dict)
+		for at = jsonscan.Space(b, at+1); b[at] != '}'; {
+			end = jsonscan.StringEnd(b, at)
+			key := jsonscan.Text(b[at:end])
+			if v, at, err = fromJSON(b, jsonscan.Space(b, jsonscan.Space(b, end)+1)); err != nil {
+				return nil, at, err
+			}
+			d.Set(key, v)
+			if at = jsonscan.Space(b, at); b[at] == ',' {
+				at = jsonscan.Space(b, at+1)
+			}
+		}
+		return d, at + 1, nil
 	}
-	d := new(Dict)
-	var err error
-	v.GetObject().Visit(func(key []byte, e *fastjson.Value) {
-		if err != nil {
-			return
-		}
-		var element Value
-		if element, err = fromFastJSON(e); err == nil {
-			d.Set(string(key), element)
-		}
-	})
-	return d, err
+	end = jsonscan.PlainEnd(b, at)
+	v, err = number(string(b[at:end]))
+	return v, end, err
 }
 
 func number(s string) (Value, error) {

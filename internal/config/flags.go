@@ -236,7 +236,7 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	g.MaxBody = 32 << 20
 	s.Var(someBytes{&g.MaxBody}, "max-request-body", "largest request body")
 	g.MaxBodyMemory = 1 << 30
-	s.Var(&g.MaxBodyMemory, "max-body-memory", "all large request bodies together, arriving or being answered; beyond, requests get 503; 0: no bound")
+	s.Var(&g.MaxBodyMemory, "max-body-memory", "memory of all large request bodies and of parsing them, arriving or being answered; beyond, requests get 429; 0: no bound")
 	g.HeaderTimeout = Seconds(10 * time.Second)
 	s.Var(&g.HeaderTimeout, "header-timeout", "how long a request's head may take to arrive")
 	g.MinBodyRate = 1 << 10

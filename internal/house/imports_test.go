@@ -26,14 +26,14 @@ var mayImport = map[string][]string{
 
 	"gateway": {
 		"gateway/admit", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
-		"internal/cluster", "internal/metrics", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/trace",
+		"internal/cluster", "internal/jsonscan", "internal/metrics", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/trace",
 	},
 	"gateway/admit":                         {},
 	"gateway/foreign":                       {"gateway/route", "internal/sock"},
 	"gateway/foreign/discover":              {"gateway/foreign", "internal/regular"},
 	"gateway/foreign/discover/discovertest": {}, // an API for tests
 	"gateway/liveness":                      {},
-	"gateway/render":                        {"engine/tokenizer"},
+	"gateway/render":                        {"engine/tokenizer", "internal/jsonscan"},
 	"gateway/route":                         {"engine/kvcache"},
 	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/upstream/upstreamtest":         {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
@@ -95,7 +95,8 @@ var mayImport = map[string][]string{
 	"internal/metrics":       {"internal/logs"},
 	"internal/netlab":        {}, // networks for tests and benchmarks
 	"internal/offspring":     {},
-	"internal/openai":        {},
+	"internal/jsonscan":      {}, // JSON without a tree
+	"internal/openai":        {"internal/jsonscan"},
 	"internal/process":       {"internal/logs", "internal/tlsconf"},
 	"internal/sock":          {},
 	"internal/rpc":           {"internal/rpc/nodepb", "internal/sock"},

@@ -25,6 +25,7 @@ var parsers = map[string][]string{
 	"internal/cluster":   {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
 	"internal/config":    {"FuzzResolve"},                                         // arguments, environment, YAML
 	"internal/console":   {"FuzzReadStream"},                                      // what a gateway answers
+	"internal/jsonscan":  {"FuzzSkip"},                                            // JSON of requests and of what they carry
 	"internal/openai":    {"FuzzParse"},                                           // bodies of requests
 	"internal/process":   {"FuzzMemoryLimit"},                                     // /proc and cgroups
 	"internal/rpc":       {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"}, // frames between nodes
@@ -36,7 +37,7 @@ var parsers = map[string][]string{
 // the table has read, and why they need no target of their own.
 var parsed = map[string]string{
 	"gateway/foreign/discover": "Kubernetes' API, by encoding/json into plain fields",
-	"gateway":                  "an adapter's name and folder, by encoding/json into plain fields",
+	"gateway":                  "an adapter's name and folder, which internal/jsonscan has checked, by encoding/json into plain fields",
 	"bench/truth":              "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/engine":             "what llama.cpp prints and its own results, by encoding/json into plain fields",
 	"bench/gateway":            "its own client's requests and results, what peers on this machine answer, /proc",

@@ -6,10 +6,11 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/valyala/fastjson"
+
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // The fields whose values need more than a type and a range.
@@ -172,33 +173,30 @@ func setSide(r *Request, v *fastjson.Value) error {
 
 var documentsSchema = listSchema(schema{"type": "object"}, 0, 0)
 
-func setDocuments(r *Request, v *fastjson.Value) error {
-	a, err := readList(v, "a list of objects", 0, 0)
-	if err != nil {
+func setDocuments(r *Request, v []byte) error {
+	if err := isList(v, "a list of objects", false); err != nil {
 		return err
 	}
-	for i, d := range a {
-		if d.Type() != fastjson.TypeObject {
-			return fmt.Errorf("[%d] must be an object, not %s", i, clip(d.String(), 40))
+	err := elements(v, func(i int, d []byte) error {
+		if d[0] != '{' {
+			return fmt.Errorf("[%d] must be an object, not %s", i, quote(d, 40))
 		}
-	}
-	r.Documents = appendValue(nil, v)
-	return nil
+		return nil
+	})
+	r.Documents = v
+	return err
 }
 
-func setTools(r *Request, v *fastjson.Value) error {
-	if err := list.check(r, v); err != nil {
-		return err
-	}
-	r.Tools = appendValue(nil, v)
-	return nil
+func setTools(r *Request, v []byte) error {
+	r.Tools = v
+	return isList(v, "a list", false)
 }
 
-func setTemplateArgs(r *Request, v *fastjson.Value) error {
-	if v.Type() != fastjson.TypeObject {
-		return errType("an object", v)
+func setTemplateArgs(r *Request, v []byte) error {
+	if v[0] != '{' {
+		return errKind("an object", v)
 	}
-	r.TemplateArgs = appendValue(nil, v)
+	r.TemplateArgs = v
 	return nil
 }
 
@@ -208,34 +206,35 @@ var promptSchema = schema{"anyOf": []schema{
 	listSchema(schema{"anyOf": []schema{{"type": "string"}, listSchema(tokenSchema, 1, 0)}}, 1, MaxPrompts),
 }}
 
-// setPrompt takes "text", ["text", …], [1, 2, …] and [[1, 2], …].
-func setPrompt(r *Request, v *fastjson.Value) error {
-	r.Prompts = nil
-	if b, err := v.StringBytes(); err == nil {
-		r.Prompts = []Prompt{{Text: string(b)}}
-		return nil
+// setText takes a text of any length.
+func setText(r *Request, v []byte) error {
+	if v[0] != '"' {
+		return errKind("a string", v)
 	}
-	a, err := readList(v, "a string, a list of strings, or token ids", 1, 0)
-	if err != nil {
+	r.Prompts = []Prompt{{Text: jsonscan.Text(v)}}
+	return nil
+}
+
+// setPrompt takes "text", ["text", …], [1, 2, …] and [[1, 2], …].
+func setPrompt(r *Request, v []byte) error {
+	if v[0] == '"' {
+		return setText(r, v)
+	}
+	if err := isList(v, "a string, a list of strings, or token ids", true); err != nil {
 		return err
 	}
-	if a[0].Type() == fastjson.TypeNumber {
-		ids, err := tokenIDs(a)
-		if err != nil {
-			return err
-		}
+	if isDigit(v[jsonscan.Space(v, 1)]) {
+		ids, err := tokenIDs(v)
 		r.Prompts = []Prompt{{Tokens: ids}}
-		return nil
+		return err
 	}
-	if len(a) > MaxPrompts {
-		return fmt.Errorf("has %d prompts, at most %d are taken", len(a), MaxPrompts)
-	}
-	for i, e := range a {
-		switch e.Type() {
-		case fastjson.TypeString:
-			r.Prompts = append(r.Prompts, Prompt{Text: string(e.GetStringBytes())})
-		case fastjson.TypeArray:
-			ids, err := tokenIDs(e.GetArray())
+	r.Prompts = nil
+	return elements(v, func(i int, e []byte) error {
+		switch e[0] {
+		case '"':
+			r.Prompts = append(r.Prompts, Prompt{Text: jsonscan.Text(e)})
+		case '[':
+			ids, err := tokenIDs(e)
 			if err != nil {
 				return fmt.Errorf("[%d]%w", i, err)
 			}
@@ -244,10 +243,10 @@ func setPrompt(r *Request, v *fastjson.Value) error {
 			}
 			r.Prompts = append(r.Prompts, Prompt{Tokens: ids})
 		default:
-			return fmt.Errorf("[%d] must be a string or a list of token ids, not %s", i, clip(e.String(), 40))
+			return fmt.Errorf("[%d] must be a string or a list of token ids, not %s", i, quote(e, 40))
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 var textKinds = []string{"text", "input_text", "output_text"}
@@ -269,81 +268,178 @@ var messagesSchema = listSchema(schema{
 	},
 }, 1, 0)
 
+// message is what is looked at of a message, each value as it is written; nil: it has none.
+type message struct{ role, content, reasoning, reasoningContent []byte }
+
+// readMessage reads an object that has been checked. Of equal names the last counts.
+func readMessage(object []byte) (m message, err error) {
+	s := jsonscan.NewScanner(object)
+	for s.Next() {
+		name := s.Name()
+		v, _ := s.Value(jsonscan.Bounds{})
+		switch shortName(name) {
+		case "role":
+			m.role = v
+		case "content":
+			m.content = v
+		case "reasoning":
+			m.reasoning = v
+		case "reasoning_content":
+			m.reasoningContent = v
+		}
+	}
+	return m, s.Err()
+}
+
+// hasParts reports whether the content is a list of parts.
+func (m *message) hasParts() bool { return m.content != nil && m.content[0] == '[' }
+
 // setMessages keeps the messages' JSON, with the order of their fields, after
 // looking at what every template relies on. Lists of text parts become one
 // string, parts separated by line ends; reasoning_content is also reasoning.
-func setMessages(r *Request, v *fastjson.Value) error {
-	a, err := readList(v, "a list", 1, 0)
-	if err != nil {
+func setMessages(r *Request, v []byte) error {
+	if err := isList(v, "a list", true); err != nil {
 		return err
 	}
-	r.MessageParts = nil
-	joinedOf := map[*fastjson.Value]string{} // of messages whose content is parts
-	for i, m := range a {
-		if m.Type() != fastjson.TypeObject {
-			return fmt.Errorf("[%d] must be an object, not %s", i, clip(m.String(), 40))
+	parts, reasoning := false, false
+	err := elements(v, func(i int, e []byte) error {
+		if e[0] != '{' {
+			return fmt.Errorf("[%d] must be an object, not %s", i, quote(e, 40))
 		}
-		if role, ok := textOf(m.Get("role")); !ok || len(role) == 0 {
-			return BadRequest(fmt.Sprintf("messages[%d].role", i), "messages[%d].role is required: a string", i)
-		}
-		if why := m.Get("reasoning_content"); why != nil && m.Get("reasoning") == nil {
-			m.Set("reasoning", why)
-		}
-		c := m.Get("content")
-		if c == nil || c.Type() == fastjson.TypeNull || c.Type() == fastjson.TypeString {
-			continue
-		}
-		joined, err := joinParts(i, c)
+		m, err := readMessage(e)
 		if err != nil {
 			return err
 		}
-		joinedOf[m] = joined
-	}
-	if len(joinedOf) > 0 {
-		r.MessageParts = appendValue(nil, v)
-		for m, joined := range joinedOf {
-			m.Set("content", stringValue(joined))
+		if len(m.role) <= len(`""`) || m.role[0] != '"' {
+			return BadRequest(fmt.Sprintf("messages[%d].role", i), "messages[%d].role is required: a string", i)
 		}
+		reasoning = reasoning || m.reasoningContent != nil && m.reasoning == nil
+		if m.content == nil || m.content[0] == 'n' || m.content[0] == '"' {
+			return nil
+		}
+		parts = true
+		return checkParts(i, m.content)
+	})
+	if err != nil {
+		return err
 	}
-	r.Messages = appendValue(nil, v)
+	r.Messages, r.MessageParts = v, nil
+	if reasoning {
+		r.Messages = rewrite(v, false)
+	}
+	if parts {
+		r.MessageParts, r.Messages = r.Messages, rewrite(v, true)
+	}
 	return nil
 }
 
-func joinParts(i int, c *fastjson.Value) (string, error) {
-	parts, err := c.Array()
-	if err != nil {
-		return "", BadRequest(fmt.Sprintf("messages[%d].content", i), "messages[%d].content must be a string or a list of parts", i)
-	}
-	var all []string
-	for j, p := range parts {
-		if s, ok := textOf(p); ok {
-			all = append(all, string(s))
-			continue
+// rewrite returns messages in which reasoning_content is also reasoning and, with
+// join, lists of parts are one string.
+func rewrite(messages []byte, join bool) []byte {
+	dst := make([]byte, 0, len(messages)+len(messages)/16)
+	dst = append(dst, '[')
+	_ = elements(messages, func(i int, e []byte) error { // it has been walked before
+		if i > 0 {
+			dst = append(dst, ',')
 		}
+		m, _ := readMessage(e)
+		dst = append(dst, '{')
+		first, content := true, false
+		for s := jsonscan.NewScanner(e); s.Next(); {
+			name := s.Name()
+			v, _ := s.Value(jsonscan.Bounds{})
+			joined := join && m.hasParts() && shortName(name) == "content"
+			if joined && content { // it is there, at the first one's place
+				continue
+			}
+			if !first {
+				dst = append(dst, ',')
+			}
+			first = false
+			dst = append(append(dst, name...), ':')
+			if joined {
+				content = true
+				dst = appendJoined(dst, m.content)
+			} else {
+				dst = append(dst, v...)
+			}
+		}
+		if m.reasoningContent != nil && m.reasoning == nil {
+			dst = append(append(dst, `,"reasoning":`...), m.reasoningContent...)
+		}
+		dst = append(dst, '}')
+		return nil
+	})
+	return append(dst, ']')
+}
+
+// partText is a part's text as it is written; nil: it has none. typ is its type where
+// it is an object.
+func partText(part []byte) (text []byte, typ string) {
+	switch part[0] {
+	case '"':
+		return part, textKinds[0]
+	case '{':
+	default:
+		return nil, ""
+	}
+	for s := jsonscan.NewScanner(part); s.Next(); {
+		name := s.Name()
+		v, _ := s.Value(jsonscan.Bounds{})
+		switch n := shortName(name); {
+		case n == "text" && v[0] == '"':
+			text = v
+		case n == "text":
+			text = nil
+		case n == "type" && v[0] == '"':
+			typ = shortName(v)
+		}
+	}
+	return text, typ
+}
+
+func checkParts(i int, content []byte) error {
+	if content[0] != '[' {
+		return BadRequest(fmt.Sprintf("messages[%d].content", i), "messages[%d].content must be a string or a list of parts", i)
+	}
+	return elements(content, func(j int, p []byte) error {
+		text, typ := partText(p)
 		param := fmt.Sprintf("messages[%d].content[%d]", i, j)
-		if kind := string(p.GetStringBytes("type")); !slices.Contains(textKinds, kind) {
-			return "", BadRequest(param+".type", "%s.type %q is not supported: only text is", param, clip(kind, 40))
+		if !slices.Contains(textKinds, typ) {
+			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, clip(typ, 40))
 		}
-		b, ok := textOf(p.Get("text"))
-		if !ok {
-			return "", BadRequest(param+".text", "%s.text must be a string", param)
+		if text == nil {
+			return BadRequest(param+".text", "%s.text must be a string", param)
 		}
-		all = append(all, string(b))
-	}
-	return strings.Join(all, "\n"), nil
+		return nil
+	})
+}
+
+// appendJoined appends the text of parts as one string. Their escapes stay.
+func appendJoined(dst, parts []byte) []byte {
+	dst = append(dst, '"')
+	_ = elements(parts, func(j int, p []byte) error { // it has been walked before
+		if j > 0 {
+			dst = append(dst, '\\', 'n')
+		}
+		text, _ := partText(p)
+		dst = append(dst, text[1:len(text)-1]...)
+		return nil
+	})
+	return append(dst, '"')
 }
 
 // LastWords is the text of the last of a chat's messages, if it has this role.
 func LastWords(messages []byte, role string) string {
-	v, err := fastjson.ParseBytes(messages)
-	if err != nil {
+	var last []byte
+	if err := elements(messages, func(_ int, e []byte) error { last = e; return nil }); err != nil || last == nil {
 		return ""
 	}
-	a := v.GetArray()
-	if len(a) == 0 || string(a[len(a)-1].GetStringBytes("role")) != role {
+	m, err := readMessage(last)
+	if err != nil || shortName(m.role) != role || m.content == nil || m.content[0] != '"' {
 		return ""
 	}
-	return string(a[len(a)-1].GetStringBytes("content"))
+	return jsonscan.Text(m.content)
 }
 
 // textOf is the value of a string; false for everything else, nil included.

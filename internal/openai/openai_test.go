@@ -234,7 +234,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q: %q %+v", body, b, err)
 		}
 		on := endpoints[int(which)%len(endpoints)]
-		if _, fault := ParsePrompt(on, []byte(body)); fault != nil && (fault.Status != 400 || fault.Message == "") {
+		if _, fault := ParsePrompt(on, []byte(body), nil); fault != nil && (fault.Status != 400 || fault.Message == "") {
 			t.Fatalf("%q: %+v", body, fault)
 		}
 		r, err := Parse(on, []byte(body))
@@ -244,7 +244,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if p, fault := ParsePrompt(on, []byte(body)); on&both != 0 && (fault != nil || !bytes.Equal(p.Messages, r.Messages) || !reflect.DeepEqual(p.Prompts, r.Prompts) || p.AddGenerationPrompt != r.AddGenerationPrompt) {
+		if p, fault := ParsePrompt(on, []byte(body), nil); on&both != 0 && (fault != nil || !bytes.Equal(p.Messages, r.Messages) || !reflect.DeepEqual(p.Prompts, r.Prompts) || p.AddGenerationPrompt != r.AddGenerationPrompt) {
 			t.Fatalf("%q: its prompt alone is %+v, %v, not %+v", body, p, fault, r)
 		}
 		if r.N < 1 || r.N > MaxN || len(r.Prompts)*r.N > MaxChoices || r.MaxTokens == 0 || r.MaxTokens < -1 || len(r.Stop) > MaxStops {

@@ -15,10 +15,12 @@
 package openai
 
 import (
+	"bytes"
+	"errors"
 	"slices"
 	"unicode/utf8"
 
-	"github.com/valyala/fastjson"
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // Endpoint is a set of API endpoints that take a JSON body, as bits.
@@ -52,6 +54,9 @@ const (
 	MaxInterval  = 1024      // stream_interval: tokens whose text waits to be sent
 	MaxSalt      = 1024      // characters of cache_salt
 	MaxID        = 256       // bytes of request_id
+	MaxIDs       = 1 << 22   // token ids in a prompt, or in the prompts of a request together
+	MaxMessages  = 1 << 14   // messages, and so documents and tools
+	MaxValues    = 1 << 17   // JSON values in messages, documents, tools or chat_template_kwargs, at any depth
 	maxUnknown   = 16        // names of unknown fields that are kept
 	maxTokenID   = 1<<31 - 1 // token ids travel as int32
 )
@@ -62,7 +67,8 @@ type Prompt struct {
 	Tokens []int32
 }
 
-// Request is a parsed request. Strings are copies: nothing refers to the body.
+// Request is a parsed request. Its strings are copies. Messages, MessageParts,
+// TemplateArgs, Documents and Tools may be parts of the body: DropRaw ends their use.
 type Request struct {
 	Endpoint Endpoint
 	Model    string // empty: the only one
@@ -133,8 +139,18 @@ type Request struct {
 }
 
 // Parse reads a request's JSON body. The error says which field is at fault.
-func Parse(on Endpoint, body []byte) (*Request, *Error) {
-	r, fault := parse(on, body, (*Request).field)
+func Parse(on Endpoint, body []byte) (*Request, *Error) { return ParseWithin(on, body, nil) }
+
+// DropRaw forgets what may be parts of the body, once the prompt is rendered.
+func (r *Request) DropRaw() {
+	r.Messages, r.MessageParts, r.TemplateArgs, r.Documents, r.Tools = nil, nil, nil, nil, nil
+}
+
+// ParseWithin is Parse for a caller that counts memory. Before anything is kept of
+// the body, charge is called with the bytes that the request will take besides the
+// body, up to the tokens of its prompts; its error ends the parse. nil: no count.
+func ParseWithin(on Endpoint, body []byte, charge func(bytes int) *Error) (*Request, *Error) {
+	r, fault := parse(on, body, charge, true, func(f *field) bool { return true }, (*field).take)
 	if fault == nil {
 		fault = r.check()
 	}
@@ -154,16 +170,13 @@ var promptFields = []string{
 
 // ParsePrompt reads of a body that another server is to answer what the prompt's
 // tokens depend on, tools included, and leaves the other fields to that server.
-func ParsePrompt(on Endpoint, body []byte) (*Request, *Error) {
-	r, fault := parse(on, body, func(r *Request, name string, v *fastjson.Value) *Error {
-		switch f := rows[on][name]; {
-		case f == nil || v.Type() == fastjson.TypeNull || !slices.Contains(promptFields, name):
-			return nil
-		case name == "tools":
+// charge is as in ParseWithin.
+func ParsePrompt(on Endpoint, body []byte, charge func(bytes int) *Error) (*Request, *Error) {
+	r, fault := parse(on, body, charge, false, func(f *field) bool { return slices.Contains(promptFields, f.name) }, func(f *field, r *Request, v []byte) *Error {
+		if f.name == "tools" {
 			return f.read(r, v)
-		default:
-			return f.take(r, v)
 		}
+		return f.take(r, v)
 	})
 	if fault == nil {
 		fault = r.required()
@@ -175,49 +188,107 @@ func ParsePrompt(on Endpoint, body []byte) (*Request, *Error) {
 	return r, nil
 }
 
-// parse reads a body, each of its fields by take.
-func parse(on Endpoint, body []byte, take func(*Request, string, *fastjson.Value) *Error) (*Request, *Error) {
-	if !utf8.Valid(body) {
-		return nil, BadRequest("", "the body is not valid UTF-8")
-	}
-	p := parsers.Get()
-	defer parsers.Put(p)
-	// Parse bounds the depth, which Validate then relies on; Validate knows the
-	// grammar's corners.
-	v, err := p.ParseBytes(body)
-	if err == nil {
-		err = fastjson.ValidateBytes(body)
-	}
-	if err != nil {
-		return nil, BadRequest("", "the body is not valid JSON: %s", clip(err.Error(), 200))
-	}
-	o, err := v.Object()
-	if err != nil {
-		return nil, BadRequest("", "the body must be a JSON object, not %s", v.Type())
-	}
+// member is a member of the body that the table knows.
+type member struct {
+	f     *field
+	value []byte // as it is written
+	cost  int    // bytes that taking it needs
+}
+
+// parse reads a body in two steps. The first checks all of it and finds the wanted
+// members, each within its bounds; of equal names the last counts. The second takes
+// their values in this order. unknown: names that no row has are collected.
+func parse(on Endpoint, body []byte, charge func(int) *Error, unknown bool, wanted func(*field) bool, take func(*field, *Request, []byte) *Error) (*Request, *Error) {
 	r := &Request{Endpoint: on, N: 1, MaxTokens: -1, maxCompletion: -1, AddGenerationPrompt: true, SkipSpecial: true, StreamInterval: 1}
-	var fault *Error
-	o.Visit(func(key []byte, v *fastjson.Value) {
-		if fault == nil {
-			fault = take(r, string(key), v)
+	var room [16]member
+	members, extra := room[:0], 0
+	fault := scan(body, func(s *jsonscan.Scanner) *Error {
+		f := find(on, s.Name())
+		if f == nil && unknown {
+			r.unknown(shortName(s.Name()))
 		}
+		if f == nil || !wanted(f) {
+			s.Value(jsonscan.Bounds{})
+			return nil
+		}
+		most := f.value.bounds(f.class, s.Rest())
+		v, n := s.Value(most)
+		if v == nil {
+			return exceeded(f.name, most, s.Err())
+		}
+		if i := slices.IndexFunc(members, func(m member) bool { return m.f == f }); i >= 0 {
+			extra -= members[i].cost
+			members = slices.Delete(members, i, i+1)
+		}
+		m := member{f, v, f.value.cost(f.class, len(v), n.Values)}
+		members, extra = append(members, m), extra+m.cost
+		return nil
 	})
+	if fault == nil && charge != nil {
+		fault = charge(extra)
+	}
+	for i := 0; fault == nil && i < len(members); i++ {
+		if m := &members[i]; m.value[0] != 'n' { // null: not given
+			fault = take(m.f, r, m.value)
+		}
+	}
 	return r, fault
 }
 
-var parsers fastjson.ParserPool
-
-// field takes one field of the body. null means: not given.
-func (r *Request) field(name string, v *fastjson.Value) *Error {
-	f := rows[r.Endpoint][name]
-	switch {
-	case f == nil:
-		r.unknown(name)
-		return nil
-	case v.Type() == fastjson.TypeNull:
-		return nil
+// scan checks the whole of a body and calls f with each of its members, whose value
+// f has to read.
+func scan(body []byte, f func(*jsonscan.Scanner) *Error) *Error {
+	if !utf8.Valid(body) {
+		return BadRequest("", "the body is not valid UTF-8")
 	}
-	return f.take(r, v)
+	s := jsonscan.NewScanner(body)
+	if s == nil || body[jsonscan.Space(body, 0)] != '{' {
+		if _, err := jsonscan.Valid(body, jsonscan.Bounds{}); err != nil {
+			return notJSON(err)
+		}
+		return BadRequest("", "the body must be a JSON object, not %s", kind(body[jsonscan.Space(body, 0)]))
+	}
+	for s.Next() {
+		if fault := f(s); fault != nil {
+			return fault
+		}
+	}
+	if err := s.Err(); err != nil {
+		return notJSON(err)
+	}
+	return nil
+}
+
+func notJSON(err error) *Error { return BadRequest("", "the body is not valid JSON: %s", err) }
+
+// exceeded is the fault of a member whose value could not be read.
+func exceeded(name string, most jsonscan.Bounds, err error) *Error {
+	switch {
+	case errors.Is(err, jsonscan.ErrElements):
+		return BadRequest(name, "%s: has too many elements, at most %d are taken", name, most.Elements)
+	case errors.Is(err, jsonscan.ErrValues):
+		return BadRequest(name, "%s: has too many values in it, at most %d are taken", name, most.Values)
+	}
+	return notJSON(err)
+}
+
+// longestName is more than any name of the table takes, each character written \uXXXX.
+const longestName = 256
+
+// find is the row of a member by its name as it is written; nil: there is none.
+func find(on Endpoint, quoted []byte) *field {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return rows[on][string(quoted[1:len(quoted)-1])]
+	}
+	return rows[on][shortName(quoted)]
+}
+
+// shortName is a member's name, of a long one its beginning as it is written.
+func shortName(quoted []byte) string {
+	if len(quoted) > longestName {
+		return clip(string(quoted[1:longestName]), longestName-8)
+	}
+	return jsonscan.Text(quoted)
 }
 
 func (r *Request) unknown(name string) {

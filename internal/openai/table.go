@@ -4,6 +4,8 @@ import (
 	"math"
 
 	"github.com/valyala/fastjson"
+
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // Class is what happens to a field that is given.
@@ -32,16 +34,16 @@ type field struct {
 // table is every field of every endpoint. null is always taken as "not given".
 var table = []field{
 	{"model", all, Served, text(0, 1024, func(r *Request, s string) { r.Model = s }), never, ""},
-	{"messages", Chat | Tokenize, Served, value{messagesSchema, setMessages}, never, ""},
-	{"prompt", Completions, Served, value{promptSchema, setPrompt}, never, ""},
-	{"prompt", Tokenize, Served, text(0, math.MaxInt, func(r *Request, s string) { r.Prompts = []Prompt{{Text: s}} }), never, ""},
-	{"tokens", Detokenize, Served, tokens(0, 0, func(r *Request, ids []int32) { r.Prompts = []Prompt{{Tokens: ids}} }), never, ""},
+	{"messages", Chat | Tokenize, Served, value{schema: messagesSchema, raw: setMessages, most: tree}, never, ""},
+	{"prompt", Completions, Served, value{schema: promptSchema, raw: setPrompt, promptBounds: true}, never, ""},
+	{"prompt", Tokenize, Served, value{schema: textSchema(0, math.MaxInt), raw: setText}, never, ""},
+	{"tokens", Detokenize, Served, tokens(0, MaxIDs, func(r *Request, ids []int32) { r.Prompts = []Prompt{{Tokens: ids}} }), never, ""},
 
 	// Length and end of an answer.
 	{"max_tokens", Chat, Served, integer(1, math.MaxInt32, func(r *Request, n int64) { r.MaxTokens = int(n) }), never, ""},
 	{"max_tokens", Completions, Served, integer(0, math.MaxInt32, func(r *Request, n int64) { r.MaxTokens = int(n) }), never, ""},
 	{"max_completion_tokens", Chat, Served, integer(1, math.MaxInt32, func(r *Request, n int64) { r.maxCompletion = int(n) }), never, ""},
-	{"stop", both, Served, value{stopSchema, setStop}, never, ""},
+	{"stop", both, Served, value{schema: stopSchema, check: setStop, most: jsonscan.Bounds{Elements: MaxStops}}, never, ""},
 	{"stop_token_ids", both, Served, tokens(0, MaxStops, func(r *Request, ids []int32) { r.StopTokens = ids }), never, ""},
 	{"ignore_eos", both, Served, boolean(func(r *Request, b bool) { r.IgnoreEOS = b }), never, ""},
 	{"include_stop_str_in_output", both, Served, boolean(func(r *Request, b bool) { r.IncludeStop = b }), never, ""},
@@ -57,7 +59,7 @@ var table = []field{
 	{"frequency_penalty", both, Served, number(from(-2, 2), func(r *Request, f float32) { r.FrequencyPenalty = f }), zero, ""},
 	{"presence_penalty", both, Served, number(from(-2, 2), func(r *Request, f float32) { r.PresencePenalty = f }), zero, ""},
 	{"repetition_penalty", both, Served, number(above(0, math.MaxFloat32), func(r *Request, f float32) { r.RepetitionPenalty = &f }), one, ""},
-	{"logit_bias", both, Served, value{biasSchema, setBias}, emptyObject, ""},
+	{"logit_bias", both, Served, value{schema: biasSchema, check: setBias, most: jsonscan.Bounds{Elements: MaxBias}}, emptyObject, ""},
 	{"allowed_token_ids", both, Served, tokens(1, MaxAllowed, func(r *Request, ids []int32) { r.AllowedTokens = ids }), never, ""},
 	{"bad_words", both, Served, texts(0, MaxBadWords, func(r *Request, words []string) { r.BadWords = words }), emptyList, ""},
 	{"use_beam_search", both, Refused, boolean(func(r *Request, b bool) { r.beamSearch = b }), no, "use n and temperature"},
@@ -80,10 +82,10 @@ var table = []field{
 
 	// How an answer is sent.
 	{"stream", both, Served, boolean(func(r *Request, b bool) { r.Stream = b }), never, ""},
-	{"stream_options", both, Served, value{streamSchema, setStreamOptions}, never, ""},
+	{"stream_options", both, Served, value{schema: streamSchema, check: setStreamOptions}, never, ""},
 	{"stream_interval", both, Served, integer(1, MaxInterval, func(r *Request, n int64) { r.StreamInterval = int(n) }), never, ""},
 	{"echo", both, Served, boolean(func(r *Request, b bool) { r.Echo = b }), never, ""},
-	{"request_id", both, Served, value{idSchema, setRequestID}, never, ""},
+	{"request_id", both, Served, value{schema: idSchema, check: setRequestID}, never, ""},
 	{"priority", both, Served, integer(math.MinInt32, math.MaxInt32, func(r *Request, n int64) { r.Priority = int32(n) }), never, ""},
 	{"cache_salt", both, Served, text(1, MaxSalt, func(r *Request, s string) { r.CacheSalt = s }), never, ""},
 
@@ -91,23 +93,23 @@ var table = []field{
 	{"add_special_tokens", both | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddSpecialTokens = &b }), never, ""},
 	{"skip_special_tokens", both, Served, boolean(func(r *Request, b bool) { r.SkipSpecial = b }), never, ""},
 	{"spaces_between_special_tokens", both, Refused, boolean(nil), yes, ""},
-	{"truncate_prompt_tokens", both, Served, value{truncateSchema, setTruncate}, never, ""},
-	{"truncation_side", both, Served, value{sideSchema, setSide}, never, ""},
+	{"truncate_prompt_tokens", both, Served, value{schema: truncateSchema, check: setTruncate}, never, ""},
+	{"truncation_side", both, Served, value{schema: sideSchema, check: setSide}, never, ""},
 	{"prompt_embeds", Completions, Refused, anything, never, "send text or token ids"},
 	{"suffix", Completions, Refused, text(0, math.MaxInt, nil), emptyText, ""},
 
 	// Chat templates.
 	{"add_generation_prompt", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddGenerationPrompt, r.addGenerationIn = b, true }), never, ""},
 	{"continue_final_message", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.ContinueFinal = b }), never, ""},
-	{"chat_template_kwargs", Chat | Tokenize, Served, value{object.schema, setTemplateArgs}, never, ""},
+	{"chat_template_kwargs", Chat | Tokenize, Served, value{schema: object.schema, raw: setTemplateArgs, most: tree}, never, ""},
 	{"chat_template", Chat | Tokenize, Refused, text(0, math.MaxInt, nil), never, "a request's own template is not run"},
-	{"documents", Chat | Tokenize, Served, value{documentsSchema, setDocuments}, never, ""},
+	{"documents", Chat | Tokenize, Served, value{schema: documentsSchema, raw: setDocuments, most: tree}, never, ""},
 	{"reasoning_effort", Chat | Tokenize, Served, text(0, 64, func(r *Request, s string) { r.ReasoningEffort = s }), never, ""},
 	{"media_io_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 	{"mm_processor_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 
 	// Tools, reasoning, structure.
-	{"tools", Chat | Tokenize, Refused, value{list.schema, setTools}, never, ""},
+	{"tools", Chat | Tokenize, Refused, value{schema: list.schema, raw: setTools, most: tree}, never, ""},
 	{"tool_choice", Chat, Refused, anything, is("none"), ""},
 	{"functions", Chat, Refused, list, never, ""},
 	{"function_call", Chat, Refused, anything, is("none"), ""},
@@ -156,23 +158,31 @@ var rows = func() map[Endpoint]map[string]*field {
 }()
 
 // take takes a value that is not null into the request.
-func (f *field) take(r *Request, v *fastjson.Value) *Error {
+func (f *field) take(r *Request, v []byte) *Error {
 	if fault := f.read(r, v); fault != nil {
 		return fault
 	}
-	if f.class != Refused || f.idle.is != nil && f.idle.is(v) {
+	if f.class != Refused || f.idle.is != nil && f.idle.is(parseShort(v)) {
 		return nil
 	}
 	advice := "leave it out"
 	if f.why != "" {
 		advice += "; " + f.why
 	}
-	return BadRequest(f.name, "%s is not supported here (got %s): %s", f.name, clip(v.String(), 80), advice)
+	return BadRequest(f.name, "%s is not supported here (got %s): %s", f.name, quote(v, 80), advice)
 }
 
 // read takes a value of the right type and range, whether the field is served or not.
-func (f *field) read(r *Request, v *fastjson.Value) *Error {
-	err := f.value.check(r, v)
+func (f *field) read(r *Request, v []byte) *Error {
+	var err error
+	switch {
+	case f.value.raw != nil:
+		err = f.value.raw(r, v)
+	case f.class == Served:
+		err = f.value.check(r, fastjson.MustParseBytes(v)) // jsonscan has checked it
+	default:
+		err = f.value.check(r, parseShort(v))
+	}
 	if e, ok := err.(*Error); ok || err == nil {
 		return e
 	}

@@ -1,7 +1,7 @@
 package openai
 
 import (
-	"github.com/valyala/fastjson"
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // Tokens in, tokens out, as vLLM's /inference/v1/generate has it: the prompt is
@@ -11,54 +11,52 @@ import (
 
 // CompletionOfTokens is the body of a completion that a body of tokens asks for.
 func CompletionOfTokens(body []byte) ([]byte, *Error) {
-	var p fastjson.Parser
-	v, err := p.ParseBytes(body)
-	if err != nil {
-		return nil, BadRequest("", "the body is not valid JSON: %v", err)
-	}
-	o, err := v.Object()
-	if err != nil {
-		return nil, BadRequest("", "the body must be a JSON object")
-	}
-	ids := o.Get("token_ids")
-	if ids == nil || len(ids.GetArray()) == 0 || ids.GetArray()[0].Type() != fastjson.TypeNumber {
+	var ids, params []byte
+	out := append(make([]byte, 0, len(body)+64), '{') // of equal names the last counts: the prompt
+	add := func(name, v []byte) { out = append(append(append(append(out, name...), ':'), v...), ',') }
+	fault := scan(body, func(s *jsonscan.Scanner) *Error {
+		quoted := s.Name()
+		v, _ := s.Value(jsonscan.Bounds{})
+		switch name := shortName(quoted); {
+		case v == nil: // broken: scan reports it
+		case name == "token_ids":
+			ids = v
+		case name == "sampling_params":
+			params = v
+		case v[0] == 'n':
+		case name == "features", name == "kv_transfer_params":
+			return BadRequest(name, "%s: is not served here: send token_ids alone", name)
+		case samples(name): // where vLLM does not look, either
+			return BadRequest(name, "%s: belongs into sampling_params", name)
+		default:
+			add(quoted, v)
+		}
+		return nil
+	})
+	switch {
+	case fault != nil:
+		return nil, fault
+	case ids == nil || ids[0] != '[' || !isDigit(ids[jsonscan.Space(ids, 1)]):
 		return nil, BadRequest("token_ids", "token_ids: must be a list of token ids with at least one")
 	}
-	var fault *Error
-	out := new(fastjson.Arena).NewObject()
-	o.Visit(func(key []byte, v *fastjson.Value) {
-		switch name := string(key); {
-		case v.Type() == fastjson.TypeNull, name == "token_ids", name == "sampling_params":
-		case name == "features", name == "kv_transfer_params":
-			fault = BadRequest(name, "%s: is not served here: send token_ids alone", name)
-		case samples(name): // where vLLM does not look, either
-			fault = BadRequest(name, "%s: belongs into sampling_params", name)
-		default:
-			out.Set(name, v)
-		}
-	})
-	if params := o.Get("sampling_params"); params != nil && params.Type() != fastjson.TypeNull {
-		members, err := params.Object()
-		if err != nil {
+	if params != nil && params[0] != 'n' {
+		if params[0] != '{' {
 			return nil, BadRequest("sampling_params", "sampling_params: must be an object")
 		}
-		members.Visit(func(key []byte, v *fastjson.Value) {
-			switch name := string(key); name {
+		for s := jsonscan.NewScanner(params); s.Next(); {
+			quoted := s.Name()
+			v, _ := s.Value(jsonscan.Bounds{})
+			switch name := shortName(quoted); name {
 			case "prompt", "model", "stream", "stream_options", "echo", "suffix", "return_prompt_text", "return_token_ids":
-				fault = BadRequest("sampling_params", "sampling_params: %s is none of them", name)
+				return nil, BadRequest("sampling_params", "sampling_params: %s is none of them", name)
 			case "detokenize", "output_kind", "skip_clone", "_all_stop_token_ids": // of vLLM's own insides
 			default:
-				out.Set(name, v)
+				add(quoted, v)
 			}
-		})
+		}
 	}
-	if fault != nil {
-		return nil, fault
-	}
-	var a fastjson.Arena
-	out.Set("prompt", ids)
-	out.Set("return_token_ids", a.NewTrue())
-	return appendValue(nil, out), nil
+	add([]byte(`"prompt"`), ids)
+	return append(out, `"return_token_ids":true}`...), nil
 }
 
 // samples says whether a member of a completion says how to sample.

@@ -1,21 +1,144 @@
 package openai
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"unicode/utf8"
 
 	"github.com/valyala/fastjson"
+
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // value is what a field may hold: its JSON Schema, for /openapi.json, and the
 // same in code. Both are made from one range.
 type value struct {
-	schema schema
-	check  func(r *Request, v *fastjson.Value) error // takes what is good; v is not null
+	schema       schema
+	check        func(r *Request, v *fastjson.Value) error // takes what is good; v is not null
+	raw          func(r *Request, v []byte) error          // instead of check: takes the value as it is written
+	most         jsonscan.Bounds                           // of what may come to check and raw
+	promptBounds bool                                      // most depends on the kind of the elements
+}
+
+// tree bounds what a template gets.
+var tree = jsonscan.Bounds{Elements: MaxMessages, Values: MaxValues}
+
+// smallValues bounds the values in what has no bound of its own.
+const smallValues = 256
+
+// bounds are those of a value that begins b. What is not served has none: nothing is
+// kept of it.
+func (v *value) bounds(c Class, b []byte) jsonscan.Bounds {
+	switch {
+	case v.promptBounds:
+		i := jsonscan.Space(b, min(1, len(b)))
+		if i < len(b) && isDigit(b[i]) {
+			return jsonscan.Bounds{Elements: MaxIDs}
+		}
+		return jsonscan.Bounds{Elements: MaxPrompts, Values: MaxIDs}
+	case v.most != jsonscan.Bounds{}:
+		return v.most
+	case c == Served:
+		return jsonscan.Bounds{Values: smallValues}
+	}
+	return jsonscan.Bounds{}
+}
+
+// What values take besides the body, at most: a prompt is copied, rendered and
+// tokenized; a template's values are boxed; small ones are parsed into a tree.
+const (
+	promptCopies = 3
+	treeValue    = 128
+	smallCopies  = 2
+	smallValue   = 320
+)
+
+// cost is what a value of so many bytes with so many values in it takes.
+func (v *value) cost(c Class, bytes, values int) int {
+	switch {
+	case v.most == tree:
+		return promptCopies*bytes + treeValue*values
+	case v.raw != nil:
+		return promptCopies * bytes
+	case c == Served:
+		return smallCopies*bytes + smallValue*values
+	}
+	return 0
+}
+
+// parseShort parses a value of which only its type and whether it is one of a few
+// short ones matters; instead of a long one it gives another of the type.
+func parseShort(v []byte) *fastjson.Value {
+	const most = 1 << 10
+	if len(v) > most {
+		switch v[0] {
+		case '"':
+			v = []byte(`"a longer text"`)
+		case '[':
+			v = []byte(`["a longer list"]`)
+		case '{':
+			v = []byte(`{"a longer object":0}`)
+		}
+	}
+	return fastjson.MustParseBytes(v) // jsonscan has checked it
+}
+
+func isDigit(c byte) bool { return c == '-' || '0' <= c && c <= '9' }
+
+// kind is the type of the value that begins with c.
+func kind(c byte) string {
+	switch c {
+	case '{':
+		return "object"
+	case '[':
+		return "array"
+	case '"':
+		return "string"
+	case 't':
+		return "true"
+	case 'f':
+		return "false"
+	case 'n':
+		return "null"
+	}
+	return "number"
+}
+
+// quote is the beginning of a value, of at most n bytes.
+func quote(v []byte, n int) string {
+	return clip(string(v[:min(len(v), n+utf8.UTFMax)]), n)
+}
+
+// elements calls f with each element of a list that has been checked.
+func elements(list []byte, f func(i int, e []byte) error) error {
+	s := jsonscan.NewScanner(list)
+	for i := 0; s.Next(); i++ {
+		e, _ := s.Value(jsonscan.Bounds{})
+		if err := f(i, e); err != nil {
+			return err
+		}
+	}
+	return s.Err()
+}
+
+// isList checks that v is a list, of at least one element if some is set.
+func isList(v []byte, words string, some bool) error {
+	switch {
+	case v[0] != '[':
+		return errKind(words, v)
+	case some && v[jsonscan.Space(v, 1)] == ']':
+		return errEmpty
+	}
+	return nil
+}
+
+func errKind(want string, v []byte) error {
+	return fmt.Errorf("must be %s, not %s", want, quote(v, 80))
 }
 
 // schema is a JSON Schema.
@@ -75,14 +198,14 @@ func is(words ...string) neutral {
 
 // Values of which only the type matters.
 var (
-	anything  = value{schema{}, func(*Request, *fastjson.Value) error { return nil }}
+	anything  = value{schema: schema{}, check: func(*Request, *fastjson.Value) error { return nil }}
 	object    = typed("object", "an object", fastjson.TypeObject)
 	list      = typed("array", "a list", fastjson.TypeArray)
 	anyNumber = typed("number", "a number", fastjson.TypeNumber)
 )
 
 func typed(name, words string, want fastjson.Type) value {
-	return value{schema{"type": name}, func(_ *Request, v *fastjson.Value) error {
+	return value{schema: schema{"type": name}, check: func(_ *Request, v *fastjson.Value) error {
 		if v.Type() != want {
 			return errType(words, v)
 		}
@@ -92,7 +215,7 @@ func typed(name, words string, want fastjson.Type) value {
 
 // boolean takes true and false; set may be nil, here and below.
 func boolean(set func(*Request, bool)) value {
-	return value{schema{"type": "boolean"}, func(r *Request, v *fastjson.Value) error {
+	return value{schema: schema{"type": "boolean"}, check: func(r *Request, v *fastjson.Value) error {
 		b, err := v.Bool()
 		if err != nil {
 			return errType("true or false", v)
@@ -117,7 +240,7 @@ func whole(v *fastjson.Value) (int64, bool) {
 }
 
 func integer(low, high int64, set func(*Request, int64)) value {
-	return value{schema{"type": "integer", "minimum": low, "maximum": high}, func(r *Request, v *fastjson.Value) error {
+	return value{schema: schema{"type": "integer", "minimum": low, "maximum": high}, check: func(r *Request, v *fastjson.Value) error {
 		n, ok := whole(v)
 		switch {
 		case !ok:
@@ -162,7 +285,7 @@ func (s span) schema() schema {
 }
 
 func number(s span, set func(*Request, float32)) value {
-	return value{s.schema(), func(r *Request, v *fastjson.Value) error {
+	return value{schema: s.schema(), check: func(r *Request, v *fastjson.Value) error {
 		f, err := s.number(v)
 		if err == nil && set != nil {
 			set(r, f)
@@ -188,7 +311,7 @@ func (s span) number(v *fastjson.Value) (float32, error) {
 
 // text takes strings of low to high characters.
 func text(low, high int, set func(*Request, string)) value {
-	return value{textSchema(low, high), func(r *Request, v *fastjson.Value) error {
+	return value{schema: textSchema(low, high), check: func(r *Request, v *fastjson.Value) error {
 		s, err := readText(v, low, high)
 		if err == nil && set != nil {
 			set(r, s)
@@ -221,7 +344,7 @@ func readText(v *fastjson.Value, low, high int) (string, error) {
 
 // texts takes lists of non-empty strings.
 func texts(low, high int, set func(*Request, []string)) value {
-	return value{listSchema(textSchema(1, MaxStopChars), low, high), func(r *Request, v *fastjson.Value) error {
+	return value{schema: listSchema(textSchema(1, MaxStopChars), low, high), most: jsonscan.Bounds{Elements: high}, check: func(r *Request, v *fastjson.Value) error {
 		a, err := readList(v, "a list of strings", low, high)
 		if err != nil {
 			return err
@@ -269,14 +392,17 @@ func listSchema(items schema, low, high int) schema {
 
 var tokenSchema = schema{"type": "integer", "minimum": 0, "maximum": maxTokenID}
 
-// tokens takes lists of token ids; high 0: of any length.
+// tokens takes lists of low to high token ids.
 func tokens(low, high int, set func(*Request, []int32)) value {
-	return value{listSchema(tokenSchema, low, high), func(r *Request, v *fastjson.Value) error {
-		a, err := readList(v, "a list of token ids", low, high)
-		if err != nil {
+	shown := high
+	if high == MaxIDs {
+		shown = 0 // a bound on memory, not on what is asked for
+	}
+	return value{schema: listSchema(tokenSchema, low, shown), most: jsonscan.Bounds{Elements: high}, raw: func(r *Request, v []byte) error {
+		if err := isList(v, "a list of token ids", low > 0); err != nil {
 			return err
 		}
-		ids, err := tokenIDs(a)
+		ids, err := tokenIDs(v)
 		if err != nil {
 			return err
 		}
@@ -285,16 +411,45 @@ func tokens(low, high int, set func(*Request, []int32)) value {
 	}}
 }
 
-func tokenIDs(a []*fastjson.Value) ([]int32, error) {
-	ids := make([]int32, len(a))
-	for i, e := range a {
-		n, ok := whole(e)
-		if !ok || n < 0 || n > maxTokenID {
-			return nil, fmt.Errorf("[%d] must be a token id, not %s", i, clip(e.String(), 40))
-		}
-		ids[i] = int32(n)
+// tokenIDs reads a list of token ids that has been checked as JSON.
+func tokenIDs(list []byte) ([]int32, error) {
+	at := jsonscan.Space(list, 1)
+	if list[at] == ']' {
+		return []int32{}, nil
 	}
-	return ids, nil
+	ids := make([]int32, 0, 1+bytes.Count(list, []byte{','}))
+	for {
+		end := jsonscan.PlainEnd(list, at)
+		id, ok := tokenID(list[at:end])
+		if !ok {
+			end, _, _ = jsonscan.Skip(list, at, 0, jsonscan.Bounds{}) // a string may have a comma
+			return nil, fmt.Errorf("[%d] must be a token id, not %s", len(ids), quote(list[at:end], 40))
+		}
+		ids = append(ids, id)
+		if at = jsonscan.Space(list, end); list[at] == ']' {
+			return ids, nil
+		}
+		at = jsonscan.Space(list, at+1)
+	}
+}
+
+// tokenID reads a number that is a token id; 3.0 is one, too.
+func tokenID(v []byte) (int32, bool) {
+	n := int64(0)
+	for i, c := range v {
+		if c < '0' || c > '9' || i >= 10 {
+			if len(v) > 64 || !isDigit(v[0]) {
+				return 0, false
+			}
+			f, err := strconv.ParseFloat(string(v), 64)
+			if err != nil || f != math.Trunc(f) || f < 0 || f > maxTokenID {
+				return 0, false
+			}
+			return int32(f), true
+		}
+		n = 10*n + int64(c-'0')
+	}
+	return int32(n), len(v) > 0 && n <= maxTokenID
 }
 
 // nullable is a schema that takes null too.

@@ -1,0 +1,442 @@
+// Package jsonscan checks JSON and finds its parts without building a tree, so
+// that the memory of a parse is what its caller keeps.
+//
+// Skip checks one value and counts what is in it, up to bounds. Scanner walks the
+// members of an object or the elements of an array. The other functions find the
+// parts of a value that Skip has checked.
+package jsonscan
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"unicode/utf16"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// MaxDepth is the number of arrays and objects that may enclose each other.
+const MaxDepth = 300
+
+// Errors of Skip.
+var (
+	ErrElements = errors.New("jsonscan: too many elements")
+	ErrValues   = errors.New("jsonscan: too many values")
+	errEnd      = errors.New("it ends too early")
+	errDepth    = fmt.Errorf("its values nest deeper than %d", MaxDepth)
+)
+
+// Bounds are the most that Skip takes; 0: any number.
+type Bounds struct {
+	Elements int // of the value, where it is an array or an object
+	Values   int // in the value, at any depth, itself included
+}
+
+// Counts are what Skip has found.
+type Counts struct{ Elements, Values int }
+
+// Skip returns the position behind the value that begins at b[at], behind white
+// space, within depth arrays and objects. It checks the grammar of RFC 8259 but
+// not that strings are UTF-8. Beyond a bound it returns ErrElements or ErrValues.
+func Skip(b []byte, at, depth int, most Bounds) (end int, n Counts, err error) {
+	var open [MaxDepth]byte
+	level := 0
+	for {
+		at = Space(b, at)
+		if at >= len(b) {
+			return at, n, errEnd
+		}
+		if n.Values++; most.Values > 0 && n.Values > most.Values {
+			return at, n, ErrValues
+		}
+		if level == 1 {
+			if n.Elements++; most.Elements > 0 && n.Elements > most.Elements {
+				return at, n, ErrElements
+			}
+		}
+		switch c := b[at]; c {
+		case '{', '[':
+			if depth+level >= MaxDepth {
+				return at, n, errDepth
+			}
+			open[level] = c
+			level++
+			at = Space(b, at+1)
+			if at >= len(b) {
+				return at, n, errEnd
+			}
+			if b[at] == c+2 { // '}' or ']'
+				at++
+				level--
+				break
+			}
+			if c == '{' {
+				if at, err = skipKey(b, at); err != nil {
+					return at, n, err
+				}
+			}
+			continue
+		case '"':
+			at, err = skipString(b, at)
+		case 't':
+			at, err = skipWord(b, at, "true")
+		case 'f':
+			at, err = skipWord(b, at, "false")
+		case 'n':
+			at, err = skipWord(b, at, "null")
+		default:
+			at, err = skipNumber(b, at)
+		}
+		if err != nil {
+			return at, n, err
+		}
+		more := false
+		for level > 0 && !more {
+			at = Space(b, at)
+			if at >= len(b) {
+				return at, n, errEnd
+			}
+			c := open[level-1]
+			switch b[at] {
+			case ',':
+				at++
+				if c == '{' {
+					if at, err = skipKey(b, Space(b, at)); err != nil {
+						return at, n, err
+					}
+				}
+				more = true
+			case c + 2:
+				at++
+				level--
+			default:
+				return at, n, fmt.Errorf("%q where a comma or %q is due", b[at], c+2)
+			}
+		}
+		if !more {
+			return at, n, nil
+		}
+	}
+}
+
+// Valid reports whether b is one value and nothing else; the error says where it
+// is not.
+func Valid(b []byte, most Bounds) (Counts, error) {
+	end, n, err := Skip(b, 0, 0, most)
+	if err == nil {
+		if end = Space(b, end); end < len(b) {
+			err = errors.New("there is more behind it")
+		}
+	}
+	return n, at(err, end)
+}
+
+// at adds a position to an error of the grammar.
+func at(err error, i int) error {
+	if err == nil || errors.Is(err, ErrElements) || errors.Is(err, ErrValues) {
+		return err
+	}
+	return fmt.Errorf("at byte %d: %w", i, err)
+}
+
+// Space returns the position of the next byte that is not white space.
+func Space(b []byte, at int) int {
+	for at < len(b) && (b[at] == ' ' || b[at] == '\n' || b[at] == '\t' || b[at] == '\r') {
+		at++
+	}
+	return at
+}
+
+// skipKey returns the position behind the name at b[at] and its colon.
+func skipKey(b []byte, at int) (int, error) {
+	if at >= len(b) {
+		return at, errEnd
+	}
+	if b[at] != '"' {
+		return at, fmt.Errorf("%q where a member's name is due", b[at])
+	}
+	at, err := skipString(b, at)
+	if err != nil {
+		return at, err
+	}
+	switch at = Space(b, at); {
+	case at >= len(b):
+		return at, errEnd
+	case b[at] != ':':
+		return at, fmt.Errorf("%q where a colon is due", b[at])
+	}
+	return at + 1, nil
+}
+
+// ordinary returns the number of bytes of b that a string may have as they are:
+// no control character, quote or backslash.
+func ordinary(b []byte) int {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	i := 0
+	for ; i+8 <= len(b); i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		quote, slash := w^('"'*ones), w^('\\'*ones)
+		// The top bit of each byte that is below 0x20, or 0 after the exclusive or.
+		// A borrow reaches only bytes behind one that is found.
+		if found := ((w-0x20*ones)&^w | (quote-ones)&^quote | (slash-ones)&^slash) & tops; found != 0 {
+			return i + bits.TrailingZeros64(found)/8
+		}
+	}
+	for ; i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\'; i++ {
+	}
+	return i
+}
+
+// skipString returns the position behind the string that opens at b[at].
+func skipString(b []byte, at int) (int, error) {
+	for at++; ; {
+		at += ordinary(b[at:])
+		if at >= len(b) {
+			return at, errEnd
+		}
+		switch b[at] {
+		case '"':
+			return at + 1, nil
+		case '\\':
+			if at+1 >= len(b) {
+				return len(b), errEnd
+			}
+			switch b[at+1] {
+			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+				at += 2
+			case 'u':
+				if at+6 > len(b) {
+					return len(b), errEnd
+				}
+				if _, ok := hex4(b[at+2:]); !ok {
+					return at, fmt.Errorf(`\u without four hexadecimal digits`)
+				}
+				at += 6
+			default:
+				return at, fmt.Errorf("no escape begins with %q", b[at+1])
+			}
+		default:
+			return at, fmt.Errorf("the control character %q in a string", b[at])
+		}
+	}
+}
+
+// hex4 reads four hexadecimal digits.
+func hex4(b []byte) (r rune, ok bool) {
+	for _, c := range b[:4] {
+		switch {
+		case '0' <= c && c <= '9':
+			c -= '0'
+		case 'a' <= c && c <= 'f':
+			c -= 'a' - 10
+		case 'A' <= c && c <= 'F':
+			c -= 'A' - 10
+		default:
+			return 0, false
+		}
+		r = r<<4 | rune(c)
+	}
+	return r, true
+}
+
+func skipWord(b []byte, at int, word string) (int, error) {
+	if len(b)-at < len(word) || string(b[at:at+len(word)]) != word {
+		return at, fmt.Errorf("%q begins no value", b[at])
+	}
+	return at + len(word), nil
+}
+
+// skipNumber returns the position behind the number at b[at].
+func skipNumber(b []byte, at int) (int, error) {
+	first := b[at]
+	digits := func() bool {
+		from := at
+		for at < len(b) && '0' <= b[at] && b[at] <= '9' {
+			at++
+		}
+		return at > from
+	}
+	if first == '-' {
+		at++
+	}
+	if at < len(b) && b[at] == '0' {
+		at++
+	} else if !digits() {
+		if first == '-' {
+			return at, errors.New("a minus without a digit")
+		}
+		return at, fmt.Errorf("%q begins no value", first)
+	}
+	if at < len(b) && b[at] == '.' {
+		at++
+		if !digits() {
+			return at, errors.New("a decimal point without a digit")
+		}
+	}
+	if at < len(b) && (b[at] == 'e' || b[at] == 'E') {
+		at++
+		if at < len(b) && (b[at] == '+' || b[at] == '-') {
+			at++
+		}
+		if !digits() {
+			return at, errors.New("an exponent without a digit")
+		}
+	}
+	return at, nil
+}
+
+// StringEnd returns the position behind the string that opens at b[at], which has
+// been checked.
+func StringEnd(b []byte, at int) int {
+	for at++; ; {
+		if at += ordinary(b[at:]); b[at] == '"' {
+			return at + 1
+		}
+		at += 2
+	}
+}
+
+// PlainEnd returns the position behind the number or word at b[at].
+func PlainEnd(b []byte, at int) int {
+	for at < len(b) {
+		switch b[at] {
+		case ',', ']', '}', ' ', '\n', '\t', '\r':
+			return at
+		}
+		at++
+	}
+	return at
+}
+
+// Text returns what a checked string means, quotes and escapes undone. Halves of
+// surrogate pairs become U+FFFD.
+func Text(quoted []byte) string {
+	in := quoted[1 : len(quoted)-1]
+	n := ordinary(in)
+	if n == len(in) {
+		return string(in)
+	}
+	out := append(make([]byte, 0, len(in)), in[:n]...)
+	for in = in[n:]; len(in) > 0; {
+		if in[0] != '\\' {
+			n := ordinary(in)
+			out, in = append(out, in[:n]...), in[n:]
+			continue
+		}
+		c := in[1]
+		in = in[2:]
+		switch c {
+		case 'b':
+			c = '\b'
+		case 'f':
+			c = '\f'
+		case 'n':
+			c = '\n'
+		case 'r':
+			c = '\r'
+		case 't':
+			c = '\t'
+		case 'u':
+			r, _ := hex4(in)
+			in = in[4:]
+			if utf16.IsSurrogate(r) {
+				pair := rune(utf8.RuneError)
+				if len(in) >= 6 && in[0] == '\\' && in[1] == 'u' {
+					low, _ := hex4(in[2:])
+					if pair = utf16.DecodeRune(r, low); pair != utf8.RuneError {
+						in = in[6:]
+					}
+				}
+				r = pair
+			}
+			out = utf8.AppendRune(out, r)
+			continue
+		}
+		out = append(out, c)
+	}
+	return unsafe.String(unsafe.SliceData(out), len(out)) // nothing else refers to out
+}
+
+// Scanner walks the members of an object or the elements of an array. The caller
+// calls Next and then, for each that it returns true for, Value.
+type Scanner struct {
+	b       []byte
+	at      int
+	open    byte // '{' or '['
+	key     []byte
+	started bool
+	err     error
+}
+
+// NewScanner returns a scanner of the object or array that b consists of; nil if
+// it does not begin as one.
+func NewScanner(b []byte) *Scanner {
+	at := Space(b, 0)
+	if at >= len(b) || b[at] != '{' && b[at] != '[' {
+		return nil
+	}
+	return &Scanner{b: b, at: at + 1, open: b[at]}
+}
+
+// Next moves to the next member or element. It returns false at the end and where
+// the JSON is broken (Err).
+func (s *Scanner) Next() bool {
+	if s.err != nil {
+		return false
+	}
+	s.at = Space(s.b, s.at)
+	switch {
+	case s.at >= len(s.b):
+		return s.fail(errEnd)
+	case s.b[s.at] == s.open+2:
+		if s.at = Space(s.b, s.at+1); s.at < len(s.b) {
+			return s.fail(errors.New("there is more behind it"))
+		}
+		return false
+	case s.started && s.b[s.at] != ',':
+		return s.fail(fmt.Errorf("%q where a comma or %q is due", s.b[s.at], s.open+2))
+	case s.started:
+		s.at = Space(s.b, s.at+1)
+	}
+	s.started = true
+	if s.open == '{' {
+		end, err := skipKey(s.b, s.at)
+		if err != nil {
+			s.at = end
+			return s.fail(err)
+		}
+		s.key = s.b[s.at:StringEnd(s.b, s.at)]
+		s.at = end
+	}
+	s.at = Space(s.b, s.at)
+	return true
+}
+
+func (s *Scanner) fail(err error) bool {
+	s.err = err
+	return false
+}
+
+// Name returns the present member's name, in quotes and with its escapes.
+func (s *Scanner) Name() []byte { return s.key }
+
+// Rest returns what follows the present member's colon, or begins with the present
+// element.
+func (s *Scanner) Rest() []byte { return s.b[min(s.at, len(s.b)):] }
+
+// Value checks the present value and returns it as it is written; nil if it is
+// broken or beyond a bound (Err).
+func (s *Scanner) Value(most Bounds) ([]byte, Counts) {
+	from := s.at
+	end, n, err := Skip(s.b, s.at, 1, most)
+	s.at = end
+	if err != nil {
+		s.err = err
+		return nil, n
+	}
+	return s.b[from:end], n
+}
+
+// Err returns why the walk ended; nil: at the end of the JSON.
+func (s *Scanner) Err() error { return at(s.err, s.at) }
