@@ -222,6 +222,7 @@ func runGateway(v *command.Invocation) error {
 		return err
 	}
 	defer d.End()
+	process.LimitMemory(d.Log, v.Environ, 0)
 	o := gatewayOptions(&f.g, &f.p, d)
 	if o.Foreign, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err

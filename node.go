@@ -114,6 +114,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 		"seconds", fmt.Sprintf("%.2f", l.LoadTime.Seconds()), "class", l.Class)
 	d.Log.Info("KV cache", "tokens", l.Plan.Tokens, "blocks", l.KV.Blocks, "block_bytes", l.KV.BlockBytes(), "memory", memory.Bytes(l.Plan.Bytes),
 		"max_model_len", l.Scheduler.MaxModelLen, "concurrency", fmt.Sprintf("%.2fx", l.Plan.Concurrency))
+	process.LimitMemory(d.Log, environ, l.WeightBytes+l.Plan.Bytes)
 	for _, line := range l.Plan.Lines {
 		d.Log.Info("KV memory", "derivation", line)
 	}

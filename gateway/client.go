@@ -25,13 +25,14 @@ const maxReadAhead = 16 << 10
 // listener hands out clientConns and can close all of them.
 type listener struct {
 	net.Listener
-	writeTimeout  atomic.Int64 // a duration
-	headerTimeout atomic.Int64 // a duration
-	minRate       atomic.Int64 // bytes of a request per second; 0: any
-	perAddress    atomic.Int64 // connections; 0: any number
-	maxHeld       atomic.Int64 // bytes of large bodies; 0: any number
-	held          atomic.Int64 // bytes of those that arrive or are being answered
-	tending       atomic.Bool  // tend runs
+	writeTimeout  atomic.Int64  // a duration
+	headerTimeout atomic.Int64  // a duration
+	minRate       atomic.Int64  // bytes of a request per second; 0: any
+	perAddress    atomic.Int64  // connections; 0: any number
+	maxHeld       atomic.Int64  // bytes of large bodies; 0: any number
+	held          atomic.Int64  // bytes of those that arrive or are being answered
+	tending       atomic.Bool   // tend runs
+	ended         chan struct{} // closed when Run ends
 	crowded       *metrics.Value
 
 	mu    sync.Mutex
@@ -40,7 +41,7 @@ type listener struct {
 }
 
 func newListener(l net.Listener, crowded *metrics.Value) *listener {
-	return &listener{Listener: l, crowded: crowded, conns: map[*clientConn]struct{}{}, from: map[netip.Addr]int{}}
+	return &listener{Listener: l, ended: make(chan struct{}), crowded: crowded, conns: map[*clientConn]struct{}{}, from: map[netip.Addr]int{}}
 }
 
 // setLimits takes the limits of o.

@@ -468,6 +468,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		}
 	}
 	stop()
+	close(g.l.ended)
 	g.fleet.Close()
 	if g.foreign != nil {
 		g.foreign.Close()

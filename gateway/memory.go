@@ -79,14 +79,17 @@ func (c *clientConn) refund(n int) {
 
 // tend runs while large bodies are held and returns their memory to the system.
 func (l *listener) tend() {
-	for {
+	for open := true; ; {
 		collector.hurry()
-		for l.held.Load() > tendFrom {
-			time.Sleep(tendPause)
+		for open && l.held.Load() > tendFrom {
+			open = l.pause(tendPause)
 		}
 		collector.relax()
-		time.Sleep(tendRest)
-		if l.held.Load() > tendFrom {
+		open = open && l.pause(tendRest)
+		switch {
+		case !open:
+			return
+		case l.held.Load() > tendFrom:
 			continue
 		}
 		debug.FreeOSMemory()
@@ -94,6 +97,18 @@ func (l *listener) tend() {
 		if l.held.Load() <= tendFrom || !l.tending.CompareAndSwap(false, true) {
 			return
 		}
+	}
+}
+
+// pause waits; false: the gateway has ended.
+func (l *listener) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-l.ended:
+		return false
 	}
 }
 

@@ -238,6 +238,9 @@ func (m *model) prompts(req *openai.Request) ([]prompt, *openai.Error) {
 		case in.Tokens == nil && m.text == nil:
 			return nil, openai.BadRequest(param, "model %q has no tokenizer: send the prompt as a list of token ids", m.name)
 		case in.Tokens == nil:
+			if fault := m.fits(in.Text, param); fault != nil {
+				return nil, fault
+			}
 			p.text = in.Text
 			p.tokens = m.text.tokens(in.Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 		case (req.Echo || req.PromptText) && m.text != nil:
@@ -304,6 +307,9 @@ func (m *model) chat(req *openai.Request) (prompt, *openai.Error) {
 	}
 	text, fault := m.text.render(req)
 	if fault != nil {
+		return prompt{}, fault
+	}
+	if fault := m.fits(text, "messages"); fault != nil {
 		return prompt{}, fault
 	}
 	p := prompt{text: text, tokens: m.text.tokens(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens)}

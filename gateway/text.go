@@ -17,6 +17,7 @@ type textModel struct {
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
 	chat     *render.Template        // nil: the model has none
 	bos, eos string
+	longest  int // bytes of the longest token
 }
 
 // newTextModel takes the bundle's chat template, unless another is given.
@@ -25,7 +26,7 @@ func newTextModel(b *nodepb.Bundle, template string) (*textModel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	t := &textModel{tok: tok, messages: tok.NewMessageCache(0), bos: b.BosToken, eos: b.EosToken}
+	t := &textModel{tok: tok, messages: tok.NewMessageCache(0), bos: b.BosToken, eos: b.EosToken, longest: tok.LongestToken()}
 	if template == "" {
 		template = b.ChatTemplate
 	}
@@ -39,6 +40,23 @@ func newTextModel(b *nodepb.Bundle, template string) (*textModel, error) {
 
 func (t *textModel) tokens(text string, addSpecial bool) []int32 {
 	return t.messages.Encode(text, addSpecial)
+}
+
+// Texts of more bytes than the context has tokens of the longest kind are refused
+// before they are tokenized, which takes up to 36 times their bytes. Normalizers make
+// texts shorter, for instance by leaving out blanks.
+const (
+	normalizedTo = 4         // a text's bytes by those that are left of it
+	anyText      = 256 << 10 // bytes that are always tokenized
+)
+
+// fits checks that the model's context can hold a text.
+func (m *model) fits(text, param string) *openai.Error {
+	tokens := int(m.bundle.MaxModelLen)
+	if most := max(anyText, normalizedTo*tokens*m.text.longest); tokens > 0 && len(text) > most {
+		return openai.BadRequest(param, "the prompt has %d bytes of text, more than the model's context of %d tokens can hold: shorten it", len(text), tokens)
+	}
+	return nil
 }
 
 func (t *textModel) decode(ids []int32, skipSpecial bool) string {

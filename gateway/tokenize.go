@@ -22,6 +22,8 @@ func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 			if p, fault = m.chat(req); fault != nil {
 				return nil, fault
 			}
+		} else if fault := m.fits(req.Prompts[0].Text, "prompt"); fault != nil {
+			return nil, fault
 		} else {
 			p.tokens = m.text.tokens(req.Prompts[0].Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 		}

@@ -50,6 +50,19 @@ func (t *Tokenizer) TokenBytes(id int32) []byte {
 	return []byte(t.bytes.at(id))
 }
 
+// LongestToken returns the bytes of the longest token, so that a text of n times as
+// many has at least n tokens unless it is normalized to less.
+func (t *Tokenizer) LongestToken() int {
+	longest := 0
+	for id := range int32(len(t.special)) {
+		longest = max(longest, len(t.bytes.at(id)))
+	}
+	return longest
+}
+
+// maxScratch is the symbols of the longest word whose buffers are kept.
+const maxScratch = 16 << 10
+
 func (t *Tokenizer) has(id int32) bool { return id >= 0 && int(id) < len(t.special) }
 
 // Encode returns the token ids of text. Added tokens in the text, special ones
@@ -68,7 +81,9 @@ func (t *Tokenizer) AppendEncode(dst []int32, text string, addSpecial bool) []in
 	w := t.scratch.Get().(*scratch)
 	e := encoding{t: t, w: w, dst: dst}
 	t.raw.split(t.chars, text, e.gap, e.token)
-	t.scratch.Put(w)
+	if cap(w.ids) <= maxScratch { // a long word takes some 36 bytes for each of its own
+		t.scratch.Put(w)
+	}
 	if addSpecial {
 		e.dst = append(e.dst, t.suffix...)
 	}
