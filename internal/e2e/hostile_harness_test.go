@@ -72,8 +72,16 @@ func startHostileFleet(t *testing.T, o hostileFlags) *hostileFleet {
 			"--kv-port", n(f.decodeKV[i]), "--http-port", n(f.decodeHTTP[i]), "--threads", "1", "--kv-cache-memory-bytes", "64MiB")
 	}
 	t.Cleanup(func() { // before each is waited for: they drain at the same time
-		for _, d := range []*daemon{f.gateway, f.prefill, f.decode[0], f.decode[1]} {
+		all := []*daemon{f.gateway, f.prefill, f.decode[0], f.decode[1]}
+		for _, d := range all {
 			_ = d.cmd.Process.Signal(syscall.SIGTERM)
+		}
+		late := time.After(stopBound)
+		for _, d := range all { // a second signal would end it with a failure
+			select {
+			case <-d.ended:
+			case <-late:
+			}
 		}
 	})
 	f.wait(startBound, "the gateway uses all nodes", func() bool {
