@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -76,11 +77,12 @@ func startHostileFleet(t *testing.T, o hostileFlags) *hostileFleet {
 		for _, d := range all {
 			_ = d.cmd.Process.Signal(syscall.SIGTERM)
 		}
-		late := time.After(stopBound)
+		late, cancel := context.WithTimeout(context.Background(), stopBound)
+		defer cancel()
 		for _, d := range all { // a second signal would end it with a failure
 			select {
 			case <-d.ended:
-			case <-late:
+			case <-late.Done():
 			}
 		}
 	})
