@@ -318,7 +318,8 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 	}
 	return gateway.Options{
 		Host: g.Host, Port: port, APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile,
-		AllowedOrigins: g.AllowedOrigins, AllowedHosts: append([]string{g.Host}, g.AllowedHosts...), MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
+		RejectSpecialTokens: g.SpecialTokens == config.RejectSpecialTokens,
+		AllowedOrigins:      g.AllowedOrigins, AllowedHosts: append([]string{g.Host}, g.AllowedHosts...), MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
 		QueueTimeout: time.Duration(g.QueueTimeout), NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)), Version: version, Log: d.Log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
 		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), NodeSilence: never(time.Duration(g.NodeSilence)),

@@ -162,14 +162,17 @@ type Options struct {
 
 	Policy string // of routing, by its name; empty: prefix
 
-	APIKeys         []string     // any of them opens /v1; empty: open to all
-	AllowedOrigins  []string     // of web pages that may read answers, see CheckOrigins; empty: the gateway's own
-	AllowedHosts    []string     // names for which a gateway without keys answers; nil or with *: any
-	Metrics         *metrics.Set // of a process that has other roles too; nil: the gateway's own
-	APIKeyFile      string       // with more keys and their limits; read again when it changes
-	ServedModelName string       // what clients call the model; empty: its own name
-	ChatTemplate    string       // instead of the model's own; empty: that
-	Version         string
+	APIKeys []string // any of them opens /v1; empty: open to all
+	// RejectSpecialTokens refuses chats in whose messages of users and tools special
+	// tokens are written; otherwise they become control tokens, as with Hugging Face.
+	RejectSpecialTokens bool
+	AllowedOrigins      []string     // of web pages that may read answers, see CheckOrigins; empty: the gateway's own
+	AllowedHosts        []string     // names for which a gateway without keys answers; nil or with *: any
+	Metrics             *metrics.Set // of a process that has other roles too; nil: the gateway's own
+	APIKeyFile          string       // with more keys and their limits; read again when it changes
+	ServedModelName     string       // what clients call the model; empty: its own name
+	ChatTemplate        string       // instead of the model's own; empty: that
+	Version             string
 
 	ShutdownTimeout   time.Duration
 	DrainDelay        time.Duration // within ShutdownTimeout; negative: none

@@ -126,6 +126,9 @@ func (g *Gateway) takeUp(ctx context.Context, n *upstream.Node, next []*model) (
 		g.log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
 		return nil, err
 	}
+	if m.text != nil {
+		m.text.strict = g.o.RejectSpecialTokens
+	}
 	m.queue = g.queueFor(m, next)
 	g.log.Info("model taken up", "model", m.name, "node", n.Name, "fingerprint", strconv.FormatUint(m.fingerprint, 16),
 		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.text != nil, "chat_template", m.text != nil && m.text.chat != nil)

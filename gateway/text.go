@@ -17,7 +17,8 @@ type textModel struct {
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
 	chat     *render.Template        // nil: the model has none
 	bos, eos string
-	longest  int // bytes of the longest token
+	longest  int  // bytes of the longest token
+	strict   bool // see checkSpecial
 }
 
 // newTextModel takes the bundle's chat template, unless another is given.
@@ -72,6 +73,11 @@ func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
 	messages, err := render.FromJSON(raw)
 	if err != nil {
 		return "", templateFault(err)
+	}
+	if t.strict {
+		if fault := t.checkSpecial(messages.(render.List)); fault != nil {
+			return "", fault
+		}
 	}
 	in := render.Input{
 		Messages:             messages.(render.List), // Parse has seen a list

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -170,6 +171,7 @@ type Gateway struct {
 	Insecure              bool
 	AdminListen           string
 	AllowedOrigins        Origins
+	SpecialTokens         SpecialTokens
 	AllowedHosts          []string
 	LogRequests           bool
 	MaxLogLen             int
@@ -209,6 +211,8 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.BoolVar(&g.Insecure, "insecure", false, "serve clients beyond loopback without certificates")
 	s.Var(&g.AllowedOrigins, "allowed-origins", `origins of web pages that may use the API from a browser, as in ["https://app.example"]; "*": any, on gateways with API keys; default: the gateway's own`)
 	s.StringSliceVar(&g.AllowedHosts, "allowed-hosts", nil, "names by which clients may reach a gateway without API keys, beside IP addresses, localhost and --host; *: any. Others get 403, so that no web page can pose as the gateway by DNS")
+	g.SpecialTokens = AllowSpecialTokens
+	s.Var(&g.SpecialTokens, "special-tokens-in-content", "text such as <|im_end|> in chat messages of users and tools: allow makes it the model's control token, as Hugging Face tokenizers do; reject answers 400. For models of nodes; upstreams decide for themselves")
 	s.StringVar(&g.AdminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
 	s.CountVar(&g.MaxLogLen, "max-log-len", 0, 0, "characters of the prompt in that line; 0: none")
@@ -253,3 +257,27 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.CountVar(&g.ResumesPerSecond, "resumes-per-second", 200, 1, "streams whose node was lost that look for another, of all together; the others follow in turn")
 	s.CountVar(&g.MaxLogprobs, "max-logprobs", 20, 1, "best tokens whose log-probabilities a request may ask for with each token; at most 256")
 }
+
+// SpecialTokens says what becomes of special tokens in chat messages.
+type SpecialTokens string
+
+// Values of SpecialTokens.
+const (
+	AllowSpecialTokens  SpecialTokens = "allow"
+	RejectSpecialTokens SpecialTokens = "reject"
+)
+
+// String returns the word.
+func (t *SpecialTokens) String() string { return string(*t) }
+
+// Set takes one of the words.
+func (t *SpecialTokens) Set(v string) error {
+	if v != string(AllowSpecialTokens) && v != string(RejectSpecialTokens) {
+		return fmt.Errorf("%q: want allow or reject", v)
+	}
+	*t = SpecialTokens(v)
+	return nil
+}
+
+// Type names the value in help texts.
+func (t *SpecialTokens) Type() string { return "string" }
