@@ -38,7 +38,7 @@ var (
 
 // posted is a request for the upstream with more header lines, and its body.
 func posted(headers, body string) string {
-	return "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n" + headers + "\r\n" + body
+	return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers + "\r\n" + body
 }
 
 // inChunks is farBody as one chunk and the end.
@@ -59,7 +59,7 @@ func clientCases() (all []rawCase) {
 	add("length of zero and encoding", posted("Content-Length: 0\r\n"+chunked, inChunks), answers400)
 	add("both, asked to keep", posted("Connection: keep-alive\r\n"+size+chunked, inChunks), answers400)
 	add("both, expecting", posted("Expect: 100-continue\r\n"+size+chunked, inChunks), answers400)
-	add("both, of a GET", "GET /v1/models HTTP/1.1\r\nHost: t\r\nContent-Length: 5\r\n"+chunked+"\r\n0\r\n\r\n", answers400)
+	add("both, of a GET", "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"+chunked+"\r\n0\r\n\r\n", answers400)
 	add("encoding in HTTP/1.0", strings.Replace(posted("Connection: keep-alive\r\n"+chunked, inChunks), "/1.1", "/1.0", 1), answers400)
 	add("both in HTTP/1.0", strings.Replace(posted("Connection: keep-alive\r\n"+size+chunked, inChunks), "/1.1", "/1.0", 1), answers400)
 	add("encoding in HTTP/1.9", strings.Replace(posted(chunked, inChunks), "/1.1", "/1.9", 1), answers400)
@@ -101,15 +101,15 @@ func clientCases() (all []rawCase) {
 		}
 		add("a head with "+name, posted(line+size, farBody), want)
 	}
-	const end = " HTTP/1.1\r\nHost: t\r\n\r\n"
+	const end = " HTTP/1.1\r\nHost: localhost\r\n\r\n"
 	add("no Host", "GET /livez HTTP/1.1\r\n\r\n", answers400)
 	add("two spaces", "GET  /livez"+end, answers400)
-	add("no version", "GET /livez\r\nHost: t\r\n\r\n", answers400)
-	add("HTTP/3", "GET /livez HTTP/x\r\nHost: t\r\n\r\n", answers400)
+	add("no version", "GET /livez\r\nHost: localhost\r\n\r\n", answers400)
+	add("HTTP/3", "GET /livez HTTP/x\r\nHost: localhost\r\n\r\n", answers400)
 	add("a method with a brace", "G{T /livez"+end, answers400)
 	add("control in the target", "GET /li\x01vez"+end, answers400)
 	add("HTTP/2's preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", []int{404})
-	add("a head of 20 KB", "GET /livez HTTP/1.1\r\nHost: t\r\nX: "+strings.Repeat("x", 20<<10)+"\r\n\r\n", []int{431})
+	add("a head of 20 KB", "GET /livez HTTP/1.1\r\nHost: localhost\r\nX: "+strings.Repeat("x", 20<<10)+"\r\n\r\n", []int{431})
 	add("pipelined", "GET /livez"+end+"GET /nope"+end, []int{200, 404, 200})
 	return all
 }
@@ -146,7 +146,7 @@ func statuses(addr, text string) (got []int, err error) {
 	if err := conn.SetDeadline(time.Now().Add(startBound)); err != nil {
 		return nil, err
 	}
-	if _, err := io.WriteString(conn, text+"GET /livez HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(conn, text+"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"); err != nil {
 		return nil, err
 	}
 	r := bufio.NewReader(conn)
