@@ -75,7 +75,7 @@ func TestErrors(t *testing.T) {
 	}
 	text := b.do("GET", "/metrics", "", key).body
 	for _, want := range []string{`tandem:http_requests_total{route="/v1/completions",status="200"} 1`, `tandem:http_requests_total{route="/v1/completions",status="401"} 3`,
-		`tandem:http_requests_total{route="other",status="other"} 1`, "tandem:gateway_usable_decode_nodes 1", "tandem:gateway_requests_in_flight 0"} {
+		`tandem:http_requests_total{route="other",status="431"} 1`, "tandem:gateway_usable_decode_nodes 1", "tandem:gateway_requests_in_flight 0"} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("metrics lack %s", want)
 		}

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -119,13 +120,34 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.Response.SetBodyRaw(e.Append(nil))
 }
 
-// count counts an answered request; unknown paths and statuses fall together.
+// count counts an answered request by its route and status. Paths without a route are
+// counted together, and statuses that only upstreams answer by their class.
 func (g *Gateway) count(path string, status int) {
-	code := "200" // which most are
-	if status != 200 {
-		code = strconv.Itoa(status)
+	g.meters.set.Counter(metrics.HTTPRequests, routeLabel(path), statusLabel(status)).Inc()
+}
+
+// routeLabel returns the path of the route that serves path, such as
+// /v1/models/{model}.
+func routeLabel(path string) string {
+	for i := range routes {
+		if routes[i].at(path) {
+			return routes[i].Path
+		}
 	}
-	g.meters.set.Counter(metrics.HTTPRequests, path, code).Inc()
+	return "other"
+}
+
+// statusLabel returns the status, or its class as in 4xx where the table of metrics
+// does not have it.
+func statusLabel(status int) string {
+	if status == fasthttp.StatusOK { // which most are
+		return "200"
+	}
+	code := strconv.Itoa(status)
+	if !slices.Contains(metrics.HTTPStatuses, code) && len(code) == 3 {
+		return code[:1] + "xx"
+	}
+	return code
 }
 
 func (g *Gateway) health(ctx *fasthttp.RequestCtx) {

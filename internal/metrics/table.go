@@ -228,8 +228,13 @@ var (
 // The values of labels with more than a few; each list ends in what stands for
 // everything else.
 var (
-	HTTPRoutes      = []string{"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "other"}
-	HTTPStatuses    = []string{"200", "400", "401", "404", "405", "413", "415", "429", "499", "500", "503", "504", "other"}
+	HTTPRoutes = []string{"/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
+		"/livez", "/readyz", "/health", "/ping", "/version", "/load", "/metrics", "/debug/targets", "/log-level", "/admin/drain/{node}",
+		"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/openapi.json", "/docs", "/debug/nodes", "/debug/route", "other"}
+	// HTTPStatuses are what the gateway itself answers, and classes for the others that
+	// upstreams answer.
+	HTTPStatuses = []string{"200", "204", "400", "401", "403", "404", "405", "408", "413", "415", "429", "431", "499", "500", "502", "503", "504",
+		"2xx", "3xx", "4xx", "5xx", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
 	BreakerStates   = []string{"closed", "half-open", "open"}
 	UpstreamStates  = []string{"up", "down", "new", "leaving"}

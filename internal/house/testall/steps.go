@@ -67,7 +67,7 @@ var steps = []step{
 		packages: func([]string) []string {
 			return []string{module + "/engine/backend/cpu", module + "/engine/model"}
 		}},
-	{name: "binary", soak: true, what: "the built binary, end to end", args: []string{"-run", "^TestBinary", "-skip", "^TestBinaryGuideLLM$"}, each: true,
+	{name: "binary", soak: true, what: "the built binary, end to end", args: []string{"-run", "^TestBinary", "-skip", "^TestBinary(GuideLLM|HostileStopped|HostileLoad)$"}, each: true,
 		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "guidellm", soak: true, long: true, what: "guidellm, which is gigabytes, before nodes and before a server of another kind", each: true,
 		args: []string{"-run", "^TestBinaryGuideLLM$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
