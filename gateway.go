@@ -227,6 +227,9 @@ func runGateway(v *command.Invocation) error {
 	if o.Foreign, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
+	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns); err != nil {
+		return err
+	}
 	o.ForwardAuthorization, o.UpstreamRequests, o.Tokenizers = f.u.ForwardCredentials, f.u.MaxRequests, tokenizers
 	if f.name, o.Foreign.Names, err = servedNames(f.name); err != nil {
 		return err
@@ -331,6 +334,22 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 		RetriesPerSecond: float64(g.RetriesPerSecond), ResumesPerSecond: float64(g.ResumesPerSecond),
 		Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
 	}
+}
+
+// descriptors returns the file descriptors that a gateway needs. A relayed request has
+// one connection to an upstream, or one to each of a pair.
+func descriptors(u *config.Upstreams, alone bool) process.Descriptors {
+	need := process.GatewayDescriptors
+	if alone {
+		need = process.AloneDescriptors
+	}
+	switch {
+	case len(u.Prefill) > 0:
+		need.Each = 3
+	case u.Any():
+		need.Each = 2
+	}
+	return need
 }
 
 // adminListener is that of --admin-listen; nil without one.

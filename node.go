@@ -32,6 +32,7 @@ import (
 
 // nodeCommand is the flags of a prefill or decode node.
 type nodeCommand struct {
+	scrapers int // connections that --http-port may have
 	*config.Set
 	role string
 	m    config.Model
@@ -182,7 +183,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	watched.cluster.Store(cl)
 	var draining atomic.Bool
 	n.Work(func(ctx context.Context) {
-		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.meters.Set, Version: version, Level: n.Level, Ready: func() error {
+		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.meters.Set, Version: version, Level: n.Level, Log: n.Log, MaxConns: f.scrapers, Ready: func() error {
 			switch {
 			case draining.Load() || role.Draining():
 				return errors.New("draining")
@@ -247,6 +248,12 @@ func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.
 		return nil, "", err
 	}
 	t, err := kvTransport(&f.n)
+	if err == nil {
+		var limit int
+		if limit, err = process.DescriptorLimit(); err == nil {
+			f.scrapers, err = process.NodeDescriptors.Clients(limit)
+		}
+	}
 	if err != nil {
 		d.End()
 		return nil, "", err
@@ -422,6 +429,9 @@ func runServe(v *command.Invocation) error {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
 	})
 	o := gatewayOptions(&g, &p, d)
+	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns); err != nil {
+		return err
+	}
 	o.TLS = tlsOf(cert)
 	if m.ChatTemplate != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong

@@ -165,7 +165,7 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 func (g *Gateway) serveAdmin(ctx context.Context) {
 	s := &fasthttp.Server{
 		Handler: func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, pathOf(ctx), operators) }, Name: "tandem",
-		ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: headBytes, Concurrency: adminConns,
+		ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: headBytes, Concurrency: min(adminConns, max(4, g.o.MaxConns/8)),
 		CloseOnShutdown: true, NoDefaultDate: true, Logger: serverLog{g}, ExpectHandler: g.expect,
 		HeaderReceived: func(h *fasthttp.RequestHeader) (defaults fasthttp.RequestConfig) {
 			if faultyFraming(h) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
@@ -33,15 +34,25 @@ type listener struct {
 	held          atomic.Int64  // bytes of those that arrive or are being answered
 	tending       atomic.Bool   // tend runs
 	ended         chan struct{} // closed when Run ends
-	crowded       *metrics.Value
+	most          int           // connections; 0: any number
+	meters        connMeters
 
 	mu    sync.Mutex
 	conns map[*clientConn]struct{}
 	from  map[netip.Addr]int // of conns
+	idle  idleList           // those of conns without a request
 }
 
-func newListener(l net.Listener, crowded *metrics.Value) *listener {
-	return &listener{Listener: l, ended: make(chan struct{}), crowded: crowded, conns: map[*clientConn]struct{}{}, from: map[netip.Addr]int{}}
+// connMeters count connections that are refused or closed for others.
+type connMeters struct {
+	crowded *metrics.Value // refused: an address has too many
+	full    *metrics.Value // refused: all are busy
+	evicted *metrics.Value // closed for a new one
+}
+
+// newListener wraps l. At most most connections are open at a time; 0: any number.
+func newListener(l net.Listener, most int, m connMeters) *listener {
+	return &listener{Listener: l, ended: make(chan struct{}), most: most, meters: m, conns: map[*clientConn]struct{}{}, from: map[netip.Addr]int{}}
 }
 
 // setLimits takes the limits of o.
@@ -73,7 +84,9 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit files a connection, or ends one of an address that has too many; nil.
+// admit registers a connection. When --max-connections are open it closes the one that
+// is longest without a request. It refuses the new connection and returns nil when all
+// others have requests, or when its address has too many.
 func (l *listener) admit(nc net.Conn) *clientConn {
 	c := &clientConn{Conn: nc, raw: sock.Of(nc), l: l, arrival: arrival{begun: true, start: time.Now()}}
 	c.from, _ = address(nc)
@@ -81,23 +94,59 @@ func (l *listener) admit(nc net.Conn) *clientConn {
 	l.mu.Lock()
 	if most > 0 && c.from.IsValid() && l.from[c.from] >= most {
 		l.mu.Unlock()
-		l.crowded.Inc()
-		if _, secret := nc.(*tls.Conn); !secret {
-			e := tooMany(retryAfter, "your address has %d connections to this gateway, as many as it may (--max-connections-per-address)", most)
-			body := e.Append(nil)
-			// A new connection takes that at once; whatever fails, it ends.
-			_ = nc.SetWriteDeadline(time.Now().Add(lingerTime))
-			_, _ = fmt.Fprintf(nc, crowdedAnswer, len(body), body)
-		}
-		nc.Close()
+		l.meters.crowded.Inc()
+		refuseConn(nc, "429 Too Many Requests", tooMany(retryAfter, "your address has %d connections to this gateway, as many as it may (--max-connections-per-address)", most))
 		return nil
+	}
+	var victim *clientConn
+	if l.most > 0 && len(l.conns) >= l.most {
+		l.waitIdle()
+	}
+	if l.most > 0 && len(l.conns) >= l.most {
+		if victim = l.unlinkIdle(); victim == nil {
+			l.mu.Unlock()
+			l.meters.full.Inc()
+			refuseConn(nc, "503 Service Unavailable", openai.Unavailable(retryAfter, "connection limit exceeded: the gateway has %d connections, as many as it may (--max-connections), and each has a request", l.most))
+			return nil
+		}
 	}
 	l.conns[c] = struct{}{}
 	if c.from.IsValid() {
 		l.from[c.from]++
 	}
+	l.idle.push(c)
 	l.mu.Unlock()
+	if victim != nil {
+		l.meters.evicted.Inc()
+		_ = victim.end() // its owner may have been first
+	}
 	return c
+}
+
+// refuseConn answers a new connection with an error and closes it. A TLS connection,
+// whose handshake would take time, gets no answer.
+func refuseConn(nc net.Conn, status string, e *openai.Error) {
+	if _, secret := nc.(*tls.Conn); !secret {
+		body := e.Append(nil)
+		// The socket's buffer takes that at once; whatever fails, the connection ends.
+		_ = nc.SetWriteDeadline(time.Now().Add(lingerTime))
+		_, _ = fmt.Fprintf(nc, refusedAnswer, status, len(body), body)
+	}
+	nc.Close()
+}
+
+// evict closes the connection that is longest without a request, and reports whether
+// there was one.
+func (l *listener) evict() bool {
+	l.mu.Lock()
+	victim := l.unlinkIdle()
+	l.mu.Unlock()
+	if victim == nil {
+		return false
+	}
+	l.meters.evicted.Inc()
+	_ = victim.end() // its owner may have been first
+	return true
 }
 
 // closeAll closes every open connection.
@@ -131,6 +180,8 @@ type clientConn struct {
 	unasked bool             // the client did not ask whether to go on: it is not told
 	patient time.Time        // what the server set for the next request; zero: for ever
 	armed   time.Time        // the read deadline below; zero: none
+
+	idle idleState
 
 	mu    sync.Mutex
 	ended bool
@@ -168,6 +219,14 @@ func (c *clientConn) arm(t time.Time, slack time.Duration) error {
 
 // Read implements net.Conn.
 func (c *clientConn) Read(p []byte) (int, error) {
+	n, err := c.read(p)
+	if !c.idle.busy && c.idle.headEnds(p[:n]) && !c.setBusy() {
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+func (c *clientConn) read(p []byte) (int, error) {
 	if len(c.ahead) > 0 {
 		if c.answered {
 			c.over()
@@ -302,12 +361,7 @@ func (c *clientConn) end() error {
 	}
 	c.mu.Unlock()
 	c.l.mu.Lock()
-	if _, open := c.l.conns[c]; open && c.from.IsValid() {
-		if c.l.from[c.from]--; c.l.from[c.from] == 0 {
-			delete(c.l.from, c.from)
-		}
-	}
-	delete(c.l.conns, c)
+	c.l.unlink(c)
 	c.l.mu.Unlock()
 	return c.Conn.Close()
 }

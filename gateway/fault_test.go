@@ -585,7 +585,7 @@ func TestWatchOutlastsReadDeadline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := newListener(raw, nil).Accept()
+	nc, err := newListener(raw, 0, connMeters{}).Accept()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/netio"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -193,7 +194,7 @@ type Options struct {
 	QueueTimeout      time.Duration // how long one waits
 	NodeBacklog       int           // requests that wait on each decode node
 	NodeBacklogTime   time.Duration // of computing prompts that are before the nodes
-	MaxConns          int
+	MaxConns          int           // when so many are open, the one longest without a request is closed for a new one
 	// MaxConnsPerAddress bounds those of one client address; 0: no bound.
 	MaxConnsPerAddress int
 	MaxAttempts        int
@@ -335,6 +336,15 @@ func New(o Options) (*Gateway, error) {
 			return nil, fmt.Errorf("gateway: listen on %s: %w", addr, err)
 		}
 	}
+	if o.Metrics == nil {
+		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
+	}
+	var clients *listener
+	retry := netio.Options{Log: o.Log, Count: func(name string) { o.Metrics.Counter(metrics.AcceptErrors, name).Inc() }, MakeRoom: func() bool { return clients.evict() }}
+	l = netio.NewListener(l, retry)
+	if o.AdminListener != nil {
+		o.AdminListener = netio.NewListener(o.AdminListener, retry)
+	}
 	if o.TLS != nil {
 		l = tls.NewListener(l, o.TLS)
 	}
@@ -350,12 +360,12 @@ func New(o Options) (*Gateway, error) {
 		policy:         policy,
 		admission:      newAdmission(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens}),
 	}
-	if o.Metrics == nil {
-		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
-	}
 	g.limits.Store(&g.o)
 	g.meters = newMeters(o.Metrics)
-	g.l = newListener(l, o.Metrics.Counter(metrics.GatewayRefused, "address"))
+	clients = newListener(l, o.MaxConns, connMeters{
+		crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
+	})
+	g.l = clients
 	g.l.setLimits(&g.o)
 	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence),
 		Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall"), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})

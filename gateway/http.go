@@ -41,7 +41,7 @@ func (g *Gateway) newServer() *fasthttp.Server {
 		HeaderReceived:               g.headCame,
 		ExpectHandler:                g.expect,
 		MaxRequestBodySize:           g.o.MaxBodyBytes,
-		Concurrency:                  g.o.MaxConns,
+		Concurrency:                  2*g.o.MaxConns + 1024, // the listener bounds connections; goroutines of closed ones take a moment to end
 		DisablePreParseMultipartForm: true,
 		CloseOnShutdown:              true,
 		NoDefaultDate:                true,
@@ -75,6 +75,7 @@ func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 	} else {
 		ctx.Response.Header.Set(requestIDHeader, newID())
 	}
+	serving(ctx)
 	path := pathOf(ctx)
 	g.dispatch(ctx, path)
 	if ctx.Response.IsBodyStream() && ctx.Response.Header.ContentLength() < 0 && !ctx.Request.Header.IsHTTP11() {

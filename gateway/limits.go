@@ -154,6 +154,7 @@ func (a *arrival) came(n int) {
 func (c *clientConn) over() {
 	c.arrival = arrival{}
 	c.release()
+	c.setIdle()
 }
 
 // release gives back the memory of a large body.
@@ -179,5 +180,6 @@ func address(c net.Conn) (netip.Addr, bool) {
 	return a, ok
 }
 
-// crowdedAnswer is what a connection beyond --max-connections-per-address gets.
-const crowdedAnswer = "HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+// refusedAnswer is what a connection beyond --max-connections or
+// --max-connections-per-address gets.
+const refusedAnswer = "HTTP/1.1 %s\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"

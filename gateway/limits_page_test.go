@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/metrics"
 )
 
-// Connections beyond their number are told so, and closed.
+// A connection too many is refused while all others have requests.
 func TestMaxConnections(t *testing.T) {
 	gate := make(chan struct{})
 	b := newBed(t, Options{MaxConns: 1}, one(upstreamtest.Options{Gate: gate}))
@@ -29,6 +30,9 @@ func TestMaxConnections(t *testing.T) {
 	}
 	if _, err := second.r.ReadByte(); err != io.EOF {
 		t.Error(err)
+	}
+	if n := b.refused("connections"); n != 1 {
+		t.Errorf("%g refusals", n)
 	}
 	close(gate)
 	if r := first.receive(); r.StatusCode != 200 {
@@ -94,5 +98,93 @@ func TestLimitsPage(t *testing.T) {
 	}
 	if rows < 30 {
 		t.Errorf("%d rows", rows)
+	}
+}
+
+// For one connection too many the one that is longest without a request is closed,
+// be it silent or in the middle of a head; those with requests never are.
+func TestIdleConnectionsGiveWay(t *testing.T) {
+	gate := make(chan struct{})
+	b := newBed(t, Options{MaxConns: 4}, one(upstreamtest.Options{Gate: gate}))
+	waiting := func(n int) {
+		t.Helper()
+		b.until(func() bool {
+			b.g.l.mu.Lock()
+			defer b.g.l.mu.Unlock()
+			idle := 0
+			for c := b.g.l.idle.first; c != nil; c = c.idle.next {
+				idle++
+			}
+			return idle == n
+		})
+	}
+	get := func(c *client) {
+		t.Helper()
+		c.send("GET", "/livez", "")
+		if r := c.receive(); r.StatusCode != 200 {
+			t.Fatal(r.StatusCode, r.body)
+		}
+	}
+	dial := func() *client { c := b.dial(); t.Cleanup(func() { c.Close() }); return c }
+	busy, sending := dial(), dial()
+	busy.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":1}`)
+	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
+	body := `{"prompt":"x","max_tokens":1}`
+	if _, err := io.WriteString(sending, "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: "+strconv.Itoa(len(body))+"\r\n\r\n"+body[:5]); err != nil {
+		t.Fatal(err)
+	}
+	waiting(0)
+	half := dial()
+	if _, err := io.WriteString(half, "GET /livez HTTP/1.1\r\nHost: t\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	waiting(1)
+	kept := dial()
+	get(kept)
+	waiting(2)
+	for i, victim := range []*client{half, kept} {
+		next := dial()
+		get(next)
+		waiting(2)
+		if _, err := victim.r.ReadByte(); err == nil {
+			t.Errorf("connection %d was not closed", i)
+		}
+	}
+	if n := b.g.meters.set.Counter(metrics.GatewayEvictedConns).Get(); n != 2 {
+		t.Errorf("%g connections were closed, want 2", n)
+	}
+	if _, err := io.WriteString(sending, body[5:]); err != nil {
+		t.Fatal(err)
+	}
+	close(gate)
+	for _, c := range []*client{busy, sending} {
+		if r := c.receive(); r.StatusCode != 200 {
+			t.Error(r.StatusCode, r.body)
+		}
+	}
+	waiting(4)
+}
+
+// The end of a head is found however its bytes are cut, and not before its first line.
+func TestHeadEnds(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		ends bool
+	}{
+		{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", true}, {"GET / HTTP/1.1\nHost: x\n\n", true}, {"\r\n\r\nGET / HTTP/1.1\r\n\r\n", true},
+		{"\r\n\r\n\r\n", false}, {"GET / HTTP/1.1\r\nHost: x\r\n", false}, {"GET / HTTP/1.1\r\nHost: x\r\n\r", false}, {"", false},
+	} {
+		for first := range len(c.text) + 1 {
+			for second := first; second <= len(c.text); second++ {
+				var s idleState
+				ends := false
+				for _, part := range []string{c.text[:first], c.text[first:second], c.text[second:]} {
+					ends = s.headEnds([]byte(part)) || ends
+				}
+				if ends != c.ends {
+					t.Fatalf("%q cut at %d and %d: ends %v", c.text, first, second, ends)
+				}
+			}
+		}
 	}
 }

@@ -248,7 +248,7 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.CountVar(&g.MaxN, "max-n", 128, 1, "choices (n) that a request may ask for; at most 128")
 	s.CountVar(&g.MaxPromptTokens, "max-prompt-tokens", 0, 0, "tokens that a prompt may have; 0: what the model takes")
 	s.CountVar(&g.MaxRequests, "max-requests", 8192, 1, "requests that are answered at once, waiting ones included; beyond, they get 503")
-	s.CountVar(&g.MaxConns, "max-connections", 65536, 1, "connections of clients")
+	s.CountVar(&g.MaxConns, "max-connections", 65536, 1, "connections of clients; for one more, the connection longest without a request is closed; at most what the limit on file descriptors leaves")
 	s.CountVar(&g.MaxConnsPerAddress, "max-connections-per-address", 0, 0, "connections of one client address (of IPv6 its first 64 bits); beyond, they get 429; 0: no bound, as behind a proxy")
 	g.SlowClientTimeout = Seconds(30 * time.Second)
 	s.Var(&g.SlowClientTimeout, "slow-client-timeout", "how long a client may take nothing of its answer before it is given up")

@@ -26,7 +26,7 @@ var mayImport = map[string][]string{
 
 	"gateway": {
 		"gateway/admit", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
-		"internal/cluster", "internal/jsonscan", "internal/metrics", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/trace",
+		"internal/cluster", "internal/jsonscan", "internal/metrics", "internal/netio", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/trace",
 	},
 	"gateway/admit":                         {},
 	"gateway/foreign":                       {"gateway/route", "internal/sock"},
@@ -92,8 +92,9 @@ var mayImport = map[string][]string{
 	"internal/launch":        {"internal/console", "internal/offspring", "internal/tlsconf"},
 	"internal/logs":          {},
 	"internal/meter":         {"decode", "prefill", "engine", "engine/scheduler", "kvtransfer", "internal/logs", "internal/metrics", "internal/rpc", "internal/trace"}, // main's, for every role
-	"internal/metrics":       {"internal/logs"},
+	"internal/metrics":       {"internal/logs", "internal/netio"},
 	"internal/netlab":        {}, // networks for tests and benchmarks
+	"internal/netio":         {},
 	"internal/offspring":     {},
 	"internal/jsonscan":      {}, // JSON without a tree
 	"internal/openai":        {"internal/jsonscan"},

@@ -140,6 +140,8 @@ func TestDeployNamesMetrics(t *testing.T) {
 
 // unshown are the metrics that no panel shows, and where what they say is seen.
 var unshown = map[string]string{
+	"tandem:accept_errors_total":                         "the log; raise the limit on file descriptors",
+	"tandem:gateway_evicted_connections_total":           "queue_length and queue_limit of connections",
 	"tandem:build_info":                                  "a fact",
 	"vllm:cache_config_info":                             "a fact",
 	"vllm:lora_requests_info":                            "names that come and go, for routers that look for an adapter",

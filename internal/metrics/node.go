@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/internal/netio"
 )
 
 // NodeOptions are what a node's HTTP side needs.
@@ -21,6 +23,9 @@ type NodeOptions struct {
 	Live    func() error
 	Version string
 	Level   *slog.LevelVar // of the process' log; nil: it cannot be changed here
+	Log     *slog.Logger   // nil: discarded
+	// MaxConns bounds connections further than nodeMaxConns does; 0: not at all.
+	MaxConns int
 }
 
 // Bounds of a node's HTTP side. It serves scrapers and probes only, so they
@@ -39,6 +44,10 @@ func ServeNode(ctx context.Context, l net.Listener, o NodeOptions) error {
 	if o.Set == nil || o.Ready == nil {
 		return errors.New("metrics: ServeNode needs Set and Ready")
 	}
+	conns := nodeMaxConns
+	if o.MaxConns > 0 {
+		conns = min(conns, o.MaxConns)
+	}
 	s := &fasthttp.Server{
 		Handler:            o.handle,
 		Name:               "tandem",
@@ -46,11 +55,12 @@ func ServeNode(ctx context.Context, l net.Listener, o NodeOptions) error {
 		WriteTimeout:       nodeReadTimeout,
 		IdleTimeout:        nodeIdleTimeout,
 		MaxRequestBodySize: nodeMaxBody,
-		Concurrency:        nodeMaxConns,
+		Concurrency:        conns,
 		CloseOnShutdown:    true,
 		NoDefaultDate:      true,
 		Logger:             quiet{},
 	}
+	l = netio.NewListener(l, netio.Options{Log: o.Log, Count: func(name string) { o.Set.Counter(AcceptErrors, name).Inc() }})
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	select {

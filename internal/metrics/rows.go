@@ -1,5 +1,7 @@
 package metrics
 
+import "github.com/tandem-serving/tandem/internal/netio"
+
 // request are the roles that see requests from their start to their end.
 const request = Gateway | Decode
 
@@ -95,8 +97,9 @@ var Rows = [count]Row{
 	GatewayAttempts: {"tandem:gateway_attempts_total", KindCounter, Gateway, nil, nil, "Attempts started on decode nodes."},
 	GatewayAttemptFailures: {"tandem:gateway_attempt_failures_total", KindCounter, Gateway,
 		[]Label{{Name: "code", Values: AttemptFailures}}, nil, "Attempts that ended in an error, by its kind."},
-	GatewayRefused: {"tandem:gateway_refused_total", KindCounter, Gateway, []Label{{Name: "limit", Values: []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "body_memory"}}}, nil,
-		"Requests refused with 429: the gateway's queue was full, they would have waited too long, made place for others, did wait too long; or by their API key's limits or their address's (connections); and with 503 for want of memory for large bodies."},
+	GatewayRefused: {"tandem:gateway_refused_total", KindCounter, Gateway, []Label{{Name: "limit", Values: []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory"}}}, nil,
+		"Requests refused with 429: the gateway's queue was full, they would have waited too long, made place for others, did wait too long; or by their API key's limits or their address's (connections), or for want of memory for large bodies; and with 503 because all of --max-connections had requests."},
+	GatewayEvictedConns:  {"tandem:gateway_evicted_connections_total", KindCounter, Gateway, nil, nil, "Connections of clients without a request that were closed for new ones: the longest without one first, at --max-connections or out of file descriptors."},
 	GatewayKeyFileBad:    {"tandem:gateway_key_file_bad", KindGauge, Gateway, nil, nil, "1 while the file of API keys cannot be read; the keys before it stay."},
 	GatewayQueueTime:     {"tandem:gateway_queue_time_seconds", KindHistogram, Gateway, nil, latencyBuckets, "How long requests waited in the gateway for the fleet, of those that had to."},
 	GatewayStreamBuffers: {"tandem:gateway_stream_buffer_bytes", KindGauge, Gateway, nil, nil, "Memory of events that streams' clients have not taken yet; each holds at most --stream-buffer-tokens of a choice."},
@@ -138,7 +141,9 @@ var Rows = [count]Row{
 	RPCSilent:      {"tandem:rpc_silent_connections_total", KindCounter, all, nil, nil, "Connections ended because the other side was silent or did not read."},
 	RPCRefused:     {"tandem:rpc_refused_connections_total", KindCounter, all, nil, nil, "Connections refused: strangers, other versions, too many."},
 	RPCDialErrors:  {"tandem:rpc_dial_errors_total", KindCounter, all, nil, nil, "Connections to other nodes that could not be made."},
-	TraceSpans:     {"tandem:trace_spans_total", KindCounter, all, []Label{{Name: "result", Values: []string{"sent", "failed"}}}, nil, "Spans handed to the collector, and those that it did not take."},
+	AcceptErrors: {"tandem:accept_errors_total", KindCounter, all, []Label{{Name: "error", Values: netio.ErrorNames()}}, nil,
+		"Failed attempts to accept a connection on the HTTP ports, which are retried: out of file descriptors (EMFILE, ENFILE) or memory (ENOBUFS, ENOMEM), or the client aborted."},
+	TraceSpans: {"tandem:trace_spans_total", KindCounter, all, []Label{{Name: "result", Values: []string{"sent", "failed"}}}, nil, "Spans handed to the collector, and those that it did not take."},
 }
 
 // positions are the places of guessed tokens that are told apart.

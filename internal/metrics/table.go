@@ -100,6 +100,7 @@ const (
 	GatewayResumes
 	GatewayNodesLost
 	GatewayRefused
+	GatewayEvictedConns
 	GatewayKeyFileBad
 	GatewayQueueTime
 	GatewayReloadFailed
@@ -133,6 +134,7 @@ const (
 	RPCSilent
 	RPCRefused
 	RPCDialErrors
+	AcceptErrors
 	TraceSpans
 
 	count // number of rows; not a metric

@@ -1,0 +1,159 @@
+package gateway
+
+import (
+	"bytes"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// idleList orders connections by the time since which they have no request, the
+// longest first. The listener's mutex guards it.
+type idleList struct {
+	first, last *clientConn
+}
+
+// idleState is a connection's part in an idleList. A connection has a request from the
+// end of the request's head until the server waits for the next head. Connections
+// without one may be closed for new ones.
+type idleState struct {
+	prev, next *clientConn // of the list; guarded by the listener's mutex
+	in         bool        // the list; guarded by the listener's mutex
+	since      time.Time   // when it came into the list; guarded by the listener's mutex
+
+	// Of the goroutine that reads.
+	busy bool // it has a request
+	line bool // the present line of the head is not empty
+	head bool // a line of the head has ended
+}
+
+// push appends c.
+func (i *idleList) push(c *clientConn) {
+	c.idle.in, c.idle.since, c.idle.prev, c.idle.next = true, time.Now(), i.last, nil
+	if i.last != nil {
+		i.last.idle.next = c
+	} else {
+		i.first = c
+	}
+	i.last = c
+}
+
+// remove takes c out, where it is in the list.
+func (i *idleList) remove(c *clientConn) {
+	s := &c.idle
+	if !s.in {
+		return
+	}
+	if s.prev != nil {
+		s.prev.idle.next = s.next
+	} else {
+		i.first = s.next
+	}
+	if s.next != nil {
+		s.next.idle.prev = s.prev
+	} else {
+		i.last = s.prev
+	}
+	s.in, s.prev, s.next = false, nil, nil
+}
+
+// unlink removes c from all that the listener counts. l.mu must be held.
+func (l *listener) unlink(c *clientConn) {
+	if _, open := l.conns[c]; !open {
+		return
+	}
+	delete(l.conns, c)
+	if c.from.IsValid() {
+		if l.from[c.from]--; l.from[c.from] == 0 {
+			delete(l.from, c.from)
+		}
+	}
+	l.idle.remove(c)
+}
+
+// minIdle is the time that a connection has to send a request before it may be closed
+// for another one. Without it a burst of new connections could close one whose request
+// has come and was not read yet. It slows the burst down, not connections with requests.
+const minIdle = 100 * time.Millisecond
+
+// waitIdle waits while the connection that is longest without a request has that for
+// less than minIdle, and for at most minIdle. l.mu must be held; it is released meanwhile.
+func (l *listener) waitIdle() {
+	for until := time.Now().Add(minIdle); l.idle.first != nil; {
+		wait := min(minIdle-time.Since(l.idle.first.idle.since), time.Until(until))
+		if wait <= 0 {
+			return
+		}
+		l.mu.Unlock()
+		time.Sleep(wait)
+		l.mu.Lock()
+	}
+}
+
+// unlinkIdle unlinks the connection that is longest without a request and returns it,
+// for the caller to end; nil: all have requests. l.mu must be held.
+func (l *listener) unlinkIdle() *clientConn {
+	c := l.idle.first
+	if c != nil {
+		l.unlink(c)
+	}
+	return c
+}
+
+// setBusy marks that c has a request, so that it is not closed for another connection.
+// It reports whether c is still open.
+func (c *clientConn) setBusy() bool {
+	c.idle.busy = true
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	_, open := c.l.conns[c]
+	c.l.idle.remove(c)
+	return open
+}
+
+// setIdle marks that c waits for its next request.
+func (c *clientConn) setIdle() {
+	c.idle.line, c.idle.head = false, false
+	if !c.idle.busy {
+		return
+	}
+	c.idle.busy = false
+	c.l.mu.Lock()
+	if _, open := c.l.conns[c]; open && !c.idle.in {
+		c.l.idle.push(c)
+	}
+	c.l.mu.Unlock()
+}
+
+// headEnds reports whether the head of a request ends in p, the next bytes that came:
+// whether an empty line follows one that is not.
+func (s *idleState) headEnds(p []byte) bool {
+	for len(p) > 0 {
+		end := bytes.IndexByte(p, '\n')
+		line := p
+		if end >= 0 {
+			line = p[:end]
+		}
+		if len(line) > 1 || len(line) == 1 && line[0] != '\r' {
+			s.line = true
+		}
+		switch {
+		case end < 0:
+			return false
+		case s.line:
+			s.line, s.head = false, true
+		case s.head:
+			return true
+		}
+		p = p[end+1:]
+	}
+	return false
+}
+
+// serving marks the connection of a request that the server has read as busy. Read does
+// so before, but for the end of a pipelined request's head that it saw in parts.
+func serving(ctx *fasthttp.RequestCtx) {
+	if c, ok := ctx.Conn().(*clientConn); ok && !c.idle.busy {
+		c.setBusy()
+	}
+}
