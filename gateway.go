@@ -280,7 +280,7 @@ func runGateway(v *command.Invocation) error {
 		return g.Run(d.Ctx)
 	}
 	host := advertised(&f.c, f.g.Host)
-	self := cluster.Member{ID: d.Name, Role: "gateway", HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
+	self := cluster.Member{ID: d.Name, Role: "gateway", Build: version, HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
 	var server *cluster.Server
 	if f.c.NATSURL == "" {
 		// The server itself would only say that it is not ready in time.
@@ -385,7 +385,7 @@ func upstreamMembers(ms []cluster.Member) []upstream.Member {
 	for _, m := range ms {
 		if m.Role != "gateway" && m.Mismatch == "" {
 			us = append(us, upstream.Member{
-				ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Fingerprint: m.Fingerprint, Class: m.Class,
+				ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Build: m.Build, Fingerprint: m.Fingerprint, Class: m.Class,
 				Ready: m.Ready, Draining: m.Draining,
 			})
 		}

@@ -23,7 +23,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
-// version is the release; the Makefile may set it.
+// version is the release, which the Makefile may set; main adds what tells builds apart.
 var version = "0.1.0"
 
 // table is the subcommands in the order that help shows.
@@ -46,6 +46,7 @@ func main() {
 	if len(os.Args) == 3 && os.Args[1] == command.RankCommand {
 		os.Exit(rank(os.Args[2]))
 	}
+	version = command.Build(version)
 	os.Exit(table().Main(version, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 

@@ -84,6 +84,7 @@ type nodeView struct {
 	RPC         string  `json:"rpc"`
 	HTTP        string  `json:"http,omitempty"`
 	Model       string  `json:"model"`
+	Version     string  `json:"version,omitempty"` // with build; unset: of a version that does not say
 	Class       string  `json:"class"`
 	Ready       bool    `json:"ready"`
 	Draining    bool    `json:"draining"`
@@ -106,7 +107,7 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 		m := n.Member()
 		s := n.Status()
 		v.Nodes = append(v.Nodes, nodeView{
-			ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Class: m.Class, Ready: m.Ready, Draining: m.Draining || s.Draining,
+			ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Version: m.Build, Class: m.Class, Ready: m.Ready, Draining: m.Draining || s.Draining,
 			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.blocks.Count(m.ID),
 		})
 	}

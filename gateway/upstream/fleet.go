@@ -58,6 +58,7 @@ type Member struct {
 	RPC         string // address; the node's name on the routing ring
 	HTTP        string // address of its metrics, for people
 	Model       string
+	Build       string // version with build; empty: it does not say
 	Fingerprint uint64
 	Class       string // numerics class
 	Ready       bool

@@ -23,6 +23,7 @@ type Member struct {
 	Draining    bool
 	NATS        string // host:port of its NATS server for nodes; empty: has none
 	NATSRoute   string // host:port of its NATS server for other servers
+	Build       string // version with build; empty: of a node of an earlier version, or without room for it
 
 	// Mismatch says why this node and that one cannot pair; empty: they can. It
 	// is the reader's own judgement and does not travel.
@@ -54,6 +55,19 @@ func (m Member) encode() ([]byte, error) {
 	if m.ID == "" {
 		return nil, fmt.Errorf("%w: it has no ID", ErrBadMeta)
 	}
+	if b := m.append(); len(b) <= MaxMetaBytes {
+		return b, nil
+	}
+	m.Build = "" // the one thing that others do without
+	b := m.append()
+	if len(b) > MaxMetaBytes {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d (model name has %d, addresses %d)", ErrMetaTooLong,
+			len(b), MaxMetaBytes, len(m.Model), len(m.RPC)+len(m.HTTP)+len(m.NATS)+len(m.NATSRoute))
+	}
+	return b, nil
+}
+
+func (m *Member) append() []byte {
 	b := []byte{metaVersion, 0}
 	if m.Ready {
 		b[1] |= flagReady
@@ -68,17 +82,16 @@ func (m Member) encode() ([]byte, error) {
 		b = binary.AppendUvarint(b, uint64(len(*s)))
 		b = append(b, *s...)
 	}
-	if len(b) > MaxMetaBytes {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d (model name has %d, addresses %d)", ErrMetaTooLong,
-			len(b), MaxMetaBytes, len(m.Model), len(m.RPC)+len(m.HTTP)+len(m.NATS)+len(m.NATSRoute))
-	}
-	return b, nil
+	return b
 }
 
 // texts is the wire order; it only grows at its end.
 func (m *Member) texts() []*string {
-	return []*string{&m.Role, &m.RPC, &m.HTTP, &m.Model, &m.Class, &m.NATS, &m.NATSRoute}
+	return []*string{&m.Role, &m.RPC, &m.HTTP, &m.Model, &m.Class, &m.NATS, &m.NATSRoute, &m.Build}
 }
+
+// firstTexts is how many texts the first version of the format has.
+const firstTexts = 7
 
 // decode reads what encode, or a newer one, wrote.
 func decode(id string, b []byte) (Member, error) {
@@ -101,6 +114,9 @@ func decode(id string, b []byte) (Member, error) {
 		b = b[n:]
 	}
 	for i, s := range m.texts() {
+		if len(b) == 0 && i >= firstTexts {
+			break // of a node of an earlier version
+		}
 		n, w := binary.Uvarint(b)
 		if w <= 0 || n > uint64(len(b)-w) {
 			return Member{ID: id}, fmt.Errorf("%w: text %d", ErrBadMeta, i)

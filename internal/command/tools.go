@@ -62,11 +62,9 @@ func showVersion(v *Invocation) error {
 
 // commit is what the binary was built from, where the build recorded it.
 func commit() string {
-	if b, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range b.Settings {
-			if s.Key == "vcs.revision" {
-				return s.Value
-			}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if commit, dirty := vcs(info); commit != "" {
+			return commit + dirty
 		}
 	}
 	return "unknown"

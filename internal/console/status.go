@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -26,6 +27,7 @@ type Node struct {
 	RPC       string  `json:"rpc"`
 	HTTP      string  `json:"http,omitempty"` // of /metrics
 	Model     string  `json:"model"`
+	Version   string  `json:"version,omitempty"` // with build
 	Class     string  `json:"class"`
 	Ready     bool    `json:"ready"`
 	Draining  bool    `json:"draining"`
@@ -79,13 +81,13 @@ func (c *Client) Status(ctx context.Context, asJSON bool, w io.Writer) error {
 	}
 	fmt.Fprintf(w, "gateway %s (version %s): %s\n\n", c.URL, f.Version, state)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tROLE\tSTATE\tRUNNING\tWAITING\tKV USED\tMODEL\tRPC\tMETRICS")
+	fmt.Fprintln(t, "NODE\tROLE\tSTATE\tRUNNING\tWAITING\tKV USED\tMODEL\tRPC\tMETRICS\tVERSION")
 	for _, n := range f.Nodes {
 		load := "-\t-\t-" // only decode nodes report to gateways
 		if n.Role != "prefill" {
 			load = fmt.Sprintf("%d\t%d\t%.1f%%", n.Running, n.Waiting, 100*n.KVUsage)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Role, n.State(), load, n.Model, n.RPC, n.HTTP)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Role, n.State(), load, n.Model, n.RPC, n.HTTP, cmp.Or(n.Version, "unknown"))
 	}
 	return t.Flush()
 }
