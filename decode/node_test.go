@@ -399,6 +399,21 @@ func TestHeartbeatsInALongStep(t *testing.T) {
 	})
 }
 
+// A gateway hears of a node's load and adapters at once, and before its bundle.
+func TestHeartbeatComesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		began := time.Now()
+		synctest.Wait()
+		b.gw.mu.Lock()
+		defer b.gw.mu.Unlock()
+		if b.gw.stats == nil || time.Since(began) != 0 {
+			t.Errorf("%v after %v", b.gw.stats, time.Since(began))
+		}
+	})
+}
+
 func TestHeartbeatAndBundle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)
