@@ -217,6 +217,7 @@ func (f *Fleet) node(n *Node, m Member) *Node {
 	}
 	n = &Node{Name: m.RPC, f: f, clock: time.Now()}
 	n.member.Store(&m)
+	changes := &breakerLog{log: f.o.Log, node: m.RPC}
 	n.breaker = gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{
 		Name:        m.RPC,
 		Timeout:     f.o.ProbeInterval,
@@ -225,9 +226,7 @@ func (f *Fleet) node(n *Node, m Member) *Node {
 		IsExcluded: func(err error) bool {
 			return errors.Is(err, rpc.ErrBackoff) || errors.Is(err, context.Canceled) || errors.Is(err, errHaste)
 		},
-		OnStateChange: func(name string, from, to gobreaker.State) {
-			f.o.Log.Info("node's breaker", "node", name, "from", from.String(), "to", to.String())
-		},
+		OnStateChange: func(_ string, from, to gobreaker.State) { changes.changed(time.Now(), from, to) },
 	})
 	var ctx context.Context
 	ctx, n.stop = context.WithCancel(f.ctx)
