@@ -136,7 +136,7 @@ func TestBinaryBadModels(t *testing.T) {
 		"no weights":              {without(weights), []string{"no model.safetensors", "copy or download"}},
 		"torn data":               {cut(-1), []string{weights, "bytes of data", "copy or download"}},
 		"torn header":             {cut(100), []string{weights, "in a file of 100", "copy or download"}},
-		"empty weights":           {cut(0), []string{weights, "at least 8 bytes"}},
+		"empty weights":           {cut(0), []string{weights, "want at least 8"}},
 		"garbage weights":         {file(weights, strings.Repeat("\xff", 64)), []string{weights, "header of 18446744073709551615 bytes"}},
 		"torn config":             {file("config.json", `{"architectures": [`), []string{"config.json", "unexpected end"}},
 		"config of another kind":  {file("config.json", `[]`), []string{"config.json"}},
@@ -169,7 +169,7 @@ func TestBinaryBadModels(t *testing.T) {
 			if err := os.Mkdir(filepath.Join(dir, "config.json"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-		}, []string{"config.json", "is a directory"}},
+		}, []string{"config.json", "not a regular file but a folder"}},
 		"unreadable weights": {func(t *testing.T, dir string) { // even for root
 			without(weights)(t, dir)
 			if err := os.Symlink(weights, filepath.Join(dir, weights)); err != nil {

@@ -23,13 +23,14 @@ import (
 // The load that everything is held against: requests of so many random prompt
 // tokens, of which all but the last are prefilled elsewhere, and so many of output.
 const (
-	oRequests = 7
-	oPrompt   = 120
-	oOutput   = 10
-	oBlocks   = 64  // of each node: what n answers of oLong tokens do not fit in
-	oChoices  = 8   // of the request that is to be preempted
-	oLong     = 130 // its tokens
-	oModel    = "tandem-builtin"
+	oRequests    = 7
+	oConnections = 4096 // of clients: less than the limit on file descriptors leaves
+	oPrompt      = 120
+	oOutput      = 10
+	oBlocks      = 64  // of each node: what n answers of oLong tokens do not fit in
+	oChoices     = 8   // of the request that is to be preempted
+	oLong        = 130 // its tokens
+	oModel       = "tandem-builtin"
 )
 
 // gatewayNode and decodeNodes are places of nodes for cluster.metric.
@@ -145,7 +146,7 @@ func afterLoad(perBlockBytes int64) []want {
 		{g, "tandem:gateway_retry_budget", "", 500},
 		{g, "tandem:queue_length", `queue="requests"`, 0},
 		{g, "tandem:queue_limit", `queue="requests"`, 8192},
-		{g, "tandem:queue_limit", `queue="connections"`, 65536},
+		{g, "tandem:queue_limit", `queue="connections"`, oConnections},
 		{g, "tandem:queue_limit", `queue="waiting"`, 4096},
 		{g, "tandem:queue_limit", `queue="waiting_tokens"`, 16 << 20},
 		{g, "tandem:rpc_connections", "", 4},
@@ -310,7 +311,7 @@ func startObserved(t *testing.T, rules func(string) string, args ...string) (*cl
 		t.Fatal(err)
 	}
 	c.start("env", append(append([]string{"OTEL_BSP_SCHEDULE_DELAY=100", path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--prefill", "2", "--decode", "2", "--otlp-traces-endpoint", otlp.URL,
-		"--min-remote-prefill-tokens", "0", "--kv-cache-memory-bytes", strconv.FormatInt(oBlocks*blockBytes(t), 10)}, slow...), args...)...)
+		"--min-remote-prefill-tokens", "0", "--max-connections", strconv.Itoa(oConnections), "--kv-cache-memory-bytes", strconv.FormatInt(oBlocks*blockBytes(t), 10)}, slow...), args...)...)
 	c.waitUp()
 	p := startProm(t, c, rules)
 	// Before any load, so that rates see all of it.

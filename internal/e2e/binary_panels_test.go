@@ -340,7 +340,7 @@ var (
 	abortCauses  = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
 	allRoles     = []string{"gateway", "prefill", "decode"}
 
-	refusalLimits = []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "body_memory"}
+	refusalLimits = []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "body_memory", "connections"}
 )
 
 // blocksKept are the full blocks of so many tokens whose KV was computed.
@@ -423,6 +423,6 @@ var boundedQueues = []string{"requests gateway", "connections gateway", "waiting
 // connections are open.
 func (c *cluster) queuesAtRest() shown {
 	out := zeros(boundedQueues...)
-	out["connections gateway"] = band{1.0 / 65536, 1e-3} // those who ask
+	out["connections gateway"] = band{1.0 / oConnections, 1e-3} // those who ask
 	return out
 }
