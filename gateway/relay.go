@@ -228,6 +228,9 @@ func (r *relay) prepare() (fault *openai.Error) {
 	if fault := r.find(); fault != nil {
 		return fault
 	}
+	if fault := r.chargePair(); fault != nil {
+		return fault
+	}
 	r.id = ctx.Response.Header.Peek(requestIDHeader)
 	k := g.keyOf(ctx)
 	if fault := g.letIn(k, len(r.look.Prompt)/bytesPerToken); fault != nil {

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // maxParams bounds what a prefill server answers in VLLM's first leg, in bytes:
@@ -16,6 +17,23 @@ const maxParams = 4 << 20
 // alone says that one server has to compute prompt and answer: of several answers
 // to one prompt each would fetch, and free, the same blocks.
 func (r *relay) alone() bool { return r.look.Whole || r.look.N > 1 || r.look.Batch > 1 }
+
+// chargePair counts the body of a pair's legs, which is the client's with members
+// added: for SGLang an address and a number for each prompt of a batch.
+func (r *relay) chargePair() *openai.Error {
+	if len(r.model.Prefill) == 0 {
+		return nil
+	}
+	n := len(r.body)
+	if r.g.foreign.Protocol() == foreign.SGLang && r.look.Batch > 1 {
+		n += r.look.Batch * maxBootstrap
+	}
+	return r.g.charge(r.ctx)(n)
+}
+
+// maxBootstrap is the most that a prompt of a batch adds to the body of SGLang's
+// legs and to the lists on the way there: a host name, a port and a number.
+const maxBootstrap = 2 * (256 + 6 + 21)
 
 // attempt has one server answer, or a pair of them. r.server is then the one that
 // an error is about.

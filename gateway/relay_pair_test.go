@@ -324,3 +324,28 @@ func TestSGLangPairs(t *testing.T) {
 		t.Fatal(r.StatusCode, r.body)
 	}
 }
+
+// The bodies of a pair's legs are counted, before a server is asked: those of SGLang
+// are longer than the client's by an address for each prompt of a batch.
+func TestMemoryOfPairs(t *testing.T) {
+	for protocol, body := range map[foreign.Protocol]string{
+		foreign.VLLM:   `{"model":"m","prompt":"` + strings.Repeat("x", 200_000) + `"}`,
+		foreign.SGLang: `{"model":"m","prompt":["a"` + strings.Repeat(`,"a"`, 4095) + `]}`,
+	} {
+		t.Run(fmt.Sprint(protocol), func(t *testing.T) {
+			b := newPairs(t, protocol, "p1", "d1")
+			l := *b.g.lim()
+			l.MaxBodyMemory = 300_000
+			b.g.l.setLimits(&l)
+			b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory")
+			for name, s := range b.far {
+				for _, r := range s.requests() {
+					if r.body != "" { // a question about its bootstrap port has none
+						t.Errorf("%s was asked %.80s", name, r.body)
+					}
+				}
+			}
+			b.until(func() bool { return b.g.l.held.Load() == 0 })
+		})
+	}
+}

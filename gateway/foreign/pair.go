@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -48,7 +49,11 @@ type change struct {
 // stay as they are written; changed ones stand at the end.
 func patch(dst, b []byte, changes ...change) []byte {
 	present := make([]bool, len(changes))
-	dst = append(dst, '{')
+	room := len(b) + 2
+	for _, c := range changes {
+		room += len(c.name) + len(c.to) + len(`,"":`)
+	}
+	dst = append(slices.Grow(dst, room), '{') // once: a large body is not to be copied as it grows
 	begin := len(dst)
 	s := scan(b)
 members:

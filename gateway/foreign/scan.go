@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -304,8 +305,9 @@ func (o *Body) WithModel(dst, b []byte, name string) []byte {
 	if o.modelEnd == 0 {
 		return append(dst, b...)
 	}
-	dst = append(dst, b[:o.modelFrom]...)
-	dst = append(dst, quote(name)...)
+	quoted := quote(name)
+	dst = append(slices.Grow(dst, len(b)+len(quoted)), b[:o.modelFrom]...)
+	dst = append(dst, quoted...)
 	return append(dst, b[o.modelEnd:]...)
 }
 

@@ -156,7 +156,11 @@ func (s *Set) fromEnv(environ []string) error {
 			return
 		}
 		if err := s.Set(f.Name, v); err != nil {
-			errs = append(errs, inPlace(name+"="+v, err))
+			place := name + "=" + v
+			if s.secrets[f.Name] || hasPassword(v) {
+				place = name
+			}
+			errs = append(errs, inPlace(place, err))
 			return
 		}
 		s.origin[f.Name] = "environment " + name
@@ -319,12 +323,20 @@ func withPassword(v pflag.Value) bool {
 	if several, ok := v.(pflag.SliceValue); ok {
 		all = several.GetSlice()
 	}
-	return slices.ContainsFunc(all, func(one string) bool {
-		_, rest, ok := strings.Cut(one, "://")
-		authority, _, _ := strings.Cut(rest, "/")
-		at := strings.LastIndex(authority, "@")
-		return ok && at >= 0 && strings.Contains(authority[:at], ":")
-	})
+	return slices.ContainsFunc(all, hasPassword)
+}
+
+// hasPassword reports whether s is a URL with a password, or a list with one in it.
+func hasPassword(s string) bool {
+	for rest, ok := s, true; ok; {
+		if _, rest, ok = strings.Cut(rest, "://"); ok {
+			authority, _, _ := strings.Cut(rest, "/")
+			if at := strings.LastIndex(authority, "@"); at >= 0 && strings.Contains(authority[:at], ":") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // suggest names the flag nearest to a mistyped one, if one is near.

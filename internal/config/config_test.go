@@ -108,6 +108,20 @@ func TestDryRunShowsNoSecret(t *testing.T) {
 	}
 }
 
+// An error ends up in logs, so that it names a variable with a secret and not its value.
+func TestErrorsShowNoSecret(t *testing.T) {
+	for _, v := range []string{"TANDEM_API_KEY=a,\"HUSH", `TANDEM_UPSTREAM="http://user:HUSH@b:2/v1`, `TANDEM_UPSTREAM="http://a:1,http://user:HUSH@b:2/v1`} {
+		name, _, _ := strings.Cut(v, "=")
+		s := New("gateway", "", "", &bytes.Buffer{})
+		new(Gateway).Register(s, 0)
+		new(Upstreams).Register(s)
+		err := s.Resolve(nil, []string{v})
+		if !errors.Is(err, ErrValue) || strings.Contains(err.Error(), "HUSH") || !strings.Contains(err.Error(), name+": --") {
+			t.Errorf("%s: %v", v, err)
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		args, env []string
