@@ -17,15 +17,17 @@ import (
 	"github.com/tandem-serving/tandem/internal/openai"
 )
 
-// operates says whether a request may do what an endpoint for operators does.
-// Who may come in may look. To change something takes
-// the operators' own port, or a key that may, or, where there are no keys, this machine;
-// and never a web page. nil: it may.
+// operates says whether a request may do what an endpoint for operators or
+// overseers does; nil: it may. Any client may read what is for operators. Changes, and
+// views of the fleet (a tenant could learn from them what prompts others sent), need
+// the operators' own port, an API key with admin=yes, or, where there are no keys, this
+// machine. A web page never changes anything.
 func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method string, port audience) *openai.Error {
-	if here == nil || here.who != operators || method == "GET" || method == "HEAD" {
+	looks := method == "GET" || method == "HEAD"
+	if here == nil || here.who != overseers && (here.who != operators || looks) {
 		return nil
 	}
-	if len(ctx.Request.Header.Peek("Origin")) > 0 {
+	if !looks && len(ctx.Request.Header.Peek("Origin")) > 0 {
 		return fromPage
 	}
 	if port == operators {
@@ -34,7 +36,7 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 	if g.keys.len() > 0 {
 		if k := g.keyOf(ctx); k == nil || !k.admin {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
-				Message: "this API key may not change the gateway: give it admin=yes in the file of keys, or use the gateway's --admin-listen"}
+				Message: fmt.Sprintf("this API key may not use %s: give it admin=yes in the file of keys, or use the gateway's --admin-listen", here.Path)}
 		}
 		return nil
 	}

@@ -97,6 +97,20 @@ func TestWhoMayOperate(t *testing.T) {
 		{[]string{"k"}, here, "PUT", "/log-level", []string{"Authorization", "Bearer admin", "X-Forwarded-For", there}, 200},
 		{[]string{"k"}, there, "PUT", "/log-level", nil, 401},
 		{[]string{"k"}, there, "PUT", "/log-level", key, 200},
+
+		// Views of the fleet tell what prompts other clients sent, and need the same right.
+		{nil, here, "GET", "/debug/nodes", nil, 200},
+		{nil, there, "GET", "/debug/nodes", nil, 403},
+		{nil, there, "HEAD", "/debug/nodes", nil, 403},
+		{nil, here, "GET", "/debug/nodes", []string{"X-Forwarded-For", there}, 403},
+		{nil, there, "GET", "/debug/route", nil, 403},
+		{nil, here, "GET", "/debug/route", nil, 503}, // allowed; there is no node
+		{[]string{"k"}, there, "GET", "/debug/nodes", nil, 401},
+		{[]string{"k"}, here, "GET", "/debug/nodes", []string{"Authorization", "Bearer client"}, 403},
+		{[]string{"k"}, there, "GET", "/debug/nodes", []string{"Authorization", "Bearer admin"}, 200},
+		{[]string{"k"}, there, "GET", "/debug/nodes", key, 200},
+		{[]string{"k"}, here, "GET", "/debug/route", []string{"Authorization", "Bearer client"}, 403},
+		{[]string{"k"}, there, "GET", "/debug/route", []string{"Authorization", "Bearer admin"}, 503},
 	} {
 		o := Options{APIKeys: c.keys}
 		if c.keys != nil {
@@ -151,6 +165,7 @@ func TestAdminListener(t *testing.T) {
 	b := newBed(t, Options{AdminListener: admin, APIKeys: []string{"k"}}, map[string]upstreamtest.Options{"d": {}})
 	for path, want := range map[string][2]int{
 		"/metrics": {401, 200}, "/debug/targets": {401, 200}, "/livez": {200, 200}, "/readyz": {200, 200}, "/version": {401, 200}, "/v1/models": {401, 404}, "/openapi.json": {401, 404},
+		"/debug/nodes": {401, 200}, "/debug/route?prompt=x": {401, 200},
 	} {
 		if r := b.do("GET", path, ""); r.StatusCode != want[0] {
 			t.Errorf("clients: %s is %d, want %d", path, r.StatusCode, want[0])

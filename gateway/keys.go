@@ -40,7 +40,7 @@ type key struct {
 	hash   [sha256.Size]byte // comparing hashes takes the same time whatever was sent
 	name   string            // for logs and messages; empty: none
 	limits limits
-	admin  bool          // may change the gateway itself
+	admin  bool          // may change the gateway itself and see the fleet
 	tokens *rate.Limiter // nil: no limit
 	use    *use          // outlives a change of the file
 }

@@ -25,6 +25,7 @@ const (
 	clients   audience = iota // on their port; with a key where Operation says so
 	everybody                 // probes: on both ports
 	operators                 // on the admin port, or, without one, on the clients' by rules of its own
+	overseers                 // on both ports; on the clients' by the rules for operators, also to look
 )
 
 const (
@@ -68,8 +69,8 @@ var routes = []endpoint{
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).unloadAdapter, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
 	{openai.Operation{Method: "GET", Path: "/docs", Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
-	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true}, (*Gateway).nodes, clients},
-	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 404, 503}}, (*Gateway).explain, clients},
+	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true, Errors: []int{401, 403}}, (*Gateway).nodes, overseers},
+	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 401, 403, 404, 503}}, (*Gateway).explain, overseers},
 }
 
 var generateErrors = []int{429, 500, 503, 504}

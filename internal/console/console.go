@@ -21,6 +21,7 @@ import (
 // Errors of the clients.
 var (
 	ErrAPI     = errors.New("the server refused")
+	ErrDenied  = errors.New("the server refused") // with 401 or 403: another key may do
 	ErrAborted = errors.New("the answer broke off")
 )
 
@@ -92,7 +93,20 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
 		text = []byte(e.Error.Message)
 	}
-	return nil, fmt.Errorf("%w: %s: %s", ErrAPI, resp.Status, bytes.TrimSpace(text))
+	kind := ErrAPI
+	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
+		kind = ErrDenied
+	}
+	return nil, fmt.Errorf("%w: %s: %s", kind, resp.Status, bytes.TrimSpace(text))
+}
+
+// Ready asks the probe of the gateway, or of a node at url, which needs no key.
+func (c *Client) Ready(ctx context.Context) error {
+	resp, err := c.do(ctx, http.MethodGet, "/readyz", nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }
 
 // Models lists the served models.

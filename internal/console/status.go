@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -100,24 +101,21 @@ func LocalHTTP() *http.Client {
 	}}
 }
 
-// WaitFleet polls until the gateway is ready and sees n nodes that are, and
-// returns the models that it serves.
-func (c *Client) WaitFleet(ctx context.Context, n int) ([]string, error) {
+// WaitFleet polls until the gateway is ready and sees as many nodes that are as nodes
+// has, or, where the client may not see the fleet, until the gateway and each of nodes
+// say that they are ready. It returns the models served, none where the client may
+// not list them. nodes are the URLs of the nodes' metrics.
+func (c *Client) WaitFleet(ctx context.Context, nodes []string) ([]string, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		f, err := c.Nodes(ctx)
-		ready := 0
+		err := c.fleetReady(ctx, nodes)
 		if err == nil {
-			for i := range f.Nodes {
-				if f.Nodes[i].State() == "ready" {
-					ready++
-				}
+			models, err := c.Models(ctx)
+			if errors.Is(err, ErrDenied) {
+				return nil, nil
 			}
-			if f.Ready && ready >= n {
-				return c.Models(ctx)
-			}
-			err = fmt.Errorf("%d of %d nodes are ready", ready, n)
+			return models, err
 		}
 		select {
 		case <-ctx.Done():
@@ -125,4 +123,30 @@ func (c *Client) WaitFleet(ctx context.Context, n int) ([]string, error) {
 		case <-tick.C:
 		}
 	}
+}
+
+// fleetReady is one look of WaitFleet; nil: all are ready.
+func (c *Client) fleetReady(ctx context.Context, nodes []string) error {
+	f, err := c.Nodes(ctx)
+	if errors.Is(err, ErrDenied) {
+		for _, url := range nodes {
+			if err := (&Client{URL: url, HTTP: c.HTTP}).Ready(ctx); err != nil {
+				return err
+			}
+		}
+		return c.Ready(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	ready := 0
+	for i := range f.Nodes {
+		if f.Nodes[i].State() == "ready" {
+			ready++
+		}
+	}
+	if !f.Ready || ready < len(nodes) {
+		return fmt.Errorf("%d of %d nodes are ready", ready, len(nodes))
+	}
+	return nil
 }

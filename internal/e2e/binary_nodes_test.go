@@ -63,6 +63,9 @@ func loopback() func(last int) string {
 	}
 }
 
+// placedKey is the API key of gateways in network namespaces, whose clients do not come from loopback.
+const placedKey = "placed"
+
 // ranks is what a battle is drawn up of.
 type ranks struct {
 	gateways       int
@@ -101,6 +104,9 @@ func newBattle(t *testing.T, seed uint64, r ranks) *battle {
 	}
 	for i := range seeds {
 		m := draw("gateway", i, 1+i, append([]string{"--min-remote-prefill-tokens", "32", "--insecure"}, r.gateway...)...)
+		if m.place != nil {
+			m.flags = append(m.flags, "--api-key", placedKey)
+		}
 		if others := append(append([]string(nil), seeds[:i]...), seeds[i+1:]...); len(others) > 0 {
 			m.flags = append(m.flags, "--join", strings.Join(others, ","))
 		}
@@ -212,6 +218,9 @@ func (b *battle) replace(ms ...*member) {
 // door makes a gateway the one whose clients the battle's requests are.
 func (b *battle) door(m *member) {
 	b.host, b.port, b.dial = m.host, 8000, m.place.dialer()
+	if m.place != nil {
+		b.key = placedKey
+	}
 }
 
 // at is the battle as a gateway's clients see it.
@@ -280,7 +289,14 @@ func (b *battle) whole(gateways ...*member) {
 }
 
 func (c *cluster) getJSON(path string, into any) error {
-	resp, err := c.client().Get(c.url(path))
+	req, err := http.NewRequestWithContext(c.t.Context(), http.MethodGet, c.url(path), http.NoBody)
+	if err != nil {
+		return err
+	}
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	resp, err := c.client().Do(req)
 	if err != nil {
 		return err
 	}
@@ -296,7 +312,12 @@ func (c *cluster) getJSON(path string, into any) error {
 func (b *battle) metric(m *member, name, label string) (sum float64, ok bool) {
 	port := map[string]string{"gateway": "8000", "prefill": "7301", "decode": "7302"}[m.role]
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: m.place.dialer()}}
-	resp, err := client.Get("http://" + net.JoinHostPort(m.host, port) + "/metrics")
+	req, err := http.NewRequestWithContext(b.t.Context(), http.MethodGet, "http://"+net.JoinHostPort(m.host, port)+"/metrics", http.NoBody)
+	if err != nil {
+		return 0, false
+	}
+	req.Header.Set("Authorization", "Bearer "+placedKey)
+	resp, err := client.Do(req)
 	if err != nil {
 		return 0, false
 	}

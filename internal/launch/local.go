@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,9 +132,16 @@ func (l Local) PortsFree(host string) error {
 // the file of the certificate that clients get; empty: plain HTTP.
 func (l Local) Announce(ctx context.Context, out io.Writer, url, key, cert string, began time.Time) error {
 	client := console.Client{URL: url, Key: key, HTTP: console.LocalHTTP()}
-	models, err := client.WaitFleet(ctx, l.Prefill+l.Decode)
+	var nodes []string
+	for i := range l.Prefill + l.Decode {
+		nodes = append(nodes, "http://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(l.Port+1+i)))
+	}
+	models, err := client.WaitFleet(ctx, nodes)
 	if err != nil {
 		return err
+	}
+	if len(models) == 0 { // keys lie in a file alone: whoever reads this has one
+		models, key = []string{"MODEL"}, cmp.Or(key, "KEY")
 	}
 	_, err = io.WriteString(out, l.invite(url, key, cert, strings.Join(models, ", "), time.Since(began)))
 	return err
