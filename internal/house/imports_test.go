@@ -88,6 +88,7 @@ var mayImport = map[string][]string{
 	"internal/console":       {},
 	"internal/e2e":           {},
 	"internal/house":         {},
+	"internal/house/mutants": {},
 	"internal/house/testall": {},
 	"internal/launch":        {"internal/console", "internal/offspring", "internal/tlsconf"},
 	"internal/logs":          {},

@@ -73,6 +73,19 @@ func (o *options) wants(s step) bool {
 	return o.soak && s.soak || !o.soak && !s.long
 }
 
+// env returns the environment that a soak adds for its tests and programs.
+func (o *options) env() []string {
+	if !o.soak {
+		return nil
+	}
+	return []string{"TANDEM_SOAK=1", fmt.Sprintf("TANDEM_SOAK_SEED=%d", o.seed), fmt.Sprintf("TANDEM_SOAK_MINUTES=%g", o.minutes)}
+}
+
+// allPages reports whether each of the steps that ran writes a page of its own.
+func allPages(ran []string) bool {
+	return !slices.ContainsFunc(steps, func(s step) bool { return slices.Contains(ran, s.name) && !s.page })
+}
+
 // run says whether all went well.
 func run(ctx context.Context, o options) (ok bool, err error) {
 	for _, name := range o.only {
@@ -103,6 +116,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 			continue
 		}
 		ran = append(ran, s.name)
+		s.env = append(slices.Clone(s.env), o.env()...)
 		switch {
 		case s.packages == nil:
 			runCheck(ctx, r, s)
@@ -117,7 +131,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		}
 	}
 	r.summary()
-	if o.record != "" {
+	if o.record != "" && !allPages(ran) {
 		if err := r.record(o.record, o, ran); err != nil {
 			return false, err
 		}

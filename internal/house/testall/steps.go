@@ -19,6 +19,7 @@ type step struct {
 	env        []string
 	command    []string // of a check: prints what is wrong
 	quiet      bool     // the check fails if it prints anything
+	page       bool     // the check writes a page of its own to bench/results
 
 	packages func(all []string) []string // of tests: which, from all of the module
 	args     []string                    // more arguments of go test
@@ -75,6 +76,8 @@ var steps = []step{
 		args: []string{"-run", "^TestBinaryKills$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "hostile", long: true, what: "the campaign of attacks and faults (TestBinaryHostile*): every case, each next to streams that must not change", each: true,
 		args: []string{"-run", "^TestBinaryHostile"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
+	{name: "mutants", soak: true, long: true, page: true, what: "320 changes of the deciders' and nodes' source, one at a time, and whether the package's own tests fail; half an hour",
+		command: []string{"go", "run", "./internal/house/mutants", "-record", "bench/results/soak-mutants.md"}},
 
 	{name: "build-race", soak: true, what: "the binary with the race detector inside", command: []string{"go", "build", "-race", "-o", "bin/tandem-race", "."}},
 	{name: "binary-race", soak: true, what: "that binary, which ends at its first race", each: true,

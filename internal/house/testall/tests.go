@@ -63,9 +63,6 @@ func runTests(ctx context.Context, r *report, s step, packages []string, o optio
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
 	cmd.Env = append(os.Environ(), s.env...)
-	if o.soak {
-		cmd.Env = append(cmd.Env, "TANDEM_SOAK=1", fmt.Sprintf("TANDEM_SOAK_SEED=%d", o.seed), fmt.Sprintf("TANDEM_SOAK_MINUTES=%g", o.minutes))
-	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
 	var stderr bytes.Buffer

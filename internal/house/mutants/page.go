@@ -1,0 +1,152 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// rate returns killed of killed and surviving mutants, from 0 to 1; 1 for none.
+func rate(kills, survivors int) float64 {
+	if kills+survivors == 0 {
+		return 1
+	}
+	return float64(kills) / float64(kills+survivors)
+}
+
+// summary is one package's result in a line.
+func (s *sampled) summary() string {
+	kills, survivors, equivalents := s.count()
+	return fmt.Sprintf("%s: %d mutants, %d killed, %d survived, %d equivalent: %.0f %%, %.0f s", s.name, len(s.results), kills, survivors, equivalents, 100*rate(kills, survivors), s.took.Seconds())
+}
+
+// judge returns what a run misses of its goals, one line each.
+func judge(all []*sampled) []string {
+	var failures []string
+	say := func(format string, args ...any) { failures = append(failures, fmt.Sprintf(format, args...)) }
+	var kills, survivors, equivalents int
+	for _, s := range all {
+		k, v, e := s.count()
+		kills, survivors, equivalents = kills+k, survivors+v, equivalents+e
+		if rate(k, v) < minKilledEach {
+			say("%s: the tests kill %d of %d mutants, %.1f %%: want %.0f %% of each package", s.name, k, k+v, 100*rate(k, v), 100*minKilledEach)
+		}
+		if len(s.results) < s.want {
+			say("%s: only %d mutants compile: want %d", s.name, len(s.results), s.want)
+		}
+		for _, r := range s.results {
+			if r.reason != "" && r.fate != survived {
+				say("testdata/equivalents: a test kills this mutant, so it is not equivalent: %s", r.m.key())
+			}
+		}
+	}
+	if rate(kills, survivors) < minKilled {
+		say("the tests kill %d of %d mutants, %.1f %%: want %.0f %%", kills, kills+survivors, 100*rate(kills, survivors), 100*minKilled)
+	}
+	if n := kills + survivors + equivalents; float64(equivalents) > maxEquivalent*float64(n) {
+		say("%d of %d mutants are listed as equivalent: want at most %.0f %%", equivalents, n, 100*maxEquivalent)
+	}
+	return failures
+}
+
+// page returns the results in Markdown.
+func page(o options, all []*sampled, failures []string, began time.Time) string {
+	var b strings.Builder
+	command := fmt.Sprintf("make soak ONLY=mutants SOAK_SEED=%d", o.seed)
+	if o.sample != wholeSample || len(o.packages) > 0 {
+		command = fmt.Sprintf("go run ./internal/house/mutants -seed %d -n %d %s", o.seed, o.sample, strings.Join(o.packages, " "))
+	}
+	fmt.Fprintf(&b, "# Mutants: whether tests notice wrong code\n\n- Machine: %s\n- Commit: %s\n- Go: %s\n- Begun: %s, lasted %v\n- Command: `%s`\n- Seed: %d\n",
+		machine(), commit(), runtime.Version(), began.UTC().Format("2006-01-02 15:04 MST"), time.Since(began).Round(time.Second), strings.TrimSpace(command), o.seed)
+	fmt.Fprintf(&b, "- Goals: %.0f %% of all mutants killed, %.0f %% of each package's, at most %.0f %% equivalent\n\n", 100*minKilled, 100*minKilledEach, 100*maxEquivalent)
+	for _, f := range failures {
+		fmt.Fprintf(&b, "- MISSED: %s\n", f)
+	}
+	if len(failures) > 0 {
+		b.WriteString("\n")
+	}
+	b.WriteString("Killed is a share of the mutants that are not equivalent. A timeout counts as killed; a mutant that does not compile is replaced by the next of the draw.\n\n")
+	b.WriteString("| package | lines | possible mutants | drawn | killed | of these by timeout | survived | equivalent | killed, % | not compiling | seconds |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	var total sampled
+	for _, s := range all {
+		row(&b, s)
+		total.lines += s.lines
+		total.mutants = append(total.mutants, s.mutants...)
+		total.results = append(total.results, s.results...)
+		total.rejected += s.rejected
+		total.took += s.took
+	}
+	total.name = "all"
+	row(&b, &total)
+	b.WriteString("\n## By operator\n\n| operator | killed | survived | equivalent |\n|---|---|---|---|\n")
+	for _, op := range operators {
+		var of sampled
+		for _, r := range total.results {
+			if r.m.operator == op {
+				of.results = append(of.results, r)
+			}
+		}
+		k, v, e := of.count()
+		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", op, k, v, e)
+	}
+	list(&b, "Survivors", &total, func(r result) bool { return r.fate == survived && r.reason == "" })
+	list(&b, "Equivalents", &total, func(r result) bool { return r.reason != "" })
+	return b.String()
+}
+
+func row(b *strings.Builder, s *sampled) {
+	kills, survivors, equivalents := s.count()
+	timeouts := 0
+	for _, r := range s.results {
+		if r.fate == timedOut {
+			timeouts++
+		}
+	}
+	fmt.Fprintf(b, "| %s | %d | %d | %d | %d | %d | %d | %d | %.1f | %d | %.0f |\n", s.name, s.lines, len(s.mutants), len(s.results),
+		kills, timeouts, survivors, equivalents, 100*rate(kills, survivors), s.rejected, s.took.Seconds())
+}
+
+// list writes a section with one line for each chosen result.
+func list(b *strings.Builder, title string, s *sampled, choose func(result) bool) {
+	fmt.Fprintf(b, "\n## %s\n\n", title)
+	n := 0
+	for _, r := range s.results {
+		if !choose(r) {
+			continue
+		}
+		n++
+		fmt.Fprintf(b, "- %s:%d, %s", r.m.file, r.m.line, describe(r.m))
+		if r.reason != "" {
+			fmt.Fprintf(b, ": %s", r.reason)
+		}
+		b.WriteString("\n")
+	}
+	if n == 0 {
+		b.WriteString("None.\n")
+	}
+}
+
+// machine names the processor, its cores and the system.
+func machine() string {
+	name := runtime.GOARCH
+	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if _, rest, ok := strings.Cut(string(text), "model name"); ok {
+			line, _, _ := strings.Cut(rest, "\n")
+			name = strings.TrimLeft(line, "\t :")
+		}
+	}
+	return fmt.Sprintf("%s, %d cores, %s", name, runtime.NumCPU(), runtime.GOOS)
+}
+
+// commit is what git says of the tree.
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
