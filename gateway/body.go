@@ -50,7 +50,7 @@ func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 		h.Del(expectHeader)
 		return fasthttp.RequestConfig{MaxRequestBodySize: most}
 	}
-	if n := h.ContentLength(); n >= lendFrom && n <= min(lendMost, most) && len(h.Peek(expectHeader)) == 0 {
+	if n := h.ContentLength(); n >= lendFrom && n <= most && len(h.Peek(expectHeader)) == 0 {
 		h.Set(expectHeader, expectGoOn)
 		h.Add(expectHeader, expectLoan)
 	}
@@ -58,7 +58,8 @@ func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 }
 
 // expect answers a request that headCame refused, and gives any other the memory
-// that its body is then read into.
+// that its body is then read into. MaxBodyMemory counts that of a large body before it
+// is allocated, and it is as long as the body: the server rounds up to a power of two.
 func (g *Gateway) expect(ctx *fasthttp.RequestCtx) int {
 	h := &ctx.Request.Header
 	if all := h.PeekAll(expectHeader); len(all) == 2 && string(all[1]) == expectRefusal {
@@ -70,7 +71,20 @@ func (g *Gateway) expect(ctx *fasthttp.RequestCtx) int {
 		}
 		h.Del(expectHeader)
 	}
-	if n := h.ContentLength(); n > 0 && n <= lendMost {
+	n := h.ContentLength()
+	if n <= 0 || n > g.lim().MaxBodyBytes { // the server reads chunks, and refuses what is too large
+		return fasthttp.StatusContinue
+	}
+	if c := bodyConn(ctx); c != nil && n > headBytes {
+		if !c.take(n) {
+			g.badHTTP(ctx, errNoMemory)
+			return fasthttp.StatusTooManyRequests
+		}
+		c.sized = true
+	}
+	if n > lendMost {
+		ctx.Request.SwapBody(make([]byte, 0, n))
+	} else {
 		l := loans.Get().(*loan)
 		if cap(l.buf) < n {
 			l.buf = make([]byte, 0, 1<<bits.Len(uint(n-1)))

@@ -84,7 +84,7 @@ func statuses(t *testing.T, name string, found map[int]string) {
 			}
 		}
 	}
-	constants := map[string]int{"StatusNoContent": fasthttp.StatusNoContent, "StatusBadRequest": fasthttp.StatusBadRequest, "StatusOK": fasthttp.StatusOK,
+	constants := map[string]int{"StatusNoContent": fasthttp.StatusNoContent, "StatusTooManyRequests": fasthttp.StatusTooManyRequests, "StatusBadRequest": fasthttp.StatusBadRequest, "StatusOK": fasthttp.StatusOK,
 		"StatusContinue": 0, "StatusExpectationFailed": fasthttp.StatusExpectationFailed, "StatusMessage": 0}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {

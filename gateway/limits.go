@@ -100,6 +100,7 @@ type arrival struct {
 	bytes    int64 // that have come
 	expect   int   // of the part of a large body that is under way
 	counted  int64 // of bytes, within MaxBodyMemory
+	sized    bool  // expect has counted the body
 	answered bool  // something was written, if only that it may go on
 }
 
@@ -115,13 +116,14 @@ func (a *arrival) deadline(l *listener) time.Time {
 // longestArrival is the time that any request has to arrive.
 const longestArrival = 10 * time.Minute
 
-// room takes memory for a large body of which so many bytes are to be read.
+// room takes memory for a large body of which so many bytes are to be read: twice as
+// many, because the server's buffer for it is rounded up to a power of two.
 func (c *clientConn) room(nBytes int) error {
 	switch {
-	case c.expect > 0: // more of the same
+	case c.sized, c.expect > 0: // more of the same
 		return nil
 	case nBytes > headBytes:
-		if !c.take(nBytes) {
+		if !c.take(2 * nBytes) {
 			return errNoMemory
 		}
 		c.expect = nBytes

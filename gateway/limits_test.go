@@ -97,7 +97,7 @@ func TestSlowSenders(t *testing.T) {
 // is left behind by clients that go is free again.
 func TestMemoryOfBodies(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxBodyMemory: 260_000}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{MaxBodyMemory: 262_000}, one(upstreamtest.Options{Gate: gate}))
 	body := `{"prompt":"` + strings.Repeat("x", 60_000) + `","max_tokens":1}`
 	head := fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", len(body))
 	first := b.dial()
@@ -106,13 +106,13 @@ func TestMemoryOfBodies(t *testing.T) {
 	}
 	b.until(func() bool { return b.g.l.held.Load() > 0 })
 	// Its parse would take three times its bytes.
-	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 260000")
+	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 262000")
 	more := b.dial()
 	if _, err := io.WriteString(more, strings.Replace(head, fmt.Sprint(len(body)), "200000", 1)+body[:20_000]); err != nil {
 		t.Fatal(err)
 	}
 	b.until(func() bool { return b.g.l.held.Load() > 200_000 })
-	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 260000") // before it is read
+	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 262000") // before it is read
 	more.Close()
 	b.until(func() bool { return b.g.l.held.Load() < 100_000 })
 	b.post("/v1/completions", `{"prompt":"`+strings.Repeat("x", 10_000)+`","temperature":-1}`).wantError(t, 400, "temperature")

@@ -3,6 +3,7 @@ package gateway
 import (
 	"net"
 	"runtime/debug"
+	"runtime/metrics"
 	"sync"
 	"time"
 
@@ -12,14 +13,17 @@ import (
 )
 
 // MaxBodyMemory counts each large body and what its parse takes besides (charge).
-// While more than tendFrom is counted the garbage collector runs more often, so that
-// garbage adds a quarter and not as much again; bodies hold no pointers, so that this
-// costs little. Afterwards the memory goes back to the system.
+// While more than tendFrom is counted the garbage collector runs more often, and Go's
+// memory limit keeps what is counted, garbage and fragments together within the bound
+// and tendSlack: bodies hold no pointers, so that this costs little. Afterwards the
+// memory goes back to the system.
 const (
 	tendFrom  = 4 << 20
 	tendPause = 100 * time.Millisecond
 	tendRest  = 2 * time.Second // between the last large body and the return of the memory
 	tendGC    = 25              // GOGC meanwhile
+	tendSlack = 0.375           // of MaxBodyMemory
+	minSlack  = 16 << 20        // bytes, at least: with less the collector would run all the time
 )
 
 // pooledBody is the largest buffer of a body that is kept for the next request, in bytes.
@@ -66,7 +70,8 @@ func (c *clientConn) take(n int) bool {
 	}
 	c.held.Add(int64(n))
 	if held > tendFrom && l.tending.CompareAndSwap(false, true) {
-		go l.tend()
+		collector.hurry(l.maxHeld.Load())
+		go l.tend(l.maxHeld.Load())
 	}
 	return true
 }
@@ -77,22 +82,27 @@ func (c *clientConn) refund(n int) {
 	c.l.held.Add(-int64(n))
 }
 
-// tend runs while large bodies are held and returns their memory to the system.
-func (l *listener) tend() {
-	for open := true; ; {
-		collector.hurry()
-		for open && l.held.Load() > tendFrom {
-			open = l.pause(tendPause)
+// tend runs from hurry(most) on, while large bodies are held, and returns their memory
+// to the system.
+func (l *listener) tend(most int64) {
+	for open := true; ; collector.hurry(most) {
+		for open {
+			for open && l.held.Load() > tendFrom {
+				open = l.pause(tendPause)
+				collector.adjust()
+			}
+			if open = open && l.pause(tendRest); l.held.Load() <= tendFrom {
+				break
+			}
 		}
-		collector.relax()
-		open = open && l.pause(tendRest)
-		switch {
-		case !open:
+		if open {
+			debug.FreeOSMemory()
+		}
+		collector.relax(most)
+		if !open {
 			return
-		case l.held.Load() > tendFrom:
-			continue
 		}
-		debug.FreeOSMemory()
+		most = l.maxHeld.Load()
 		l.tending.Store(false)
 		if l.held.Load() <= tendFrom || !l.tending.CompareAndSwap(false, true) {
 			return
@@ -112,29 +122,80 @@ func (l *listener) pause(d time.Duration) bool {
 	}
 }
 
-// collector lowers GOGC of the process while any gateway in it asks for it.
-var collector gcPercent
+// collector holds the garbage of the process down while any gateway in it asks for it.
+var collector gcSettings
 
-type gcPercent struct {
+type gcSettings struct {
 	mu      sync.Mutex
 	hurries int
-	before  int
+	most    int64 // MaxBodyMemory of those that ask, together
+	unbound int   // those of them that have no bound
+	percent int   // GOGC before
+	limit   int64 // Go's memory limit before, in bytes
+	base    int64 // memory of all else, in bytes
 }
 
-func (p *gcPercent) hurry() {
+// hurry begins a time of large bodies, of at most most bytes together; 0: any number.
+func (p *gcSettings) hurry(most int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.hurries++; p.hurries == 1 {
-		if p.before = debug.SetGCPercent(tendGC); p.before >= 0 && p.before < tendGC {
-			debug.SetGCPercent(p.before)
+		if p.percent = debug.SetGCPercent(tendGC); p.percent >= 0 && p.percent < tendGC {
+			debug.SetGCPercent(p.percent)
 		}
+		p.limit = debug.SetMemoryLimit(-1)
+		p.base = goMemory()
+	}
+	if p.most += most; most == 0 {
+		p.unbound++
+	}
+	p.setLimit()
+}
+
+// adjust follows the growth of what else takes memory.
+func (p *gcSettings) adjust() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.hurries > 0 {
+		p.setLimit()
 	}
 }
 
-func (p *gcPercent) relax() {
+// relax ends a time that hurry(most) began.
+func (p *gcSettings) relax(most int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.hurries--; p.hurries == 0 {
-		debug.SetGCPercent(p.before)
+	if p.most -= most; most == 0 {
+		p.unbound--
 	}
+	if p.hurries--; p.hurries == 0 {
+		debug.SetGCPercent(p.percent)
+		debug.SetMemoryLimit(p.limit)
+		return
+	}
+	p.setLimit()
+}
+
+// setLimit sets Go's memory limit to what large bodies and all else may take. What is
+// in use beyond the bound of large bodies is something else, and is never collected.
+func (p *gcSettings) setLimit() {
+	limit := p.limit
+	if p.unbound == 0 {
+		used := goMemory()
+		p.base = max(p.base, used-p.most)
+		limit = min(limit, p.base+p.most+max(minSlack, int64(tendSlack*float64(p.most))))
+	}
+	debug.SetMemoryLimit(limit)
+}
+
+// goMemory returns the bytes that Go has from the system for what was in use at the
+// end of the last collection.
+func goMemory() (used int64) {
+	s := []metrics.Sample{
+		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/heap/unused:bytes"}, {Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"},
+	}
+	metrics.Read(s)
+	n := func(i int) int64 { return int64(s[i].Value.Uint64()) }
+	return n(0) - n(1) - n(2) - n(3) - n(4) + n(5)
 }

@@ -3,6 +3,8 @@ package gateway
 import (
 	"fmt"
 	"io"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -37,6 +39,58 @@ func TestMemoryOfChunks(t *testing.T) {
 		}
 	}
 	c.receive().wantError(t, 429, "--max-body-memory")
+}
+
+// A body that there is no memory for is refused before its buffer is allocated, by the
+// head alone; otherwise it counts for its length.
+func TestMemoryIsTakenByTheHead(t *testing.T) {
+	const most, length = 4 << 20, 3<<20 + 1
+	b := newBed(t, Options{MaxBodyMemory: most}, one(upstreamtest.Options{}))
+	head := fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", length)
+	first, second := b.dial(), b.dial()
+	defer second.Close()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := io.WriteString(first, head); err != nil {
+		t.Fatal(err)
+	}
+	b.until(func() bool { return b.g.l.held.Load() == length })
+	if _, err := io.WriteString(second, head); err != nil {
+		t.Fatal(err)
+	}
+	second.receive().wantError(t, 429, "--max-body-memory")
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n < length || n > length+1<<20 {
+		t.Errorf("%d bytes allocated for one body of %d bytes", n, length)
+	}
+	first.Close()
+	b.until(func() bool { return b.g.l.held.Load() == 0 })
+}
+
+// While large bodies are held Go's memory limit leaves room for them and for a share of
+// garbage; afterwards it is what it was.
+func TestMemoryLimitOfBodies(t *testing.T) {
+	before := debug.SetMemoryLimit(-1)
+	var p gcSettings
+	p.hurry(1 << 30)
+	if got, least := debug.SetMemoryLimit(-1), int64(1<<30+384<<20); got < least || got > least+p.base || p.base > 1<<30 {
+		t.Errorf("a limit of %d MiB with %d MiB of all else, want %d MiB more", got>>20, p.base>>20, least>>20)
+	}
+	p.hurry(1 << 30)
+	p.adjust()
+	if got, least := debug.SetMemoryLimit(-1), int64(2<<30+768<<20); got < least {
+		t.Errorf("a limit of %d MiB for two gateways, want at least %d MiB", got>>20, least>>20)
+	}
+	p.hurry(0)
+	if got := debug.SetMemoryLimit(-1); got != before {
+		t.Errorf("a limit of %d with a gateway that has none, want %d", got, before)
+	}
+	p.relax(0)
+	p.relax(1 << 30)
+	p.relax(1 << 30)
+	if got := debug.SetMemoryLimit(-1); got != before {
+		t.Errorf("a limit of %d afterwards, want %d", got, before)
+	}
 }
 
 // What has too many elements is refused by name; internal/openai tests every field.
