@@ -45,6 +45,7 @@ type hostileFleet struct {
 type hostileFlags struct {
 	gateway, prefill, decode []string
 	files                    map[string]int
+	gatewayGroup             string // folder of the cgroup that the gateway runs in; empty: this process's
 }
 
 // startHostileFleet starts the fleet and waits until the gateway uses all nodes.
@@ -61,6 +62,9 @@ func startHostileFleet(t *testing.T, o hostileFlags) *hostileFleet {
 	n := strconv.Itoa
 	start := func(name, role string, more []string, flags ...string) *daemon {
 		flags = append([]string{role, "--node-name", name, "--tls-dir", filepath.Join(f.certs, name), "--shutdown-timeout", "2"}, flags...)
+		if name == "gw" && o.gatewayGroup != "" {
+			return wrappedDaemon(t, []string{"sh", "-c", `echo $$ > "$0" && exec "$@"`, filepath.Join(o.gatewayGroup, "cgroup.procs")}, append(flags, more...)...)
+		}
 		return limitedDaemon(t, o.files[name], append(flags, more...)...)
 	}
 	f.gateway = start("gw", "gateway", o.gateway, "--port", n(f.port), "--gossip-port", n(f.gatewayGossip), "--nats-port", n(f.nats))
