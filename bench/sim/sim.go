@@ -14,7 +14,8 @@
 // request is served once, and the tokens computed and found add up to those
 // asked.
 //
-// It does not model decoding, transfers, batches, or failures.
+// It does not model decoding, transfers, batches, or failures: bench/sim/fleet
+// does all but the last.
 package sim
 
 import (
@@ -37,6 +38,7 @@ import (
 type Request struct {
 	At     time.Duration
 	Tokens int            // of the prompt
+	Output int            // tokens of the answer; 0: not told
 	Blocks []kvcache.Hash // of the prompt, each chained to those before it
 }
 
@@ -46,8 +48,11 @@ var (
 	errOptions = errors.New("sim: bad options")
 )
 
-// ReadTrace reads lines {timestamp (ms), input_length, hash_ids}, as the Mooncake
-// traces have them.
+// BlockTokens is the number of prompt tokens that an id of a Mooncake trace names.
+const BlockTokens = 512
+
+// ReadTrace reads lines {timestamp (ms), input_length, output_length, hash_ids}, as
+// the Mooncake traces have them.
 func ReadTrace(r io.Reader) ([]Request, error) {
 	var trace []Request
 	lines := bufio.NewScanner(r)
@@ -56,12 +61,13 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 		var l struct {
 			Timestamp float64  `json:"timestamp"`
 			Tokens    int      `json:"input_length"`
+			Output    int      `json:"output_length"`
 			Blocks    []uint64 `json:"hash_ids"`
 		}
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil || l.Tokens < 1 || len(l.Blocks) == 0 {
+		if err := json.Unmarshal(lines.Bytes(), &l); err != nil || l.Tokens < 1 || l.Output < 0 || len(l.Blocks) == 0 {
 			return nil, fmt.Errorf("%w: line %d: %d tokens in %d blocks, %w", ErrTrace, n, l.Tokens, len(l.Blocks), err)
 		}
-		q := Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens}
+		q := Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens, Output: l.Output}
 		for _, b := range l.Blocks {
 			q.Blocks = append(q.Blocks, kvcache.Hash(mix(b+1)))
 		}

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -34,13 +35,11 @@ func (e *CodeError) Error() string {
 
 // heartbeat is of a node's Stats what routing looks at.
 type heartbeat struct {
-	running, waiting, held int
-	queued                 int
-	rate                   float64
-	maxRunning             int // 0: not told
-	own                    int // streams of this connection then
-	draining               bool
-	adapters               []Adapter
+	route.Report
+	maxRunning int // 0: not told
+	own        int // streams of this connection then
+	draining   bool
+	adapters   []Adapter
 }
 
 // link is what the fleet keeps for one open connection to a node.
@@ -261,8 +260,11 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		l.heard = true
 		l.beats++
 		l.heart.Store(&heartbeat{
-			running: int(m.Running), waiting: int(m.Waiting), held: int(m.Held),
-			queued: int(m.QueuedTokens), rate: m.PrefillTokensPerS, maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
+			Report: route.Report{
+				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
+				Queued: int(m.QueuedTokens), Rate: m.PrefillTokensPerS,
+			},
+			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
 			adapters: adaptersOf(m.Adapters),
 		})
 	case *nodepb.AdapterDone:

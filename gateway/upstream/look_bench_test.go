@@ -35,7 +35,7 @@ func largeFleet(nodes, blocks int) (*Snapshot, []kvcache.Hash) {
 		n := &Node{Name: id, breaker: gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{})}
 		n.member.Store(&Member{ID: id, RPC: id, Fingerprint: 7, Class: "c", Ready: true})
 		l := newLink(new(rpc.Conn), nil)
-		l.heart.Store(&heartbeat{running: r.IntN(60), queued: r.IntN(8000), rate: 9000 + 1000*r.Float64()})
+		l.heart.Store(&heartbeat{Report: route.Report{Running: r.IntN(60), Queued: r.IntN(8000), Rate: 9000 + 1000*r.Float64()}})
 		n.link.Store(l)
 		s.blocks.slots[id] = i
 		upTo := 64

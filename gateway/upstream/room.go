@@ -33,10 +33,10 @@ func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Roo
 		}
 		any = true
 		most := h.maxRunning
-		if h.waiting > waiting { // for want of KV blocks
-			most = min(most, max(1, h.running))
+		if h.Waiting > waiting { // for want of KV blocks
+			most = min(most, max(1, h.Running))
 		}
-		others := max(0, h.running+h.waiting+h.held-h.own)
+		others := max(0, h.Running+h.Waiting+h.Held-h.own)
 		r.Requests += int64(max(0, most+waiting-others))
 		r.Tokens += backlog(h, busy)
 	}
@@ -52,7 +52,7 @@ func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Roo
 }
 
 func backlog(h heartbeat, busy time.Duration) int64 {
-	return max(leastBacklog, int64(h.rate*busy.Seconds()))
+	return max(leastBacklog, int64(h.Rate*busy.Seconds()))
 }
 
 // takes says whether the node takes new work, and how it fares.

@@ -104,9 +104,8 @@ func (n *Node) state(s *route.State, q *Query) {
 		}
 	}
 	s.Usable = l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && n.takesFor(l, h, q) && !slices.Contains(q.Avoid, n)
-	s.Local, s.Rate, s.Held = n.Local.Load(), h.rate, 0
-	s.Load = max(h.running+h.waiting+h.held, int(n.InFlight.Load()))
-	s.Queued = max(h.queued, int(n.Queued.Load()))
+	s.Local, s.Held = n.Local.Load(), 0
+	s.Merge(&h.Report, route.Sent{Requests: int(n.InFlight.Load()), Queued: int(n.Queued.Load())})
 }
 
 // fits says whether the node may get the request, connected or not.

@@ -55,6 +55,8 @@ var mayImport = map[string][]string{
 	"bench/native":     {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline":    {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
 	"bench/sim":        {"gateway/route", "engine/kvcache"},
+	"bench/sim/fleet":  {"bench/sim", "gateway/route", "engine/kvcache", "engine/scheduler"},
+	"bench/sim/replay": {"bench/sim", "bench/sim/fleet", "gateway/route"},
 	"bench/transfer":   {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":      {"bench", "bench/load", "bench/report", "engine/builtin"},
 
@@ -188,7 +190,7 @@ func badTable(table map[string][]string) []string {
 			case to == "internal/meter" && p != ".":
 				say("%s may import %s, which only main knows", p, to)
 			case p == "internal/meter" && (slices.Contains(roles, roleOf(to)) || roleOf(to) == "kvtransfer"): // main's own part
-			case slices.Contains(roles, roleOf(to)) && p != "." && roleOf(p) != roleOf(to) && !(p == "bench/sim" && slices.Contains(pure, to)): // which runs the real deciders
+			case slices.Contains(roles, roleOf(to)) && p != "." && roleOf(p) != roleOf(to) && !(strings.HasPrefix(p, "bench/sim") && slices.Contains(pure, to)): // which runs the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
 			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{".", "prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/command"}, p): // which measure it
 				say("%s may import %s: only nodes move KV", p, to)

@@ -1,0 +1,155 @@
+package fleet
+
+import (
+	"compress/gzip"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/sim"
+	"github.com/tandem-serving/tandem/gateway/route"
+)
+
+func soaking() bool { return os.Getenv("TANDEM_SOAK") != "" }
+
+// conversation is the Mooncake conversation trace.
+var conversation = sync.OnceValues(func() ([]sim.Request, error) {
+	f, err := os.Open("../testdata/mooncake_conversation.jsonl.gz")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, err
+	}
+	return sim.ReadTrace(z)
+})
+
+// goals are those of the reference runs.
+var goals = Goals{TTFT: 2 * time.Second, TPOT: 50 * time.Millisecond}
+
+// dynamoFleet has the sizes of the reference runs of NVIDIA Dynamo's mocker.
+func dynamoFleet(t *testing.T, prefill, decode int, policy route.Policy, speedup float64) Options {
+	t.Helper()
+	steps, err := StepTimesOf("dynamo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{Prefill: prefill, Decode: decode, Blocks: 2000, BlockTokens: 512, Steps: steps, Policy: policy, Speedup: speedup}
+}
+
+// play runs the first requests of the conversation trace.
+func play(t *testing.T, requests int, o Options) *Result {
+	t.Helper()
+	trace, err := conversation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(trace[:min(requests, len(trace))], o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// All 14 figures of eight colocated nodes under round robin are within 2 % of
+// those of Dynamo's mocker, an independent simulator with the same step times.
+func TestColocatedRoundRobinMatchesDynamo(t *testing.T) {
+	if !soaking() {
+		t.Log("note: the comparison with Dynamo runs in make soak")
+		return
+	}
+	for _, c := range []struct {
+		speedup float64
+		// ms, and tokens per second
+		ttftMean, ttftP50, ttftP90, ttftP99, itlMean, itlP99, tokens float64
+	}{
+		{1, 321.36, 184.84, 701.76, 2046.4, 7.63, 13.69, 1163.4},
+		{3, 392.96, 230.23, 884.95, 2413.9, 15.60, 180.73, 3466.8},
+	} {
+		s := play(t, math.MaxInt, dynamoFleet(t, 0, 8, route.RoundRobin, c.speedup)).Summarize(goals)
+		ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
+		for _, v := range []struct {
+			name      string
+			got, want float64
+		}{
+			{"TTFT mean", ms(s.TTFTMean), c.ttftMean}, {"TTFT p50", ms(s.TTFTP50), c.ttftP50}, {"TTFT p90", ms(s.TTFTP90), c.ttftP90}, {"TTFT p99", ms(s.TTFTP99), c.ttftP99},
+			{"ITL mean", ms(s.ITLMean), c.itlMean}, {"ITL p99", ms(s.ITLP99), c.itlP99}, {"output tokens per second", s.TokensPerSecond, c.tokens},
+		} {
+			t.Logf("note: x%g %s: %.2f, Dynamo %.2f (%+.2f %%)", c.speedup, v.name, v.got, v.want, 100*(v.got/v.want-1))
+			if math.Abs(v.got/v.want-1) > 0.02 {
+				t.Errorf("x%g %s: %.2f, Dynamo has %.2f", c.speedup, v.name, v.got, v.want)
+			}
+		}
+	}
+}
+
+// Every kind of fleet serves every request once, clients measure a first token
+// after their request and no more than the steps allow, and a second run is equal.
+func TestRunsRepeat(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		prefill, decode int
+		policy          route.Policy
+		heartbeat       time.Duration
+		noEvents        bool
+	}{
+		{"colocated", 0, 4, route.RoundRobin, 0, false},
+		{"prefix", 3, 2, route.Prefix, 500 * time.Millisecond, false},
+		{"blind", 3, 2, route.Prefix, 2 * time.Second, true},
+		{"drawn", 3, 2, route.PowerOfTwo, 500 * time.Millisecond, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := dynamoFleet(t, c.prefill, c.decode, c.policy, 1.5)
+			o.Heartbeat, o.NoEvents, o.GrantTimeout = c.heartbeat, c.noEvents, 2*time.Second
+			r := play(t, 300, o)
+			tokens := 0
+			for i := range r.Requests {
+				q := &r.Requests[i]
+				if tokens += q.Output; q.Refused || q.First <= q.At || q.Last < q.First {
+					t.Fatalf("request %d: %+v", i, q)
+				}
+			}
+			if tokens != r.Tokens {
+				t.Errorf("%d tokens were emitted, clients wanted %d", r.Tokens, tokens)
+			}
+			if again := play(t, 300, o); again.Digest() != r.Digest() {
+				t.Error("a second run had another result")
+			}
+		})
+	}
+}
+
+// A prompt that no pool holds is refused; the others are served.
+func TestTooLongIsRefused(t *testing.T) {
+	o := dynamoFleet(t, 0, 1, route.Prefix, 1)
+	o.Blocks = 4
+	r, err := Run([]sim.Request{{Tokens: 4 * 512, Output: 3}, {Tokens: 100, Output: 3}}, o)
+	if err != nil || !r.Requests[0].Refused || r.Requests[1].Refused || r.Tokens != 3 {
+		t.Errorf("%v: %+v", err, r)
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	trace := []sim.Request{{Tokens: 1, Output: 1}}
+	for _, change := range []func(*Options){
+		func(o *Options) { o.Decode = 0 }, func(o *Options) { o.Steps = StepTimes{} }, func(o *Options) { o.Heartbeat = -1 }, func(o *Options) { o.Speedup = math.NaN() },
+	} {
+		o := dynamoFleet(t, 0, 1, route.Prefix, 1)
+		change(&o)
+		if _, err := Run(trace, o); !errors.Is(err, errOptions) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	if _, err := Run(nil, dynamoFleet(t, 0, 1, route.Prefix, 1)); !errors.Is(err, errOptions) {
+		t.Errorf("an empty trace: %v", err)
+	}
+	if _, err := StepTimesOf("a100"); !errors.Is(err, errOptions) || !strings.Contains(err.Error(), "h100") {
+		t.Errorf("unknown step times: %v", err)
+	}
+}

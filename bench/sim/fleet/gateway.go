@@ -1,0 +1,163 @@
+package fleet
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/route"
+)
+
+// gateway is what a gateway knows of the fleet, and its decisions.
+type gateway struct {
+	f               *fleet
+	table           *route.Table
+	view            route.View
+	decode, prefill known
+	draw            *rand.Rand
+	turn            uint64
+	hashes          []kvcache.Hash
+}
+
+// known is what the gateway knows of the nodes of one role.
+type known struct {
+	nodes   []*node
+	index   *route.Index
+	match   []int32
+	reports []route.Report
+	sent    []route.Sent
+}
+
+func newGateway(f *fleet) *gateway {
+	g := &gateway{f: f, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), decode: newKnown(f.decode), prefill: newKnown(f.prefill)}
+	names := func(role int, nodes []*node) (list []route.Node) {
+		for i := range nodes {
+			list = append(list, route.Node{Name: fmt.Sprintf("10.%d.%d.%d:7101", role, i/250, i%250)})
+		}
+		return list
+	}
+	g.table = route.New(names(1, f.decode), names(2, f.prefill))
+	g.view = route.View{Decode: make([]route.State, len(f.decode)), Prefill: make([]route.State, len(f.prefill))}
+	return g
+}
+
+func newKnown(nodes []*node) known {
+	k := known{nodes: nodes, index: route.NewIndex(), match: make([]int32, len(nodes)), reports: make([]route.Report, len(nodes)), sent: make([]route.Sent, len(nodes))}
+	k.index.Grow(len(nodes))
+	return k
+}
+
+func (g *gateway) of(n *node) *known {
+	if n.computes {
+		return &g.prefill
+	}
+	return &g.decode
+}
+
+// blocks takes a node's block events.
+func (g *gateway) blocks(n *node, events []kvcache.Event) {
+	if g.f.o.NoEvents {
+		return
+	}
+	index := g.of(n).index
+	for _, e := range events {
+		if e.Kind == kvcache.Stored {
+			index.Add(n.at, e.Hash)
+		} else {
+			index.Remove(n.at, e.Hash)
+		}
+	}
+}
+
+// look writes the states of the nodes for a prompt.
+func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o *Options) {
+	clear(k.match)
+	k.index.Match(hashes, k.match)
+	for i := range states {
+		s := &states[i]
+		*s = route.State{Usable: true, Held: min(int(k.match[i])*o.BlockTokens, r.Prompt-1)}
+		if o.Heartbeat == 0 {
+			k.reports[i].Rate = k.nodes[i].rate
+		}
+		s.Merge(&k.reports[i], k.sent[i])
+	}
+}
+
+// arrive routes a request that a client sends.
+func (f *fleet) arrive(r *Request) {
+	g := f.gateway
+	g.hashes = kvcache.AppendHashes(g.hashes[:0], 0, f.prompt(r), f.o.BlockTokens)
+	g.decode.look(g.view.Decode, r, g.hashes, &f.o)
+	g.prefill.look(g.view.Prefill, r, g.hashes, &f.o)
+	g.turn++
+	d := g.table.Pick(route.Request{
+		Policy: f.o.Policy, Key: route.Key(0, g.hashes, f.prompt(r)), Uncached: r.Prompt - 1, MinRemote: f.o.MinRemote,
+		Turn: g.turn, Draw: g.draw.Uint64(),
+	}, g.view, r.prefill[:0])
+	r.decode, r.prefill = d.Decode, d.Prefill
+	g.claim(r)
+	f.take(r)
+}
+
+// claim counts a routed request on its nodes: the tokens that its prompt lacks on
+// the node that is to compute them, until the first token.
+func (g *gateway) claim(r *Request) {
+	g.decode.sent[r.decode].Requests++
+	k, at, held := &g.decode, r.decode, g.view.Decode[r.decode].Held
+	if len(r.prefill) > 0 {
+		k, at = &g.prefill, r.prefill[0]
+		held = g.view.Prefill[at].Held
+		k.sent[at].Requests++
+	}
+	r.claimed, r.claimedOf = max(1, r.Prompt-1-held), &k.sent[at]
+	r.claimedOf.Queued += r.claimed
+}
+
+// started ends a request's claim on the node that was to compute its prompt.
+func (g *gateway) started(r *Request) {
+	if r.claimedOf == nil {
+		return
+	}
+	r.claimedOf.Queued -= r.claimed
+	if r.claimedOf != &g.decode.sent[r.decode] {
+		r.claimedOf.Requests--
+	}
+	r.claimedOf = nil
+}
+
+// release ends a request on its decode node.
+func (g *gateway) release(r *Request) {
+	g.started(r)
+	g.decode.sent[r.decode].Requests--
+}
+
+// startHeartbeats has the nodes report in turn, evenly over the interval.
+func (f *fleet) startHeartbeats() {
+	if f.o.Heartbeat == 0 {
+		return
+	}
+	nodes := slices.Concat(f.decode, f.prefill)
+	for i, n := range nodes {
+		f.clock.at(f.o.Heartbeat*time.Duration(i+1)/time.Duration(len(nodes)), n.heartbeat)
+	}
+}
+
+// heartbeat reports the node to the gateway, and again after the interval.
+func (n *node) heartbeat() {
+	k := n.f.gateway.of(n)
+	k.reports[n.at] = n.report()
+	n.f.clock.at(n.f.clock.now+n.f.o.Heartbeat, n.heartbeat)
+}
+
+// report is the node's heartbeat, as decode/drain.go and prefill/heartbeat.go
+// fill it.
+func (n *node) report() route.Report {
+	st := n.s.Stats()
+	r := route.Report{Running: st.Running, Waiting: st.Waiting + len(n.queue), Held: st.Held, Queued: st.Pending, Rate: n.rate}
+	for _, q := range n.queue {
+		r.Queued += q.Prompt - 1
+	}
+	return r
+}
