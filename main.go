@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/launch"
 	"github.com/tandem-serving/tandem/internal/process"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // version is the release, which the Makefile may set; main adds what tells builds apart.
@@ -145,10 +146,16 @@ func begin(v *command.Invocation, p *config.Process, c *config.Cluster, role str
 		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes trust nobody without it", config.ErrValue)
 	}
 	d, err := process.Start(process.Options{Role: role, Name: c.Name, LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut, TLSDir: c.TLSDir})
-	if err == nil {
-		d.ExitAtSecondSignal()
+	if err != nil {
+		return nil, err
 	}
-	return d, err
+	if id := d.Certs.Identity(); role == "gateway" && id.Role == tlsconf.Node {
+		d.End()
+		return nil, fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q, and nodes take requests from gateways alone: `tandem ca DIR gateway/NAME` issues a gateway's",
+			config.ErrValue, c.TLSDir, id.Name)
+	}
+	d.ExitAtSecondSignal()
+	return d, nil
 }
 
 // newBus connects to NATS: the server in this process, --nats-url, or, once

@@ -43,7 +43,7 @@ func (o *Options) completeNative() error {
 		}
 	}
 	if o.TLSDir == "" && o.nativeDial == nil {
-		return fmt.Errorf("%w: --backend tandem: give --tls-dir, a node's folder made by `tandem ca`: nodes talk to nobody else", ErrOption)
+		return fmt.Errorf("%w: --backend tandem: give --tls-dir, a gateway's folder made by `tandem ca DIR gateway/NAME`: nodes take requests from gateways alone", ErrOption)
 	}
 	if !o.set.Changed("port") {
 		o.Port = nativePort
@@ -63,6 +63,9 @@ func (r *run) prepareNative(ctx context.Context) error {
 		m, err := tlsconf.Load(r.TLSDir, slog.New(slog.NewTextHandler(io.Discard, nil)))
 		if err != nil {
 			return fmt.Errorf("%w: --tls-dir: %w", ErrOption, err)
+		}
+		if id := m.Identity(); id.Role == tlsconf.Node {
+			return fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q: nodes take requests from gateways alone; `tandem ca DIR gateway/NAME` issues a gateway's", ErrOption, r.TLSDir, id.Name)
 		}
 		no.TLS = m.Client()
 	}

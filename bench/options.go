@@ -68,7 +68,7 @@ func (o *Options) Register(s *pflag.FlagSet) {
 	s.StringVar(&o.Backend, "backend", "openai", "API to speak: openai (completions; also called vllm), openai-chat, or tandem: a decode node directly, token ids in and out, without a gateway (--port is then 7102)")
 	s.StringVar(&o.Label, "label", "", "prefix of the result's file name; default: the backend")
 	s.StringVar(&o.BaseURL, "base-url", "", "server's base URL, instead of --host and --port")
-	s.StringVar(&o.TLSDir, "tls-dir", "", "a node's folder made by `tandem ca`; for --backend tandem")
+	s.StringVar(&o.TLSDir, "tls-dir", "", "a gateway's folder made by `tandem ca DIR gateway/NAME`; for --backend tandem")
 	s.StringArrayVar(&o.Prefill, "prefill-node", nil, "HOST:PORT of a prefill node that the decode node may ask, best first; for --backend tandem; default: none, it prefills itself")
 	s.StringVar(&o.Host, "host", "127.0.0.1", "server's host")
 	s.IntVar(&o.Port, "port", 8000, "server's port")

@@ -210,6 +210,8 @@ func faultOf(err error) *openai.Error {
 		return openai.Unavailable(retryAfter, "the decode nodes are overloaded: %s", say)
 	case nodepb.Code_CODE_DRAINING:
 		return openai.Unavailable(retryAfter, "the decode nodes are leaving: %s", say)
+	case nodepb.Code_CODE_FORBIDDEN:
+		return openai.Unavailable(retryAfter, "the decode nodes refuse this gateway: %s", say)
 	case nodepb.Code_CODE_MISMATCH:
 		return openai.Unavailable(retryAfter, "the decode nodes do not fit this gateway's model: %s", say)
 	case nodepb.Code_CODE_DEADLINE:

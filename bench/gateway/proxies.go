@@ -282,8 +282,8 @@ func (b *bed) startNative(o *options) (*proxy, error) {
 		return nil, err
 	}
 	at := map[string]string{}
-	for _, name := range []string{"gateway", "node"} {
-		if at[name], err = tlsconf.IssueNode(certs, name, nil); err != nil {
+	for _, name := range []string{"gateway", "node"} { // and roles
+		if at[name], err = tlsconf.IssueNode(certs, name+"/"+name, nil); err != nil {
 			return nil, err
 		}
 	}

@@ -203,6 +203,10 @@ func (c *Client) Frame(k *rpc.Conn, t rpc.Type, n uint64, payload []byte) {
 		}
 		switch m := m.(type) {
 		case *nodepb.End:
+			if m.Code == nodepb.Code_CODE_FORBIDDEN {
+				k.Close(fmt.Errorf("%w: %s: %s", ErrNode, m.Code, m.Message)) // the BundleRequest, too
+				return
+			}
 			c.end(n, fmt.Errorf("%w: %s: %s", ErrNode, m.Code, m.Message))
 		case *nodepb.Bundle:
 			select {

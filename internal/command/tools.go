@@ -34,8 +34,8 @@ func Tools() Table {
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
 		{"plan", "memory CONFIG [flags]", "Computes how many tokens of a model a node's memory holds, with the derivation, from its config.json alone.",
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
-		{"ca", "DIR [NAME ...] [flags]", "Makes a cluster's certificate authority in DIR, and the certificates of the nodes named, each in DIR/NAME.",
-			"tandem ca ./certs gw1 p1 d1", certificates},
+		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Makes a cluster's certificate authority in DIR, and the certificates of the gateways and nodes named, each in DIR/NAME.",
+			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",
 			"tandem completion bash > /etc/bash_completion.d/tandem", completion},
 		New("bench", "serve|compare|sweep [flags]", "Loads a server and reports latencies and throughput.",
@@ -84,10 +84,18 @@ func certificates(v *Invocation) error {
 	}
 	for _, name := range args[1:] {
 		dir, err := tlsconf.IssueNode(args[0], name, *hosts)
-		if err != nil {
+		if errors.Is(err, tlsconf.ErrName) {
+			return fmt.Errorf("%w: %w", config.ErrValue, err)
+		} else if err != nil {
 			return err
 		}
 		fmt.Fprintln(v.Out, dir)
+		switch id, err := tlsconf.FolderIdentity(dir); {
+		case err != nil:
+			return err
+		case id.Role == tlsconf.NoRole:
+			fmt.Fprintf(v.ErrOut, "warning: the certificate of %s has no role: %s\n", name, tlsconf.Reissue)
+		}
 	}
 	return nil
 }

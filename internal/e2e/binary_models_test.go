@@ -54,13 +54,13 @@ func TestBinarySeveralModels(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := &battle{cluster: c, certs: filepath.Join(c.state, "certs")}
-	if _, stderr, err := tandem(t, nil, "ca", b.certs, "node"); err != nil {
+	if _, stderr, err := tandem(t, nil, "ca", b.certs, "gateway/gateway", "node/node"); err != nil {
 		t.Fatalf("tandem ca: %v\n%s", err, stderr)
 	}
 	address := loopback()
 	draw := func(role, name string, last int, flags ...string) *member {
 		m := &member{name: name, role: role, host: address(last), out: new(output)}
-		m.flags = append([]string{role, "--tls-dir", filepath.Join(b.certs, "node"), "--log-level", "warning", "--node-name", name, "--host", m.host}, flags...)
+		m.flags = append([]string{role, "--tls-dir", b.certsOf(role), "--log-level", "warning", "--node-name", name, "--host", m.host}, flags...)
 		return m
 	}
 	b.gateways = []*member{draw("gateway", "gateway-0", 1, "--min-remote-prefill-tokens", "32", "--insecure")}

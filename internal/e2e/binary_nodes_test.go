@@ -30,7 +30,7 @@ type battle struct {
 	rand     *rand.Rand
 	gateways []*member
 	nodes    []*member // prefill nodes first
-	certs    string    // folder of the certificate that all of them show
+	certs    string    // the authority's folder, see certsOf
 	nats     string    // address of the battle's NATS server; empty: the gateways'
 }
 
@@ -75,11 +75,19 @@ type ranks struct {
 	nats           bool     // a server of its own, which nobody of the battle is
 }
 
+// certsOf is the folder of the certificate that all processes of a role show.
+func (b *battle) certsOf(role string) string {
+	if role != "gateway" {
+		role = "node"
+	}
+	return filepath.Join(b.certs, role)
+}
+
 func newBattle(t *testing.T, seed uint64, r ranks) *battle {
 	t.Helper()
 	c := newCluster(t)
 	b := &battle{cluster: c, seed: seed, rand: rand.New(rand.NewPCG(seed, 1)), certs: filepath.Join(c.state, "certs")}
-	if _, stderr, err := tandem(t, nil, "ca", b.certs, "node"); err != nil {
+	if _, stderr, err := tandem(t, nil, "ca", b.certs, "gateway/gateway", "node/node"); err != nil {
 		t.Fatalf("tandem ca: %v\n%s", err, stderr)
 	}
 	if r.address == nil {
@@ -95,7 +103,7 @@ func newBattle(t *testing.T, seed uint64, r ranks) *battle {
 	}
 	draw := func(role string, n, last int, flags ...string) *member {
 		m := &member{name: fmt.Sprintf("%s-%d", role, n), role: role, host: r.address(last), out: new(output), flags: append([]string{role,
-			"--tls-dir", filepath.Join(b.certs, "node"), "--log-level", "warning"}, flags...)}
+			"--tls-dir", b.certsOf(role), "--log-level", "warning"}, flags...)}
 		m.flags = append(m.flags, "--node-name", m.name, "--host", m.host)
 		if r.place != nil {
 			m.place = r.place(m.host)

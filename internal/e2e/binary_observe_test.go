@@ -255,6 +255,7 @@ func afterLoad(perBlockBytes int64) []want {
 			want{on, "tandem:rpc_outbox_full_total", "", 0},
 			want{on, "tandem:rpc_silent_connections_total", "", 0},
 			want{on, "tandem:rpc_refused_connections_total", "", 0},
+			want{on, "tandem:rpc_forbidden_frames_total", "", 0},
 			want{on, "tandem:accept_errors_total", "", 0},
 			want{on, "tandem:trace_spans_total", `result="failed"`, 0})
 	}

@@ -399,7 +399,7 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 		"Prefill jobs":                               {rates(map[string]float64{"done": n, "cancelled": 0, "failed": 0, "refused": 0})},
 		"Decode nodes: refused and dropped":          {zeros(""), zeros("")},
 		"Connections between nodes":                  {c.ofRoles("tandem:rpc_connections", "", about)},
-		"Connections that failed":                    {zeros(""), zeros(""), zeros("")},
+		"Connections that failed":                    {zeros(""), zeros(""), zeros(""), zeros("")},
 		"Traffic between nodes": {c.ofRoles("tandem:rpc_bytes_total", `"out"`, func(bytes float64) band {
 			// Much of it is older than the first scrape; a frame or more for each request is not.
 			return band{16 * n / panelSeconds, 2 * bytes / panelSeconds}

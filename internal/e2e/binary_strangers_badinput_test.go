@@ -154,11 +154,16 @@ func (f *knownFleet) url(path string) string {
 	return "http://127.0.0.1:" + strconv.Itoa(f.http) + path
 }
 
-func startKnownFleet(t *testing.T) *knownFleet {
+// startKnownFleet starts a gateway and a decode node. Their certificates are of the names
+// that `tandem ca` gets; without names they have roles.
+func startKnownFleet(t *testing.T, names ...string) *knownFleet {
 	t.Helper()
+	if len(names) == 0 {
+		names = []string{"gateway/g", "node/d"}
+	}
 	p := freePorts(t, 7)
 	f := &knownFleet{http: p, gossip: p + 1, nats: p + 2, nodeGossip: p + 3, rpc: p + 4, kv: p + 5, metrics: p + 6, certs: t.TempDir()}
-	if _, errOut, err := tandem(t, nil, "ca", f.certs, "g", "d"); err != nil {
+	if _, errOut, err := tandem(t, nil, append([]string{"ca", f.certs}, names...)...); err != nil {
 		t.Fatalf("%v\n%s", err, errOut)
 	}
 	n := strconv.Itoa

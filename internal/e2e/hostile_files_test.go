@@ -78,7 +78,7 @@ func TestBinaryHostileFilesTooFew(t *testing.T) {
 		args := append([]string{"-c", `ulimit -n ` + strconv.Itoa(c.limit) + ` && exec "$0" "$@"`, path}, c.args...)
 		if c.args[1] == "--insecure" {
 			dir := t.TempDir()
-			if _, errOut, err := tandem(t, nil, "ca", dir, "gw"); err != nil {
+			if _, errOut, err := tandem(t, nil, "ca", dir, "gateway/gw"); err != nil {
 				t.Fatalf("%v\n%s", err, errOut)
 			}
 			args = append(args, "--node-name", "gw", "--tls-dir", dir+"/gw")

@@ -56,7 +56,7 @@ func startHostileFleet(t *testing.T, o hostileFlags) *hostileFleet {
 	f := &hostileFleet{cluster: newCluster(t), certs: t.TempDir()}
 	f.port = port()
 	f.gatewayGossip, f.nats, f.prefillRPC, f.prefillHTTP = port(), port(), port(), port()
-	if _, errOut, err := tandem(t, nil, "ca", f.certs, "gw", "p1", "d1", "d2"); err != nil {
+	if _, errOut, err := tandem(t, nil, "ca", f.certs, "gateway/gw", "node/p1", "node/d1", "node/d2"); err != nil {
 		t.Fatalf("%v\n%s", err, errOut)
 	}
 	n := strconv.Itoa

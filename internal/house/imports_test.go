@@ -103,7 +103,7 @@ var mayImport = map[string][]string{
 	"internal/openai":        {"internal/jsonscan"},
 	"internal/process":       {"internal/logs", "internal/tlsconf"},
 	"internal/sock":          {},
-	"internal/rpc":           {"internal/rpc/nodepb", "internal/sock"},
+	"internal/rpc":           {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
 	"internal/rpc/nodepb":    {},
 	"internal/regular":       {},
 	"internal/tlsconf":       {"internal/regular"},

@@ -50,7 +50,8 @@ func LocalCerts(dir string) (string, error) {
 	if err := tlsconf.CreateCA(dir); err != nil && !errors.Is(err, tlsconf.ErrExists) {
 		return "", err
 	}
-	return tlsconf.IssueNode(dir, "local", nil)
+	// The gateway and the nodes share this folder, so that it needs the role that may do both.
+	return tlsconf.IssueNode(dir, "gateway/local", nil)
 }
 
 // Processes says which processes make up the cluster. Only the gateway's port

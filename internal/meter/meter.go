@@ -304,6 +304,7 @@ func RPC(set *metrics.Set, all ...*rpc.Counters) {
 	counter(metrics.RPCOutboxFull, func(c *rpc.Counters) *atomic.Uint64 { return &c.OutboxFull })
 	counter(metrics.RPCSilent, func(c *rpc.Counters) *atomic.Uint64 { return &c.Silent })
 	counter(metrics.RPCRefused, func(c *rpc.Counters) *atomic.Uint64 { return &c.Refused })
+	counter(metrics.RPCForbidden, func(c *rpc.Counters) *atomic.Uint64 { return &c.Forbidden })
 	counter(metrics.RPCDialErrors, func(c *rpc.Counters) *atomic.Uint64 { return &c.DialErrors })
 	set.Gauge(metrics.RPCConnections).Func(func() (sum float64) {
 		for _, c := range all {

@@ -131,6 +131,7 @@ func TestMeters(t *testing.T) {
 		`tandem:rpc_outbox_full_total`:                                      served.OutboxFull.Load() + asked.OutboxFull.Load(),
 		`tandem:rpc_silent_connections_total`:                               served.Silent.Load() + asked.Silent.Load(),
 		`tandem:rpc_refused_connections_total`:                              served.Refused.Load() + asked.Refused.Load(),
+		`tandem:rpc_forbidden_frames_total`:                                 served.Forbidden.Load() + asked.Forbidden.Load(),
 		`tandem:rpc_dial_errors_total`:                                      served.DialErrors.Load() + asked.DialErrors.Load(),
 		`tandem:rpc_connections`:                                            served.Conns.Load() + asked.Conns.Load(),
 		`vllm:cache_config_info{block_size="16",cache_dtype="bfloat16",enable_prefix_caching="True",num_gpu_blocks="64"}`: 1,

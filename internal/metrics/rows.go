@@ -140,6 +140,7 @@ var Rows = [count]Row{
 	RPCOutboxFull:  {"tandem:rpc_outbox_full_total", KindCounter, all, nil, nil, "Frames refused because a connection's outbox was full."},
 	RPCSilent:      {"tandem:rpc_silent_connections_total", KindCounter, all, nil, nil, "Connections ended because the other side was silent or did not read."},
 	RPCRefused:     {"tandem:rpc_refused_connections_total", KindCounter, all, nil, nil, "Connections refused: strangers, other versions, too many."},
+	RPCForbidden:   {"tandem:rpc_forbidden_frames_total", KindCounter, all, nil, nil, "Frames refused because the sender's certificate is a node's and only gateways may send them."},
 	RPCDialErrors:  {"tandem:rpc_dial_errors_total", KindCounter, all, nil, nil, "Connections to other nodes that could not be made."},
 	AcceptErrors: {"tandem:accept_errors_total", KindCounter, all, []Label{{Name: "error", Values: netio.ErrorNames()}}, nil,
 		"Failed attempts to accept a connection on the HTTP ports, which are retried: out of file descriptors (EMFILE, ENFILE) or memory (ENOBUFS, ENOMEM), or the client aborted."},

@@ -133,6 +133,7 @@ const (
 	RPCOutboxFull
 	RPCSilent
 	RPCRefused
+	RPCForbidden
 	RPCDialErrors
 	AcceptErrors
 	TraceSpans

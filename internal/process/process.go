@@ -106,7 +106,7 @@ func Start(o Options) (*Process, error) {
 	p.OnEnd(toggleDebug(p.Log, level))
 	if o.TLSDir != "" {
 		if p.Certs, err = tlsconf.Load(o.TLSDir, log); errors.Is(err, tlsconf.ErrMaterial) {
-			return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR NAME` makes a folder that fits", ErrOption, o.TLSDir, err)
+			return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR gateway/NAME` or `tandem ca DIR node/NAME` makes a folder that fits", ErrOption, o.TLSDir, err)
 		} else if err != nil {
 			return nil, err
 		}

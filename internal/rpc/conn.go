@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/sock"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // writeStepBytes is the most that one Write is given: progress inside a large
@@ -27,6 +28,9 @@ type Conn struct {
 	h   Handler
 	raw net.Conn // the socket
 	nc  net.Conn // what is read and written: raw, or TLS over it
+
+	identity tlsconf.Identity // of the peer's certificate; zero on dialled connections and without TLS
+	warnings *warnings        // set with identity
 
 	out     outbox
 	wake    chan struct{} // capacity 1: the outbox has something
@@ -278,6 +282,8 @@ func (c *Conn) frame(t Type, stream uint64, payload []byte, bound *time.Timer) e
 		// A full outbox already shows the peer that this side lives.
 		_ = c.Send(FramePong, stream, nil)
 	case t == FramePong:
+	case !c.mayPeerSend(t):
+		return c.forbid(t, stream, payload)
 	default:
 		c.h.Frame(c, t, stream, payload)
 	}

@@ -8,11 +8,14 @@
 // one system call. The reader hands each payload to the Handler in place,
 // without a copy. Both sides begin with a Hello, which settles the protocol
 // version; a timer then sends a Ping where one direction was idle and closes a
-// connection on which nothing was heard for the Silence bound.
+// connection on which nothing was heard for the Silence bound. A listener with TLS
+// reads the role in the peer's certificate and answers the frames that the role does
+// not allow itself (frameTypes says which).
 //
 // Invariant: a Handler sees the peer's Hello first, then the frames in the
 // order in which the peer sent them, then Closed exactly once and nothing after
-// it; a handshake that fails is not shown to it at all.
+// it; a handshake that fails is not shown to it at all, and neither is a frame of a node
+// that only gateways may send.
 //
 // The package does not know what a request is, does not retry or resend
 // anything (a frame that Send accepted may still be lost with its connection),
@@ -88,6 +91,7 @@ var (
 	ErrRefused      = errors.New("rpc: refused by the peer")
 	ErrBackoff      = errors.New("rpc: not dialling yet after a failure")
 	ErrTooManyConns = errors.New("rpc: too many connections")
+	ErrForbidden    = errors.New("rpc: only gateways may send this")
 )
 
 // Type says what a frame's payload is.
@@ -134,31 +138,32 @@ const (
 // frameTypes is the table of all frame types.
 var frameTypes = [...]struct {
 	name string
+	from sender               // who may send it to a listener
 	max  int                  // payload, bytes
 	new  func() proto.Message // nil: the payload is no message
 }{
-	FrameHello:         {"Hello", maxSmall, func() proto.Message { return new(nodepb.Hello) }},
-	FrameGenerate:      {"Generate", maxPrompt, func() proto.Message { return new(nodepb.Generate) }},
-	FrameAccepted:      {"Accepted", maxSmall, func() proto.Message { return new(nodepb.Accepted) }},
-	FrameTokens:        {"Tokens", maxTokens, nil},
-	FrameEnd:           {"End", maxSmall, func() proto.Message { return new(nodepb.End) }},
-	FrameCancel:        {"Cancel", maxSmall, func() proto.Message { return new(nodepb.Cancel) }},
-	FramePrefill:       {"Prefill", maxPrompt, func() proto.Message { return new(nodepb.Prefill) }},
-	FrameQueued:        {"Queued", maxSmall, func() proto.Message { return new(nodepb.Queued) }},
-	FrameGrantRequest:  {"GrantRequest", maxSmall, func() proto.Message { return new(nodepb.GrantRequest) }},
-	FrameGrant:         {"Grant", maxGrant, func() proto.Message { return new(nodepb.Grant) }},
-	FramePrefillDone:   {"PrefillDone", maxSmall, func() proto.Message { return new(nodepb.PrefillDone) }},
-	FrameStats:         {"Stats", maxSmall, func() proto.Message { return new(nodepb.Stats) }},
-	FrameBundleRequest: {"BundleRequest", maxSmall, func() proto.Message { return new(nodepb.BundleRequest) }},
-	FrameBundle:        {"Bundle", MaxFrame, func() proto.Message { return new(nodepb.Bundle) }},
-	FrameDrain:         {"Drain", maxSmall, func() proto.Message { return new(nodepb.Drain) }},
-	FramePing:          {"Ping", maxSmall, nil},
-	FramePong:          {"Pong", maxSmall, nil},
-	FrameLogProbs:      {"LogProbs", maxGrant, func() proto.Message { return new(nodepb.LogProbs) }},
-	FramePromptProbs:   {"PromptLogProbs", maxGrant, func() proto.Message { return new(nodepb.PromptLogProbs) }},
-	FrameLoadAdapter:   {"LoadAdapter", maxSmall, func() proto.Message { return new(nodepb.LoadAdapter) }},
-	FrameUnloadAdapter: {"UnloadAdapter", maxSmall, func() proto.Message { return new(nodepb.UnloadAdapter) }},
-	FrameAdapterDone:   {"AdapterDone", maxSmall, func() proto.Message { return new(nodepb.AdapterDone) }},
+	FrameHello:         {"Hello", anyNode, maxSmall, func() proto.Message { return new(nodepb.Hello) }},
+	FrameGenerate:      {"Generate", gatewayOnly, maxPrompt, func() proto.Message { return new(nodepb.Generate) }},
+	FrameAccepted:      {"Accepted", anyNode, maxSmall, func() proto.Message { return new(nodepb.Accepted) }},
+	FrameTokens:        {"Tokens", anyNode, maxTokens, nil},
+	FrameEnd:           {"End", anyNode, maxSmall, func() proto.Message { return new(nodepb.End) }},
+	FrameCancel:        {"Cancel", anyNode, maxSmall, func() proto.Message { return new(nodepb.Cancel) }},
+	FramePrefill:       {"Prefill", anyNode, maxPrompt, func() proto.Message { return new(nodepb.Prefill) }},
+	FrameQueued:        {"Queued", anyNode, maxSmall, func() proto.Message { return new(nodepb.Queued) }},
+	FrameGrantRequest:  {"GrantRequest", anyNode, maxSmall, func() proto.Message { return new(nodepb.GrantRequest) }},
+	FrameGrant:         {"Grant", anyNode, maxGrant, func() proto.Message { return new(nodepb.Grant) }},
+	FramePrefillDone:   {"PrefillDone", anyNode, maxSmall, func() proto.Message { return new(nodepb.PrefillDone) }},
+	FrameStats:         {"Stats", anyNode, maxSmall, func() proto.Message { return new(nodepb.Stats) }},
+	FrameBundleRequest: {"BundleRequest", gatewayOnly, maxSmall, func() proto.Message { return new(nodepb.BundleRequest) }},
+	FrameBundle:        {"Bundle", anyNode, MaxFrame, func() proto.Message { return new(nodepb.Bundle) }},
+	FrameDrain:         {"Drain", gatewayOnly, maxSmall, func() proto.Message { return new(nodepb.Drain) }},
+	FramePing:          {"Ping", anyNode, maxSmall, nil},
+	FramePong:          {"Pong", anyNode, maxSmall, nil},
+	FrameLogProbs:      {"LogProbs", anyNode, maxGrant, func() proto.Message { return new(nodepb.LogProbs) }},
+	FramePromptProbs:   {"PromptLogProbs", anyNode, maxGrant, func() proto.Message { return new(nodepb.PromptLogProbs) }},
+	FrameLoadAdapter:   {"LoadAdapter", gatewayOnly, maxSmall, func() proto.Message { return new(nodepb.LoadAdapter) }},
+	FrameUnloadAdapter: {"UnloadAdapter", gatewayOnly, maxSmall, func() proto.Message { return new(nodepb.UnloadAdapter) }},
+	FrameAdapterDone:   {"AdapterDone", anyNode, maxSmall, func() proto.Message { return new(nodepb.AdapterDone) }},
 }
 
 func (t Type) known() bool { return int(t) < len(frameTypes) && frameTypes[t].max > 0 }
@@ -226,6 +231,7 @@ type Counters struct {
 	OutboxFull          atomic.Uint64 // frames refused by a full outbox
 	Silent              atomic.Uint64 // connections ended by ErrSilent or ErrStalled
 	Refused             atomic.Uint64 // strangers, other versions, too many
+	Forbidden           atomic.Uint64 // frames refused by the role in the peer's certificate
 	DialErrors          atomic.Uint64
 	Conns               atomic.Int64 // open now
 }

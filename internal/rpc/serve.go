@@ -37,6 +37,7 @@ func Serve(ctx context.Context, l net.Listener, o Options, h Handler) error {
 	defer stop()
 	defer l.Close()
 
+	warned := new(warnings)
 	slots := make(chan struct{}, o.MaxConns)
 	pause, failures := acceptPauseMin, 0
 	for {
@@ -69,15 +70,21 @@ func Serve(ctx context.Context, l net.Listener, o Options, h Handler) error {
 		}
 		conns.Go(func() {
 			defer func() { <-slots }()
-			serveConn(ctx, raw, o, h)
+			serveConn(ctx, raw, o, h, warned)
 		})
 	}
 }
 
-func serveConn(ctx context.Context, raw net.Conn, o Options, h Handler) {
+func serveConn(ctx context.Context, raw net.Conn, o Options, h Handler, warned *warnings) {
 	nc, err := secure(ctx, raw, o, tls.Server)
+	var c *Conn
 	if err == nil {
-		c := newConn(raw, nc, o, h)
+		c = newConn(raw, nc, o, h)
+		if err = c.identify(warned); err != nil {
+			raw.Close()
+		}
+	}
+	if err == nil {
 		stop := context.AfterFunc(ctx, func() { c.Close(nil) })
 		defer stop()
 		c.run()

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -80,13 +81,17 @@ func CreateCA(dir string) error {
 }
 
 // IssueNode makes, or renews, the material of one node under the authority in
-// dir: the folder dir/name, all that Load needs, for copying to the node's machine.
+// dir: the folder dir/NAME, all that Load needs, for copying to the node's machine.
+// The name is gateway/NAME, node/NAME or NAME. NAME alone keeps the role of the
+// certificate in dir/NAME; without one the certificate has no role (see Role).
 // Hosts are the names and IP addresses by which clients other than Tandem's
 // nodes may know it; nodes themselves check NodeDNSName.
 func IssueNode(dir, name string, hosts []string) (nodeDir string, err error) {
-	if !nodeName.MatchString(name) {
-		return "", fmt.Errorf("%w: %q", ErrName, name)
+	id, err := parseIdentity(dir, name)
+	if err != nil {
+		return "", err
 	}
+	name = id.Name
 	ca, caKey, err := loadCA(dir)
 	if err != nil {
 		return "", err
@@ -103,6 +108,9 @@ func IssueNode(dir, name string, hosts []string) (nodeDir string, err error) {
 	t.KeyUsage = x509.KeyUsageDigitalSignature
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	t.DNSNames = []string{NodeDNSName}
+	if id.Role != NoRole {
+		t.URIs = []*url.URL{id.uri()}
+	}
 	for _, h := range hosts {
 		if ip := net.ParseIP(h); ip != nil {
 			t.IPAddresses = append(t.IPAddresses, ip)

@@ -9,7 +9,8 @@
 //
 // Invariant: both sides of a connection made with Server and Client hold a
 // certificate that chains to the authority and names NodeDNSName, in TLS 1.3;
-// anyone else is refused, whatever address they come from.
+// anyone else is refused, whatever address they come from. A certificate's role
+// (Role) is well-formed, or absent.
 //
 // The package does not serve the certificates of the public HTTP listener, does
 // not revoke (make a new authority), and does not change the gossip key of a
@@ -76,6 +77,7 @@ type material struct {
 	cert   tls.Certificate
 	roots  *x509.CertPool
 	gossip []byte // [GossipKeyBytes]
+	id     Identity
 }
 
 // Load reads a node's folder and follows its changes until Close.
@@ -86,6 +88,7 @@ func Load(dir string, log *slog.Logger) (*Material, error) {
 		return nil, err
 	}
 	m.now.Store(cur)
+	m.warnNoRole(cur)
 	regular.WarnExposed(log, filepath.Join(dir, NodeKeyFile), filepath.Join(dir, SecretFile))
 	if m.watcher, err = fsnotify.NewWatcher(); err != nil {
 		return nil, fmt.Errorf("tlsconf: watching %s: %w", dir, err)
@@ -104,6 +107,17 @@ func (m *Material) Close() error {
 	err := m.watcher.Close()
 	m.ended.Wait()
 	return err
+}
+
+// Identity returns the role and name in the node's own certificate, as it was read last.
+func (m *Material) Identity() Identity { return m.now.Load().id }
+
+// warnNoRole logs that this node's certificate has no role: no peer of a node that only
+// accepts connections would.
+func (m *Material) warnNoRole(cur *material) {
+	if cur.id.Role == NoRole {
+		m.log.Warn("this certificate has no role", "folder", m.dir, "name", cur.id.Name, "advice", Reissue)
+	}
 }
 
 // Reloads counts how often changed files were taken.
@@ -157,6 +171,9 @@ func (m *material) verify(s tls.ConnectionState) error {
 	if _, err := leaf.Verify(o); err != nil {
 		return fmt.Errorf("%w: certificate of %q: %w", ErrStranger, leaf.Subject.CommonName, err)
 	}
+	if _, err := IdentityOf(leaf); err != nil {
+		return fmt.Errorf("%w: certificate of %q: %w", ErrStranger, leaf.Subject.CommonName, err)
+	}
 	return nil
 }
 
@@ -198,6 +215,9 @@ func parse(dir string, files [4][]byte) (*material, error) {
 	if err := m.verify(self); err != nil {
 		return nil, fmt.Errorf("%w: %s would be refused by its peers: %w", ErrMaterial, filepath.Join(dir, NodeCertFile), err)
 	}
+	if m.id, err = IdentityOf(self.PeerCertificates[0]); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrMaterial, filepath.Join(dir, NodeCertFile), err)
+	}
 	secret, err := hex.DecodeString(strings.TrimSpace(string(files[3])))
 	if err != nil || len(secret) < secretBytes {
 		return nil, fmt.Errorf("%w: %s is not %d bytes in hexadecimal", ErrMaterial, filepath.Join(dir, SecretFile), secretBytes)
@@ -235,6 +255,7 @@ func (m *Material) watch() {
 			}
 			m.now.Store(cur)
 			m.reloads.Add(1)
+			m.warnNoRole(cur)
 			m.log.Info("certificates reloaded", "folder", m.dir, "valid_until", cur.cert.Leaf.NotAfter)
 		}
 	}
