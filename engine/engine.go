@@ -126,6 +126,7 @@ type Engine struct {
 
 	scorer     backend.Scorer    // nil: log-probabilities are made here, of logits
 	rows       backend.RowReader // nil: logits are copied, and read on the step goroutine
+	kernels    sample.Kernels    // that rate uses
 	ratings    []rating          // rows that rate looks at
 	rated      []*LogProbs       // [outputs of the step], nil where nobody asked
 	pace       scorePace
@@ -192,7 +193,10 @@ func New(o Options) (*Engine, error) {
 	e.mirror = mirrorOf(o.Backend)
 	e.direct = directOf(e.mirror)
 	e.scorer, _ = o.Backend.(backend.Scorer)
-	e.rows, _ = o.Backend.(backend.RowReader)
+	e.kernels = sample.Portable{}
+	if e.rows, _ = o.Backend.(backend.RowReader); e.rows != nil {
+		e.kernels = e.rows.Kernels()
+	}
 	e.ruler, _ = o.Backend.(backend.Ruler)
 	e.publishAdapters()
 	for _, m := range o.Modules {

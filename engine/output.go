@@ -122,7 +122,7 @@ func (e *Engine) rate(ratings []rating) {
 }
 
 func (e *Engine) rateRow(r *rating) {
-	r.to.LogProb, r.to.Rank, r.to.Top = sample.LogProbs(e.logitsOf(r.row), r.token, r.most, r.only, nil)
+	r.to.LogProb, r.to.Rank, r.to.Top = sample.LogProbs(e.kernels, e.logitsOf(r.row), r.token, r.most, r.only, nil)
 }
 
 // rateSampled computes the log-probabilities of the step's tokens for requests that

@@ -15,7 +15,7 @@ func plainProbs(before []int32, token int32, n int) LogProbs {
 	logits := make([]float32, testVocab)
 	logits[next(before, 0)] = float32(len(before))
 	var p LogProbs
-	p.LogProb, p.Rank, p.Top = sample.LogProbs(logits, token, n, nil, nil)
+	p.LogProb, p.Rank, p.Top = sample.LogProbs(sample.Portable{}, logits, token, n, nil, nil)
 	return p
 }
 

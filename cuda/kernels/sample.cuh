@@ -1,23 +1,30 @@
-// Draws tokens from logits by the rules of engine/sample: a block for an output. What
-// a request's own rules change (masks, bias, penalties) is changed in a copy.
-// The generator, the weights and the order of tokens are the same, so the same
-// request draws the same token on either side; sums are added in another order,
-// which decides only where a draw falls within 1e-12 of an edge.
+// Draws tokens from logits as engine/sample defines it, bit for bit: a block of
+// threads for an output. What a request's own rules change (masks, bias, penalties) is
+// changed in a copy.
 #pragma once
 #include "common.cuh"
 
 constexpr int kSampleThreads = 256;
 constexpr int kDigits = 2048;
+constexpr double kLog2E = 1.4426950408889634;
+constexpr int kSumTokens = 512;                       // with one sum: engine/sample's Block
+constexpr int kSumLanes = 16;                         // partial sums of them
+constexpr int kSumBlocks = kSampleThreads / kSumLanes;  // that are summed at once
+
+// Sums are those of some blocks, twice, so that one barrier per turn is enough.
+struct Sums {
+  double sums[2][kSumBlocks];
+  int ties[2][kSumBlocks];
+};
 
 struct SampleMemory {
-  alignas(16) uint64_t mass[kDigits];   // per digit: tokens, or their weights in units of 2^-44
-  double sums[kSampleThreads];          // weight of each thread's tokens
+  alignas(16) uint64_t mass[kDigits];   // per digit: tokens, or their weights in units of 2^-40
+  Sums sums;
+  float weights[kSumTokens];            // of the block that the draw falls into
   float best[kSampleThreads / 32];
   int at[kSampleThreads / 32];
-  int counts[kSampleThreads];           // of a thread's tokens: those that tie with the last kept
   uint32_t prefix;
   uint64_t before;
-  int token;
 };
 
 TD_DEVICE double uniform(uint64_t seed, uint32_t choice, uint32_t position) {
@@ -32,30 +39,6 @@ TD_DEVICE double uniform(uint64_t seed, uint32_t choice, uint32_t position) {
     k1 += 0xBB67AE85u;
   }
   return double(uint64_t(c0 >> 5) << 26 | uint64_t(c1 >> 6)) * (1.0 / 9007199254740992.0);
-}
-
-// exp2_table is 2^(j/32), by bits.
-TD_CONSTANT(uint64_t, exp2_table[32]) = {
-    0x3ff0000000000000, 0x3ff059b0d3158574, 0x3ff0b5586cf9890f, 0x3ff11301d0125b51, 0x3ff172b83c7d517b,
-    0x3ff1d4873168b9aa, 0x3ff2387a6e756238, 0x3ff29e9df51fdee1, 0x3ff306fe0a31b715, 0x3ff371a7373aa9cb,
-    0x3ff3dea64c123422, 0x3ff44e086061892d, 0x3ff4bfdad5362a27, 0x3ff5342b569d4f82, 0x3ff5ab07dd485429,
-    0x3ff6247eb03a5585, 0x3ff6a09e667f3bcd, 0x3ff71f75e8ec5f74, 0x3ff7a11473eb0187, 0x3ff82589994cce13,
-    0x3ff8ace5422aa0db, 0x3ff93737b0cdc5e5, 0x3ff9c49182a3f090, 0x3ffa5503b23e255d, 0x3ffae89f995ad3ad,
-    0x3ffb7f76f2fb5e47, 0x3ffc199bdd85529c, 0x3ffcb720dcef9069, 0x3ffd5818dcfba487, 0x3ffdfc97337b9b5f,
-    0x3ffea4afa2a490da, 0x3fff50765b6e4540};
-
-// weight_of is e^x for x <= 0: engine/sample's polynomial, bit for bit.
-TD_DEVICE double weight_of(double x) {
-  if (!(x >= -60)) return 0;
-  int64_t k = int64_t(add_rn(mul_rn(x, 46.16624130844683), -0.5));
-  double f = double(k);
-  double r = add_rn(add_rn(x, -mul_rn(f, 0.02166084938653512)), -mul_rn(f, 5.9631716539705866e-12));
-  double p = add_rn(mul_rn(r, 1.0 / 120), 1.0 / 24);
-  p = add_rn(mul_rn(p, r), 1.0 / 6);
-  p = add_rn(mul_rn(p, r), 0.5);
-  p = add_rn(mul_rn(p, r), 1);
-  p = add_rn(mul_rn(p, r), 1);
-  return mul_rn(mul_rn(p, bits_double(exp2_table[k & 31])), bits_double(uint64_t(1023 + (k >> 5)) << 52));
 }
 
 TD_DEVICE uint32_t order_key(float v) {
@@ -98,20 +81,80 @@ TD_DEVICE int block_argmax(const float *logits, int n, SampleMemory &m) {
 struct Draw {
   const float *logits;
   int n;
-  float max, lowest;
-  double inverse, min_p;
+  float max, scale, lowest, min_p;
 };
 
-TD_DEVICE double token_weight(const Draw &d, int i) {
-  float v = d.logits[i];
-  if (!(v >= d.lowest)) return 0;
-  double w = weight_of(mul_rn(add_rn(double(v), -double(d.max)), d.inverse));
-  return w >= d.min_p ? w : 0;
+// token_weight is 2^((logit - max) * scale), or zero.
+TD_DEVICE float token_weight(const Draw &d, int i) {
+  float v = d.logits[i], x = mul_rn(add_rn(v, -d.max), d.scale);
+  if (!(x >= -90.0f) || !(v >= d.lowest)) return 0;
+  float t = add_rn(x, 12582912.0f), f = add_rn(x, -add_rn(t, -12582912.0f));
+  float p = add_rn(mul_rn(0.0001545316294214853f, f), 0.001339086336464892f);
+  p = add_rn(mul_rn(p, f), 0.009618082557285924f);
+  p = add_rn(mul_rn(p, f), 0.05550357114219124f);
+  p = add_rn(mul_rn(p, f), 0.24022650760568087f);
+  p = add_rn(mul_rn(p, f), 0.6931471880262288f);
+  p = add_rn(mul_rn(p, f), 1.0f);
+  p = bits_float(float_bits(p) + (float_bits(t) << 23));
+  return p >= d.min_p ? p : 0;
 }
 
+// Kept is which tokens top_p leaves: those whose weight is above least, and those of
+// least up to token last.
+struct Kept {
+  float least;
+  int last;
+};
+
+TD_DEVICE float kept_weight(const Draw &d, const Kept &k, int i) {
+  float w = token_weight(d, i);
+  return w > k.least || (w == k.least && i <= k.last) ? w : 0;
+}
+
+// block_sums writes to m the sums of kSumBlocks blocks from first on, and how many of
+// their weights are k.least. Turns alternate between calls.
+TD_DEVICE void block_sums(const Draw &d, const Kept &k, int first, int turn, Sums &m) {
+  int part = thread_id() / kSumLanes, from = (first + part) * kSumTokens + thread_id() % kSumLanes;
+  int end = (first + part + 1) * kSumTokens < d.n ? (first + part + 1) * kSumTokens : d.n, ties = 0;
+  double sum = 0;
+#pragma unroll 1
+  for (int i = from; i < end; i += kSumLanes) {
+    float w = token_weight(d, i);
+    ties += w == k.least;
+    sum = add_rn(sum, double(w > k.least || (w == k.least && i <= k.last) ? w : 0));
+  }
+  for (int with = kSumLanes / 2; with; with /= 2) {
+    sum = add_rn(sum, shuffle_xor(sum, with));
+    ties += shuffle_xor(ties, with);
+  }
+  if (thread_id() % kSumLanes == 0) {
+    m.sums[turn][part] = sum;
+    m.ties[turn][part] = ties;
+  }
+  sync();
+}
+
+// row_sum is the sum of the blocks in order, and the number of weights that are k.least.
+TD_DEVICE double row_sum(const Draw &d, const Kept &k, int &ties, int &turn, Sums &m) {
+  double total = 0;
+  ties = 0;
+#pragma unroll 1
+  for (int first = 0; first * kSumTokens < d.n; first += kSumBlocks) {
+    turn ^= 1;
+    block_sums(d, k, first, turn, m);
+    for (int i = 0; i < kSumBlocks; i++) {  // beyond the last block they are zero
+      total = add_rn(total, m.sums[turn][i]);
+      ties += m.ties[turn][i];
+    }
+  }
+  return total;
+}
+
+constexpr double kUnits = 1099511627776.0;  // of a weight of one: 2^40
+
 // select finds the key at which what lies above it and its own reach target, by
-// eleven bits a pass: tokens are counted, or weighed where d is given. It leaves
-// the key in m.prefix and what lies above it in m.before. Who calls it again has a
+// eleven bits a pass: tokens are counted by their logits or, where d is given, weighed
+// by their weights. It leaves the key in m.prefix and what lies above it in m.before. Who calls it again has a
 // barrier between reading those and that.
 TD_DEVICE void select(const float *logits, int n, const Draw *d, uint64_t target, SampleMemory &m) {
   if (thread_id() == 0) {
@@ -124,12 +167,11 @@ TD_DEVICE void select(const float *logits, int n, const Draw *d, uint64_t target
     for (int i = thread_id(); i < kDigits; i += kSampleThreads) m.mass[i] = 0;
     sync();
     for (int i = thread_id(); i < n; i += kSampleThreads) {
-      float v = logits[i];
+      float v = d ? token_weight(*d, i) : logits[i];
       if (v != v) continue;
-      uint32_t key = order_key(v);
+      uint32_t key = d ? float_bits(v) : order_key(v);
       if (uint64_t(key) >> (shift + width) != m.prefix) continue;
-      uint64_t mass = 1;
-      if (d) mass = uint64_t(token_weight(*d, i) * 17592186044416.0);
+      uint64_t mass = d ? uint64_t(double(v) * kUnits) : 1;
       if (mass) atomic_add64(&m.mass[key >> shift & ((1u << width) - 1)], mass);
     }
     sync();
@@ -155,73 +197,82 @@ TD_DEVICE void select(const float *logits, int n, const Draw *d, uint64_t target
   }
 }
 
-// Cut is which tokens top_p leaves: those above key, and the first so many of key.
-struct Cut {
-  uint32_t key;
-  int ties;
-};
-
-TD_DEVICE double kept_weight(const Draw &d, const Cut &c, int i, int &ties) {
-  double w = token_weight(d, i);
-  if (w == 0) return 0;
-  uint32_t key = order_key(d.logits[i]);
-  if (key < c.key) return 0;
-  if (key == c.key && ties++ >= c.ties) return 0;
-  return w;
-}
-
-TD_DEVICE Cut cut(const Draw &d, double top_p, double total, SampleMemory &m) {
-  if (!(top_p > 0 && top_p < 1)) return {0, d.n};
-  select(d.logits, d.n, &d, uint64_t(mul_rn(top_p, total) * 17592186044416.0), m);
-  // Of the tokens that tie at the edge as many stay as reach the target.
-  uint64_t target = uint64_t(mul_rn(top_p, total) * 17592186044416.0), ties = 1;
-  uint32_t key = m.prefix;
-  uint32_t bits = key & 1u << 31 ? key ^ 1u << 31 : ~key;
-  float v = bits_float(bits);
-  uint64_t one = uint64_t(weight_of(mul_rn(add_rn(double(v), -double(d.max)), d.inverse)) * 17592186044416.0);
-  if (one && target > m.before) ties = (target - m.before + one - 1) / one;
-  return {key, int(ties < uint64_t(d.n) ? ties : uint64_t(d.n))};
-}
-
-// draw_token walks the tokens in order, each thread a stretch of them, to the first
-// at which the weights so far exceed the draw.
-TD_DEVICE int draw_token(const Draw &d, const Cut &c, double u, SampleMemory &m) {
-  int each = (d.n + kSampleThreads - 1) / kSampleThreads, tid = thread_id();
-  int lo = tid * each < d.n ? tid * each : d.n, hi = lo + each < d.n ? lo + each : d.n;
-  int ties = 0;
-  for (int i = lo; i < hi; i++) ties += token_weight(d, i) > 0 && order_key(d.logits[i]) == c.key;
-  m.counts[tid] = ties;
-  sync();
-  int before = 0;
-  for (int t = 0; t < tid; t++) before += m.counts[t];
-  double sum = 0;
-  ties = before;
-  for (int i = lo; i < hi; i++) sum = add_rn(sum, kept_weight(d, c, i, ties));
-  m.sums[tid] = sum;
-  sync();
-  double total = 0, start = 0;
-  int last = 0;
-  for (int t = 0; t < kSampleThreads; t++) {
-    if (t == tid) start = total;
-    total = add_rn(total, m.sums[t]);
-    if (m.sums[t] > 0) last = t;
+// top_p is engine/sample's: it finds the threshold by units of 2^-40, looks whether it
+// is the one that the sums of blocks have, and if not searches by halves.
+TD_DEVICE Kept top_p(const Draw &d, double share, int &turn, SampleMemory &m) {
+  int ties = 0, count;
+  double total = row_sum(d, {0, d.n}, count, turn, m.sums), target = mul_rn(share, total), above = 0;
+  if (total == 0) return {0, d.n};
+  select(d.logits, d.n, &d, uint64_t(target * kUnits), m);
+  uint32_t low = 0, high = (127u << 23) + 1, guess = m.prefix, probe = guess + 1;
+#pragma unroll 1
+  while (high - low > 1) {
+    if (probe <= low || probe >= high) probe = low + (high - low) / 2;
+    double sum = row_sum(d, {bits_float(probe), d.n}, count, turn, m.sums);
+    if (sum >= target) {
+      low = probe;
+      ties = count;
+    } else {
+      high = probe;
+      above = sum;
+      probe = guess;
+    }
   }
-  double rest = mul_rn(u, total);
-  if (sum > 0 && rest >= start && (rest < add_rn(start, sum) || tid == last)) {
-    rest = add_rn(rest, -start);
-    int token = lo;
-    ties = before;
-    for (int i = lo; i < hi; i++) {
-      double w = kept_weight(d, c, i, ties);
+  Kept k = {bits_float(low), d.n};
+  double stay = ceil(add_rn(target, -above) / double(k.least));
+  if (!(stay < ties)) return k;
+  int left = int(stay);
+#pragma unroll 1
+  for (int first = 0;; first += kSumBlocks) {
+    turn ^= 1;
+    block_sums(d, k, first, turn, m.sums);
+    for (int b = 0; b < kSumBlocks; b++) {
+      if (left > m.sums.ties[turn][b]) {
+        left -= m.sums.ties[turn][b];
+        continue;
+      }
+      for (k.last = (first + b) * kSumTokens;; k.last++)
+        if (token_weight(d, k.last) == k.least && --left == 0) return k;
+    }
+  }
+}
+
+// draw_token walks the blocks in order to the first whose sum exceeds what those
+// before it leave of the draw, and then its tokens. Only thread 0 returns the token.
+TD_DEVICE int draw_token(const Draw &d, const Kept &k, double u, int best, int &turn, SampleMemory &m) {
+  int ties, last = 0, at = -1;
+  double rest = mul_rn(u, row_sum(d, k, ties, turn, m.sums));
+#pragma unroll 1
+  for (int first = 0; at < 0 && first * kSumTokens < d.n; first += kSumBlocks) {
+    turn ^= 1;
+    block_sums(d, k, first, turn, m.sums);
+    for (int b = 0; b < kSumBlocks; b++) {
+      double sum = m.sums.sums[turn][b];
+      if (rest < sum) {
+        at = first + b;
+        break;
+      }
+      rest = add_rn(rest, -sum);
+      if (sum > 0) last = first + b;
+    }
+  }
+  if (at < 0) {  // rounding left the draw at the very end
+    at = last;
+    rest = INFINITY;
+  }
+  for (int i = thread_id(); i < kSumTokens; i += kSampleThreads)
+    m.weights[i] = at * kSumTokens + i < d.n ? kept_weight(d, k, at * kSumTokens + i) : 0;
+  sync();
+  if (thread_id() == 0) {
+    for (int i = 0; i < kSumTokens; i++) {
+      double w = m.weights[i];
       if (w == 0) continue;
-      token = i;
+      best = at * kSumTokens + i;
       if (rest < w) break;
       rest = add_rn(rest, -w);
     }
-    m.token = token;
   }
-  sync();
-  return m.token;
+  return best;
 }
 
 // marked is a logit as its token's mark has it: engine/sample's, bit for bit.
@@ -282,26 +333,18 @@ TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
     logits = to;
   }
   int best = block_argmax(logits, o.n, m), token = best;
-  Draw d = {logits, o.n, logits[best], -INFINITY, 1 / double(how.temperature), how.min_p};
-  bool greedy = !(how.temperature > 0) || !(d.max - d.max == 0) || !(d.inverse - d.inverse == 0);
+  Draw d = {logits, o.n, logits[best], float(kLog2E / double(how.temperature)), -INFINITY, how.min_p};
+  bool greedy = !(how.temperature > 0) || !(d.max - d.max == 0) || !(d.scale - d.scale == 0);
   if (!greedy) {
     if (how.top_k > 0 && how.top_k < o.n) {
       select(logits, o.n, nullptr, uint64_t(how.top_k), m);
       uint32_t key = m.prefix;
       d.lowest = bits_float(key & 1u << 31 ? key ^ 1u << 31 : ~key);
     }
-    Cut all = {0, o.n};
-    double total = 0;
-    if (how.top_p > 0 && how.top_p < 1) {
-      int tid = thread_id();
-      double sum = 0;
-      for (int i = tid; i < o.n; i += kSampleThreads) sum += token_weight(d, i);
-      m.sums[tid] = sum;
-      sync();
-      for (int t = 0; t < kSampleThreads; t++) total += m.sums[t];
-      all = cut(d, how.top_p, total, m);
-    }
-    token = draw_token(d, all, uniform(how.seed, how.choice, uint32_t(how.position)), m);
+    Kept all = {0, o.n};
+    int turn = 0;
+    if (how.top_p > 0 && how.top_p < 1) all = top_p(d, how.top_p, turn, m);
+    token = draw_token(d, all, uniform(how.seed, how.choice, uint32_t(how.position)), best, turn, m);
   }
   if (thread_id() == 0) {
     drawn_of(s, s.counts[3])[row] = token;
@@ -310,7 +353,7 @@ TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
 }
 
 struct ProbsMemory {
-  double sums[kSampleThreads / 32];
+  Sums sums;
   float best[kSampleThreads / 32];
   int at[kSampleThreads / 32];
   int rank[kSampleThreads / 32];
@@ -371,28 +414,18 @@ TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
     return;
   }
   float mine = logits[token] != logits[token] ? -INFINITY : logits[token];
-  double sum = 0;
   int rank = 0;
   for (int i = thread_id(); i < n; i += kSampleThreads) {
     float v = logits[i] != logits[i] ? -INFINITY : logits[i];
-    sum = add_rn(sum, weight_of(add_rn(double(v), -double(most))));
     rank += better(v, i, mine, token);
   }
-  for (int with = 16; with; with /= 2) {
-    sum = add_rn(sum, shuffle_xor(sum, with));
-    rank += shuffle_xor(rank, with);
-  }
-  if (lane_id() == 0) {
-    m.sums[warp] = sum;
-    m.rank[warp] = rank;
-  }
-  sync();
-  sum = 0;
+  for (int with = 16; with; with /= 2) rank += shuffle_xor(rank, with);
+  if (lane_id() == 0) m.rank[warp] = rank;
+  int ties, turn = 0;
+  Draw d = {logits, n, most, float(kLog2E), -INFINITY, 0};
+  double sum = row_sum(d, {0, n}, ties, turn, m.sums);  // whose barrier is behind the ranks, too
   rank = 1;
-  for (int w = 0; w < kSampleThreads / 32; w++) {
-    sum = add_rn(sum, m.sums[w]);
-    rank += m.rank[w];
-  }
+  for (int w = 0; w < kSampleThreads / 32; w++) rank += m.rank[w];
   double norm = add_rn(double(most), log(sum));
   if (thread_id() == 0) {
     to->own = float(add_rn(double(mine), -norm));

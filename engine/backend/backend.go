@@ -362,6 +362,8 @@ type RowReader interface {
 	// EachRow calls look(row) once for each row below n, on several threads, and
 	// returns when all calls have. It must not run during a step.
 	EachRow(n int, look func(row int))
+	// Kernels returns the loops over a row of logits that are fastest here.
+	Kernels() sample.Kernels
 }
 
 // Mirror is a backend whose KVRegion may be a copy of memory that others cannot

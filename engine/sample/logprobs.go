@@ -16,8 +16,8 @@ type Top struct {
 // the best) under the model's own distribution, before temperature, masks and
 // penalties, and the n best tokens, best first, or those that only names where it
 // is not empty. They are appended to dst; tokens beyond the vocabulary have -Inf.
-func LogProbs(logits []float32, token int32, n int, only []int32, dst []Top) (logProb float32, rank int, top []Top) {
-	norm := logSumExp(logits)
+func LogProbs(k Kernels, logits []float32, token int32, n int, only []int32, dst []Top) (logProb float32, rank int, top []Top) {
+	norm := logSumExp(k, logits)
 	at := func(t int32) float32 {
 		if !inside(logits, t) || math.IsInf(norm, -1) {
 			return lowest
@@ -32,54 +32,81 @@ func LogProbs(logits []float32, token int32, n int, only []int32, dst []Top) (lo
 	if !inside(logits, token) || math.IsInf(norm, -1) {
 		return lowest, len(logits), dst
 	}
-	own := finite(logits[token])
-	rank = 1
-	for i, v := range logits {
-		if f := finite(v); f > own || f == own && int32(i) < token {
-			rank++
-		}
-	}
 	if len(only) == 0 {
-		dst = best(logits, norm, n, dst)
+		dst = best(k, logits, norm, n, dst)
 	}
-	return at(token), rank, dst
+	return at(token), rankOf(k, logits, token), dst
+}
+
+// rankOf is 1 and the number of tokens that are better than token, ties by id.
+func rankOf(k Kernels, logits []float32, token int32) int {
+	own := logits[token]
+	if finite(own) == math.Inf(-1) { // every number is better, and so are others of these that come first
+		rank := 1 + k.Count(logits, lowest)
+		for _, v := range logits[:token] {
+			if finite(v) == math.Inf(-1) {
+				rank++
+			}
+		}
+		return rank
+	}
+	below := math.Nextafter32(own, lowest)
+	return 1 + k.Count(logits[:token], below) + k.Count(logits[token+1:], own)
 }
 
 // logSumExp is the logarithm of the sum of e^logit, -Inf when there is nothing to
-// sum. Like a draw's weights, the terms have the same bits on every machine.
-func logSumExp(logits []float32) float64 {
-	most := math.Inf(-1)
-	for _, v := range logits {
-		most = math.Max(most, finite(v))
+// sum. The sum has the same bits on every machine.
+func logSumExp(k Kernels, logits []float32) float64 {
+	if len(logits) == 0 {
+		return math.Inf(-1)
 	}
-	if math.IsInf(most, -1) {
-		return most
+	most := logits[k.Argmax(logits)]
+	if math.IsInf(finite(most), -1) {
+		return math.Inf(-1)
 	}
-	sum := 0.0
-	for _, v := range logits {
-		sum += expWeight(finite(v) - most)
+	const atOnce = 64 // blocks
+	sums, total := make([]float64, min(atOnce, blocks(len(logits)))), 0.0
+	w := Weighing{Max: most, Scale: log2e, Lowest: lowest}
+	for len(logits) > 0 {
+		part := logits[:min(len(logits), atOnce*Block)]
+		these := sums[:blocks(len(part))]
+		k.Weigh(nil, these, part, &w)
+		for _, s := range these {
+			total += s
+		}
+		logits = logits[len(part):]
 	}
-	return most + math.Log(sum)
+	return float64(most) + math.Log(total)
 }
 
-// best appends the n largest, of equals the first.
-func best(logits []float32, norm float64, n int, dst []Top) []Top {
+// best appends the n largest, of equals the first. Tokens are compared by what a
+// client sees, so that those whose log-probabilities round to the same number tie.
+func best(k Kernels, logits []float32, norm float64, n int, dst []Top) []Top {
 	if n <= 0 {
 		return dst
 	}
-	start := len(dst)
-	for i, v := range logits {
-		lp := float32(finite(v) - norm)
-		if len(dst)-start == n {
-			if lp <= dst[len(dst)-1].LogProb {
-				continue
-			}
-			dst = dst[:len(dst)-1]
+	start, i := len(dst), 0
+	for ; i < len(logits) && len(dst)-start < n; i++ {
+		dst = insert(dst, start, Top{int32(i), float32(finite(logits[i]) - norm)})
+	}
+	for len(dst)-start == n {
+		// What is not above the logit of the last one kept cannot round to more.
+		last := dst[len(dst)-1]
+		if i = k.Above(logits, i, float32(finite(logits[last.Token]))); i == len(logits) {
+			break
 		}
-		at := start + sort.Search(len(dst)-start, func(k int) bool { return dst[start+k].LogProb < lp })
-		dst = slices.Insert(dst, at, Top{int32(i), lp})
+		if lp := float32(finite(logits[i]) - norm); lp > last.LogProb {
+			dst = insert(dst[:len(dst)-1], start, Top{int32(i), lp})
+		}
+		i++
 	}
 	return dst
+}
+
+// insert puts t behind those of dst from start on that are not less.
+func insert(dst []Top, start int, t Top) []Top {
+	at := start + sort.Search(len(dst)-start, func(k int) bool { return dst[start+k].LogProb < t.LogProb })
+	return slices.Insert(dst, at, t)
 }
 
 // finite reads NaN as -Inf, as Pick does.

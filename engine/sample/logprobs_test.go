@@ -22,7 +22,7 @@ func TestLogProbsAgainstSort(t *testing.T) {
 		}
 		sort.SliceStable(order, func(a, b int) bool { return logits[order[a]] > logits[order[b]] })
 		token, n := int32(rng.IntN(len(logits))), rng.IntN(8)
-		lp, rank, top := LogProbs(logits, token, n, nil, nil)
+		lp, rank, top := LogProbs(Portable{}, logits, token, n, nil, nil)
 		if want := float64(logits[token]) - math.Log(sum); math.Abs(float64(lp)-want) > 1e-5 {
 			t.Fatalf("seed %d: log-probability %v, want %v", seed, lp, want)
 		}
@@ -38,7 +38,7 @@ func TestLogProbsAgainstSort(t *testing.T) {
 			}
 		}
 		only := []int32{token, int32(rng.IntN(len(logits))), int32(len(logits))}
-		lp2, rank2, named := LogProbs(logits, token, n, only, nil)
+		lp2, rank2, named := LogProbs(Portable{}, logits, token, n, only, nil)
 		if lp2 != lp || rank2 != rank || len(named) != 3 || named[0] != (Top{token, lp}) || !math.IsInf(float64(named[2].LogProb), -1) {
 			t.Fatalf("seed %d: of %v: %v, rank %d, %v", seed, only, lp2, rank2, named)
 		}

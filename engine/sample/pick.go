@@ -1,12 +1,37 @@
-// Package sample turns a row of logits into a token. Greedy is the largest
-// logit. Otherwise: logits over temperature, those at least min_p times as
-// probable as the best, the top_k best of them, of those the smallest set that
-// holds top_p of their probability, and one draw by inverse CDF in token order. The draw comes from a counter-based generator
-// keyed by the request's seed and counted by (choice, position).
+// Package sample turns a row of logits into a token.
+//
+// Greedy is the largest logit, the lowest id of several. Otherwise a token is drawn
+// by its weight, after top_k, min_p and top_p in this order:
+//
+//   - A token's weight is 2^((logit - largest) * s) in float32, where s is log2(e) /
+//     temperature, divided in float64 and rounded to float32. Weights below 2^-90 are
+//     zero; NaN counts as -Inf. With x = (logit - largest) * s, n the integer next to
+//     x (ties to even) and f = x - n, which is exact, it is 2^n times a polynomial of
+//     degree 6 in f by Horner's rule. Each subtraction, product and sum rounds by
+//     itself: no fused multiply-add. The largest logit has the weight 1. The
+//     relative error is below 1.2e-7 + 1.3e-7*|x|, of which 9.6e-8 is the polynomial
+//     and the second part the rounding of x.
+//   - Weights are summed in float64. A block is 512 tokens, and has 16 partial sums:
+//     of tokens j, j+16, …, in order. They are joined as a tree: 8 and 8, 4 and 4, 2
+//     and 2, 1 and 1. The sums of blocks are added from the first to the last.
+//   - top_k keeps the logits that are at least the k-th largest: all that tie with it.
+//   - min_p keeps weights of at least min_p.
+//   - top_p keeps the smallest set of largest weights whose sum is at least top_p of
+//     the whole: by a threshold, see topP. Of the tokens whose weight is the
+//     threshold, those with lower ids stay: as many as the exact quotient asks for.
+//   - The draw is u times the sum of what is kept. It goes to the first block whose
+//     sum is larger than what the blocks before it leave of the draw, and in the
+//     block to the first token whose weight is larger than what the tokens before
+//     it leave. u comes from a counter-based generator keyed by the request's seed
+//     and counted by (choice, position).
+//
+// Log-probabilities are logit - largest - ln(sum), where the sum is of weights at
+// temperature 1 by the same rules: within 4e-6 before it is rounded to float32.
 //
 // Invariant: the token depends on (logits, Params, position) alone. There is no
 // state between calls, and no arithmetic whose bits vary with the machine, so a
-// request draws the same tokens alone, batched, resumed or moved.
+// request draws the same tokens alone, batched, resumed or moved. Portable, the C
+// kernels of engine/backend/cpu and those of cuda/ return the same bits.
 //
 // A request's Controls (penalties, bias, masks) change a copy of the logits
 // before that; they are made from its tokens alone, so they too are the same on
@@ -17,24 +42,18 @@ package sample
 
 import "math"
 
-// digits is the number of buckets of one radix pass: 11 bits of the order key.
-const digits = 2048
-
 // Scratch is the working memory of Pick. It may be reused for any logits; it
 // carries nothing from one call to the next. One goroutine uses it at a time.
 type Scratch struct {
-	heap       []float32       // [top_k] the best logits seen
-	candidates []candidate     // [at most vocab] tokens that may be drawn, in token order
-	mass       [digits]float64 // weight per digit of the order key
-	controlled []float32       // [vocab] the logits under Controls
-}
+	Kernels Kernels // nil: Portable
 
-// candidate is a token with its place in the order of logits and its weight
-// e^((logit - best)/temperature): the softmax before division by its sum.
-type candidate struct {
-	key    uint32
-	token  int32
-	weight float64
+	heap       []float32 // [top_k] the best logits seen
+	sums       []float64 // [blocks] of the weights that may be drawn
+	weights    []float32 // [vocab], or of one block
+	list       []float32 // [vocab] weights near the threshold of top_p
+	mass       []float64 // of bracket
+	weighing   Weighing
+	controlled []float32 // [vocab] the logits under Controls
 }
 
 // Pick draws the token of a position. A NaN logit counts as -Inf; when there is
@@ -42,81 +61,108 @@ type candidate struct {
 // top_k keeps every token that ties with the k-th, as vLLM does; at the edge of
 // top_p, of tokens that tie, those with lower ids stay.
 func Pick(logits []float32, p *Params, position int32, s *Scratch) int32 {
+	k := s.Kernels
+	if k == nil {
+		k = Portable{}
+	}
 	if p.Controls != nil {
 		s.controlled = append(s.controlled[:0], logits...)
 		logits = s.controlled
 		p.Controls.apply(logits)
 	}
-	best := argmax(logits)
+	best := k.Argmax(logits)
 	if !(p.Temperature > 0) || len(logits) == 0 {
 		return best
 	}
-	max := float64(logits[best])
-	inverse := 1 / float64(p.Temperature)
-	if math.IsInf(max, 0) || max != max || math.IsInf(inverse, 1) {
+	w := &s.weighing
+	*w = Weighing{Max: logits[best], Scale: float32(log2e / float64(p.Temperature)), Lowest: lowest, MinP: p.MinP}
+	if most := float64(w.Max); math.IsInf(most, 0) || most != most || math.IsInf(float64(w.Scale), 1) {
 		return best
 	}
-	lowest := float32(math.Inf(-1))
-	if k := int(p.TopK); k > 0 && k < len(logits) {
-		lowest = kthLargest(logits, k, s)
+	if n := int(p.TopK); n > 0 && n < len(logits) {
+		w.Lowest = kthLargest(k, logits, n, s)
 	}
-	s.candidates = s.candidates[:0]
-	total := 0.0
-	for i, v := range logits {
-		if !(v >= lowest) { // also NaN
-			continue
-		}
-		if w := expWeight(float64((float64(v) - max) * inverse)); w > 0 && w >= float64(p.MinP) {
-			s.candidates = append(s.candidates, candidate{orderKey(v), int32(i), w})
-			total += w
-		}
+	s.sums = grow(s.sums, blocks(len(logits)))
+	u := uniform(p.Seed, p.Choice, position)
+	if !(p.TopP > 0 && p.TopP < 1) {
+		k.Weigh(nil, s.sums, logits, w)
+		b, rest := locate(s.sums, float64(u*inOrder(s.sums)))
+		row := logits[b*Block : min(len(logits), (b+1)*Block)]
+		s.weights = grow(s.weights, len(row))
+		k.Weigh(s.weights, s.sums[:1], row, w)
+		return draw(s.weights, rest, 0, b*Block, best)
 	}
-	kept := s.candidates
-	if p.TopP > 0 && p.TopP < 1 {
-		kept, total = topP(kept, float64(float64(p.TopP)*total), &s.mass)
+	s.weights = grow(s.weights, len(logits))
+	k.Weigh(s.weights, s.sums, logits, w)
+	total := inOrder(s.sums)
+	if total == 0 { // min_p above 1
+		return best
 	}
-	return draw(kept, float64(uniform(p.Seed, p.Choice, position)*total))
+	least := s.topP(k, float64(float64(p.TopP)*total))
+	b, rest := locate(s.sums, float64(u*inOrder(s.sums)))
+	return draw(s.weights[b*Block:min(len(logits), (b+1)*Block)], rest, least, b*Block, best)
 }
 
-// argmax is the index of the largest logit, the lowest of several.
-func argmax(logits []float32) int32 {
-	best, at := float32(math.Inf(-1)), 0
-	for i, v := range logits {
-		if v > best { // never for NaN
-			best, at = v, i
+// locate returns the first block whose sum exceeds what those before it leave of
+// rest, and what they leave. Where rounding left rest at the very end that is the last
+// block which has a weight, and everything of it.
+func locate(sums []float64, rest float64) (int, float64) {
+	last := 0
+	for b, sum := range sums {
+		if rest < sum {
+			return b, rest
+		}
+		rest -= sum
+		if sum > 0 {
+			last = b
 		}
 	}
-	return int32(at)
+	return last, math.Inf(1)
+}
+
+// draw returns the first token whose weight exceeds what those before it leave of
+// rest, of the weights that are at least least; where there is none, the last that has a
+// weight, or best. first is the token of the first weight.
+func draw(weights []float32, rest float64, least float32, first int, best int32) int32 {
+	for i, w := range weights {
+		if w < least || w == 0 {
+			continue
+		}
+		best = int32(first + i)
+		if rest < float64(w) {
+			break
+		}
+		rest -= float64(w)
+	}
+	return best
 }
 
 // kthLargest is the k-th largest logit, ties counted one by one, or -Inf when
 // there are fewer numbers than that. The k best so far form a heap with the
 // least of them on top, so that most logits cost one comparison.
-func kthLargest(logits []float32, k int, s *Scratch) float32 {
+func kthLargest(kernels Kernels, logits []float32, k int, s *Scratch) float32 {
 	h := s.heap[:0]
-	for _, v := range logits {
-		if v != v {
-			continue
-		}
-		if len(h) == k {
-			if v > h[0] {
-				h[0] = v
-				sink(h, 0)
-			}
-			continue
-		}
-		h = append(h, v)
-		if len(h) == k {
-			for j := k/2 - 1; j >= 0; j-- {
-				sink(h, j)
-			}
+	at := 0
+	for ; at < len(logits) && len(h) < k; at++ {
+		if v := logits[at]; v == v {
+			h = append(h, v)
 		}
 	}
 	s.heap = h
 	if len(h) < k {
-		return float32(math.Inf(-1))
+		return lowest
 	}
-	return h[0]
+	for j := k/2 - 1; j >= 0; j-- {
+		sink(h, j)
+	}
+	for {
+		if at = kernels.Above(logits, at, h[0]); at == len(logits) {
+			return h[0]
+		}
+		h[0] = logits[at]
+		sink(h, 0)
+		at++
+	}
 }
 
 // sink restores the heap below i.
@@ -137,77 +183,4 @@ func sink(h []float32, i int) {
 		i = child
 	}
 	h[i] = v
-}
-
-// orderKey maps a number to an integer of the same order.
-func orderKey(v float32) uint32 {
-	b := math.Float32bits(v)
-	if v == 0 {
-		b = 0 // -0 ties with +0
-	}
-	return b ^ (uint32(int32(b)>>31) | 1<<31)
-}
-
-// passes of a radix selection over a key's 32 bits, most significant first.
-var passes = [3]struct {
-	shift, width uint
-	mask         uint32
-}{{21, 11, digits - 1}, {10, 11, digits - 1}, {0, 10, digits/2 - 1}}
-
-// topP keeps the smallest set of best candidates that holds the weight target:
-// one stays while the weight of those before it is less. Each pass of the radix
-// selection finds 11 bits of the last key that stays, with no sorting. It
-// returns the set, in token order, and its weight.
-func topP(all []candidate, target float64, mass *[digits]float64) ([]candidate, float64) {
-	var prefix uint32  // the bits found so far
-	var before float64 // weight of the keys above the range that shares prefix
-	for _, pass := range passes {
-		clear(mass[:])
-		above := pass.shift + pass.width
-		for i := range all {
-			if key := all[i].key; uint64(key)>>above == uint64(prefix) {
-				mass[key>>pass.shift&pass.mask] += all[i].weight
-			}
-		}
-		digit, lowest := pass.mask, pass.mask
-		for ; ; digit-- {
-			if mass[digit] > 0 {
-				lowest = digit
-				if before+mass[digit] >= target {
-					break
-				}
-				before += mass[digit]
-			}
-			if digit == 0 { // rounding alone kept the sum below the target
-				before -= mass[lowest]
-				digit = lowest
-				break
-			}
-		}
-		prefix = prefix<<pass.width | digit
-	}
-	kept, total := all[:0], 0.0
-	for _, c := range all {
-		if c.key < prefix || c.key == prefix && before >= target {
-			continue
-		}
-		if c.key == prefix { // of those that tie, lower ids first, at least one
-			before += c.weight
-		}
-		kept = append(kept, c)
-		total += c.weight
-	}
-	return kept, total
-}
-
-// draw is the inverse CDF in token order: the first token at which the weights
-// so far exceed rest.
-func draw(kept []candidate, rest float64) int32 {
-	for _, c := range kept {
-		if rest < c.weight {
-			return c.token
-		}
-		rest -= c.weight
-	}
-	return kept[len(kept)-1].token // rounding left rest at the very end
 }

@@ -133,24 +133,42 @@ func decodeSteps(b *testing.B, o Options, batch int) {
 // Qwen models.
 func BenchmarkDraws(b *testing.B) {
 	const rows, vocab = 32, 151_936
-	r := rand.New(rand.NewPCG(1, 2))
-	logits := make([]float32, rows*vocab)
-	for i := range logits {
-		logits[i] = float32(r.NormFloat64() * 3)
-	}
-	for _, threads := range []int{1, runtime.GOMAXPROCS(0)} {
-		for name, p := range map[string]sample.Params{"greedy": {}, "temperature": {Temperature: 1}, "top_p": {Temperature: 0.7, TopP: 0.9}} {
-			b.Run(fmt.Sprintf("%s/threads=%d", name, threads), func(b *testing.B) {
-				c := &CPU{rows: newPool(threads), scratch: make([]sample.Scratch, threads)}
-				defer c.rows.close()
-				for i := range rows {
-					c.step.draws = append(c.step.draws, backend.Output{Position: int32(i), Params: p})
-				}
-				sampled := make([]int32, rows)
+	for _, spread := range []float64{1, 3} {
+		r := rand.New(rand.NewPCG(1, 2))
+		logits := make([]float32, rows*vocab)
+		for i := range logits {
+			logits[i] = float32(r.NormFloat64() * spread)
+		}
+		for _, kernels := range Variants() {
+			c := &CPU{rows: newPool(runtime.GOMAXPROCS(0)), scratch: make([]sample.Scratch, runtime.GOMAXPROCS(0)), sampler: newSampler(kernels)}
+			for i := range c.scratch {
+				c.scratch[i].Kernels = c.sampler
+			}
+			sampled := make([]int32, rows)
+			name := func(what string) string { return fmt.Sprintf("spread=%v/%s/%s", spread, kernels, what) }
+			for _, how := range []struct {
+				name string
+				p    sample.Params
+			}{{"greedy", sample.Params{}}, {"temperature", sample.Params{Temperature: 1}}, {"top_k", sample.Params{Temperature: 1, TopK: 40}},
+				{"top_p", sample.Params{Temperature: 0.7, TopP: 0.9}}} {
+				b.Run(name(how.name), func(b *testing.B) {
+					c.step.draws = c.step.draws[:0]
+					for i := range rows {
+						c.step.draws = append(c.step.draws, backend.Output{Position: int32(i), Params: how.p})
+					}
+					for b.Loop() {
+						c.draw(draws{c, logits, vocab, sampled})
+					}
+				})
+			}
+			b.Run(name("greedy+logprobs"), func(b *testing.B) {
+				c.step.draws = make([]backend.Output, rows)
 				for b.Loop() {
 					c.draw(draws{c, logits, vocab, sampled})
+					c.EachRow(rows, func(i int) { sample.LogProbs(c.sampler, logits[i*vocab:(i+1)*vocab], sampled[i], 5, nil, nil) })
 				}
 			})
+			c.rows.close()
 		}
 	}
 }

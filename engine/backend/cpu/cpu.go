@@ -33,7 +33,7 @@ import (
 
 // kernelVersion is part of the numerics class. It rises with every change that
 // can change a bit of any result or the layout of a KV page.
-const kernelVersion = 1
+const kernelVersion = 2
 
 // Names of Options.Kernels.
 const (
@@ -108,6 +108,7 @@ type CPU struct {
 	drawing   draws            // of the step that runs
 	rows      *pool            // portable kernels and rows of logits: never both at once
 	scratch   []sample.Scratch // [threads]
+	sampler   sample.Kernels
 }
 
 var (
@@ -213,6 +214,10 @@ func New(o Options) (*CPU, error) {
 		c.rows.close()
 		c.mem.free()
 		return nil, err
+	}
+	c.sampler = newSampler(c.opts.Kernels)
+	for i := range c.scratch {
+		c.scratch[i].Kernels = c.sampler
 	}
 	return c, nil
 }
@@ -375,6 +380,9 @@ func (c *CPU) View(src backend.Buf) []float32 {
 
 // EachRow calls look on the pool's threads; see backend.RowReader.
 func (c *CPU) EachRow(n int, look func(row int)) { c.rows.run(eachRow(look), n) }
+
+// Kernels returns the variant's loops over rows of logits.
+func (c *CPU) Kernels() sample.Kernels { return c.sampler }
 
 // eachRow is a task whose items are rows.
 type eachRow func(row int)

@@ -131,7 +131,13 @@ enum {
 	INT4_PAIR = 9 * 64,
 	FP8_DEPTH = 512,       // as LINEAR_DEPTH, of ELEM_FP8: unpacked it is four times as large,
 	FP8_AT_ONCE = 128,     // and of few rows, so that it stays in L1
+	SAMPLE_BLOCK = 512,    // tokens whose weights have one sum, engine/sample's Block
 };
+
+// How logits become weights: engine/sample's Weighing.
+typedef struct {
+	float max, scale, lowest, min_p;
+} tandem_weighing;
 
 // Scratch of one thread, 64-byte aligned.
 typedef struct {
@@ -146,6 +152,14 @@ typedef struct {
 // Kernels of one instruction set.
 typedef struct {
 	void (*item)(const tandem_op *, const tandem_step *, const tandem_split *, int item, tandem_scratch *);
+
+	// engine/sample's Kernels, see there.
+	int64_t (*argmax)(const float *, int64_t n);
+	void (*weigh)(float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
+	int64_t (*mass)(double *sums, const float *weights, int64_t n, float least);
+	int64_t (*between)(float *dst, const float *weights, int64_t n, float least, float limit, double *above);
+	int64_t (*first_above)(const float *, int64_t n, int64_t from, float than);
+	int64_t (*count_above)(const float *, int64_t n, float than);
 } tandem_kernels;
 
 extern const tandem_kernels tandem_generic;
@@ -171,6 +185,14 @@ void tandem_run(tandem_pool *, const tandem_op *ops, int count, const tandem_ste
 
 // Packs a row-major matrix [op.n, op.k] of any alignment into op.w.
 void tandem_pack(tandem_pool *, tandem_op op, const void *matrix, const tandem_step *);
+
+// The kernels of a variant over rows of logits and weights, which any thread may call.
+int64_t tandem_argmax(int variant, const float *, int64_t n);
+void tandem_weigh(int variant, float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
+int64_t tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least);
+int64_t tandem_between(int variant, float *dst, const float *weights, int64_t n, float least, float limit, double *above);
+int64_t tandem_first_above(int variant, const float *, int64_t n, int64_t from, float than);
+int64_t tandem_count_above(int variant, const float *, int64_t n, float than);
 
 // Cuts an operation into items.
 tandem_split tandem_cut(const tandem_op *, const tandem_step *, int threads);

@@ -33,6 +33,8 @@ FN v16 v16_sigmoid(v16 x) {
 
 #include "moe.h"
 
+#include "sample.h"
+
 static TARGET void embed(const tandem_op *op, const tandem_step *st, int row) {
 	int id = st->ids[row] - op->from;
 	float *dst = op->dst + (size_t)row * op->n;
@@ -241,4 +243,4 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 	}
 }
 
-const tandem_kernels KERNELS = {item};
+const tandem_kernels KERNELS = {item, argmax, weigh, mass, between, first_above, count_above};

@@ -8,6 +8,18 @@ package cpu
 #cgo LDFLAGS: -lm -lpthread
 #cgo noescape tandem_run
 #cgo nocallback tandem_run
+#cgo noescape tandem_argmax
+#cgo nocallback tandem_argmax
+#cgo noescape tandem_weigh
+#cgo nocallback tandem_weigh
+#cgo noescape tandem_mass
+#cgo nocallback tandem_mass
+#cgo noescape tandem_between
+#cgo nocallback tandem_between
+#cgo noescape tandem_first_above
+#cgo nocallback tandem_first_above
+#cgo noescape tandem_count_above
+#cgo nocallback tandem_count_above
 #include "kernels.h"
 */
 import "C"
@@ -20,6 +32,7 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
 )
 
 // nativeNames are indexed by the variant number of kernels.h.
@@ -55,6 +68,49 @@ func hasAMX() bool {
 	return x.HasAVX512BF16 && x.HasAMXTile && x.HasAMXBF16 && slices.Contains(nativeVariants(), AVX512VNNI) && tilesAllowed()
 }
 
+// variantNumber returns the number of kernels.h for a name of nativeNames.
+func variantNumber(kernels string) int { return max(0, slices.Index(nativeNames[:], kernels)) }
+
+// nativeSampler is sample.Kernels in C.
+type nativeSampler struct{ variant C.int }
+
+func newSampler(kernels string) sample.Kernels {
+	if kernels == Portable {
+		return sample.Portable{}
+	}
+	return nativeSampler{C.int(variantNumber(kernels))}
+}
+
+func (s nativeSampler) Argmax(logits []float32) int32 {
+	return int32(C.tandem_argmax(s.variant, first(logits), C.int64_t(len(logits))))
+}
+
+func (s nativeSampler) Weigh(weights []float32, sums []float64, logits []float32, by *sample.Weighing) {
+	to := C.tandem_weighing{C.float(by.Max), C.float(by.Scale), C.float(by.Lowest), C.float(by.MinP)}
+	C.tandem_weigh(s.variant, first(weights), (*C.double)(unsafe.SliceData(sums)), first(logits), C.int64_t(len(logits)), &to)
+}
+
+func (s nativeSampler) Mass(sums []float64, weights []float32, least float32) int {
+	return int(C.tandem_mass(s.variant, (*C.double)(unsafe.SliceData(sums)), first(weights), C.int64_t(len(weights)), C.float(least)))
+}
+
+func (s nativeSampler) Between(dst, weights []float32, least, limit float32) (int, float64) {
+	var above C.double
+	n := C.tandem_between(s.variant, first(dst), first(weights), C.int64_t(len(weights)), C.float(least), C.float(limit), &above)
+	return int(n), float64(above)
+}
+
+func (s nativeSampler) Above(values []float32, from int, x float32) int {
+	return int(C.tandem_first_above(s.variant, first(values), C.int64_t(len(values)), C.int64_t(from), C.float(x)))
+}
+
+func (s nativeSampler) Count(values []float32, x float32) int {
+	return int(C.tandem_count_above(s.variant, first(values), C.int64_t(len(values)), C.float(x)))
+}
+
+// first points to the elements of s, which may have none.
+func first(s []float32) *C.float { return (*C.float)(unsafe.SliceData(s)) }
+
 // native runs compiled plans on the C thread pool.
 type native struct {
 	pool *C.tandem_pool
@@ -62,12 +118,7 @@ type native struct {
 }
 
 func newNative(c *CPU) (runner, error) {
-	variant := 0
-	for i, name := range nativeNames {
-		if name == c.opts.Kernels {
-			variant = i
-		}
-	}
+	variant := variantNumber(c.opts.Kernels)
 	mem, err := c.mem.bytes(int(unsafe.Sizeof(C.tandem_step{})), false)
 	if err != nil {
 		return nil, err

@@ -2,7 +2,10 @@
 
 package cpu
 
-import "github.com/tandem-serving/tandem/engine/backend"
+import (
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/sample"
+)
 
 // nativeVariants is empty without cgo: portable Go is all there is.
 func nativeVariants() []string { return nil }
@@ -10,3 +13,5 @@ func nativeVariants() []string { return nil }
 func hasAMX() bool { return false }
 
 func newNative(*CPU) (runner, error) { return nil, backend.ErrNoDevice }
+
+func newSampler(string) sample.Kernels { return sample.Portable{} }

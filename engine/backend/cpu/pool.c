@@ -239,6 +239,28 @@ static const tandem_kernels *kernels_of(int variant) {
 	return &tandem_generic;
 }
 
+int64_t tandem_argmax(int variant, const float *x, int64_t n) { return kernels_of(variant)->argmax(x, n); }
+
+void tandem_weigh(int variant, float *weights, double *sums, const float *x, int64_t n, const tandem_weighing *by) {
+	kernels_of(variant)->weigh(weights, sums, x, n, by);
+}
+
+int64_t tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least) {
+	return kernels_of(variant)->mass(sums, weights, n, least);
+}
+
+int64_t tandem_between(int variant, float *dst, const float *weights, int64_t n, float least, float limit, double *above) {
+	return kernels_of(variant)->between(dst, weights, n, least, limit, above);
+}
+
+int64_t tandem_first_above(int variant, const float *x, int64_t n, int64_t from, float than) {
+	return kernels_of(variant)->first_above(x, n, from, than);
+}
+
+int64_t tandem_count_above(int variant, const float *x, int64_t n, float than) {
+	return kernels_of(variant)->count_above(x, n, than);
+}
+
 tandem_pool *tandem_pool_new(int threads, int variant) {
 	tandem_pool *p;
 	if (posix_memalign((void **)&p, 64, sizeof *p))

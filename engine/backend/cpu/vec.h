@@ -118,6 +118,20 @@ FN v16 v16_pow2(v16 t) {
 FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
 	return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lo, _CMP_NLT_UQ), v);
 }
+FN v16 v16_where_least(v16 v, v16 x, v16 lo) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lo, _CMP_GE_OQ), v); }
+FN uint32_t v16_above(v16 x, v16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_GT_OQ); }
+FN v16 v16_raise(v16 v, v16 t) {
+	return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
+typedef struct {
+	__m512d a, b;
+} w16;
+FN w16 w16_zero(void) { return (w16){_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+FN w16 w16_add(w16 x, v16 v) {
+	return (w16){_mm512_add_pd(x.a, _mm512_cvtps_pd(_mm512_castps512_ps256(v))),
+	             _mm512_add_pd(x.b, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)))};
+}
+FN void w16_store(double *p, w16 v) { _mm512_storeu_pd(p, v.a), _mm512_storeu_pd(p + 8, v.b); }
 
 #elif KERNEL_ISA == 2
 
@@ -196,6 +210,31 @@ FN v16 v16_pow2(v16 t) { return (v16){vpow2(t.a), vpow2(t.b)}; }
 FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
 	return (v16){_mm256_and_ps(v.a, _mm256_cmp_ps(x.a, lo.a, _CMP_NLT_UQ)),
 	             _mm256_and_ps(v.b, _mm256_cmp_ps(x.b, lo.b, _CMP_NLT_UQ))};
+}
+FN v16 v16_where_least(v16 v, v16 x, v16 lo) {
+	return (v16){_mm256_and_ps(v.a, _mm256_cmp_ps(x.a, lo.a, _CMP_GE_OQ)),
+	             _mm256_and_ps(v.b, _mm256_cmp_ps(x.b, lo.b, _CMP_GE_OQ))};
+}
+FN uint32_t v16_above(v16 x, v16 y) {
+	return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)) |
+	       (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)) << 8;
+}
+FN V vraise(V v, V t) {
+	return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+FN v16 v16_raise(v16 v, v16 t) { return (v16){vraise(v.a, t.a), vraise(v.b, t.b)}; }
+typedef struct {
+	__m256d a, b, c, d;
+} w16;
+FN w16 w16_zero(void) { return (w16){_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()}; }
+FN w16 w16_add(w16 x, v16 v) {
+	return (w16){_mm256_add_pd(x.a, _mm256_cvtps_pd(_mm256_castps256_ps128(v.a))),
+	             _mm256_add_pd(x.b, _mm256_cvtps_pd(_mm256_extractf128_ps(v.a, 1))),
+	             _mm256_add_pd(x.c, _mm256_cvtps_pd(_mm256_castps256_ps128(v.b))),
+	             _mm256_add_pd(x.d, _mm256_cvtps_pd(_mm256_extractf128_ps(v.b, 1)))};
+}
+FN void w16_store(double *p, w16 v) {
+	_mm256_storeu_pd(p, v.a), _mm256_storeu_pd(p + 4, v.b), _mm256_storeu_pd(p + 8, v.c), _mm256_storeu_pd(p + 12, v.d);
 }
 
 #elif KERNEL_ISA == 128
@@ -280,6 +319,38 @@ FN v16 v16_max(v16 x, v16 y) { return V16_EACH(MAX); }
 FN v16 v16_min(v16 x, v16 y) { return V16_EACH(MIN); }
 FN v16 v16_pow2(v16 x) { return V16_EACH(POW2); }
 FN v16 v16_zero_below(v16 x, v16 y, v16 z) { return V16_EACH(CLEAR); }
+#define WHERE(r) vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.r), vcgeq_f32(y.r, z.r)))
+FN v16 v16_where_least(v16 x, v16 y, v16 z) { return V16_EACH(WHERE); }
+FN uint32_t vabove(V x, V y) {
+	const uint32_t bits[4] = {1, 2, 4, 8};
+	return vaddvq_u32(vandq_u32(vcgtq_f32(x, y), vld1q_u32(bits)));
+}
+FN uint32_t v16_above(v16 x, v16 y) {
+	return vabove(x.a, y.a) | vabove(x.b, y.b) << 4 | vabove(x.c, y.c) << 8 | vabove(x.d, y.d) << 12;
+}
+#define RAISE(r) vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x.r), vshlq_n_u32(vreinterpretq_u32_f32(y.r), 23)))
+FN v16 v16_raise(v16 x, v16 y) { return V16_EACH(RAISE); }
+typedef struct {
+	float64x2_t v[8];
+} w16;
+FN w16 w16_zero(void) {
+	w16 z;
+	UNROLL for (int i = 0; i < 8; i++)
+		z.v[i] = vdupq_n_f64(0);
+	return z;
+}
+FN w16 w16_add(w16 x, v16 v) {
+	const V part[4] = {v.a, v.b, v.c, v.d};
+	UNROLL for (int i = 0; i < 4; i++) {
+		x.v[2 * i] = vaddq_f64(x.v[2 * i], vcvt_f64_f32(vget_low_f32(part[i])));
+		x.v[2 * i + 1] = vaddq_f64(x.v[2 * i + 1], vcvt_high_f64_f32(part[i]));
+	}
+	return x;
+}
+FN void w16_store(double *p, w16 v) {
+	UNROLL for (int i = 0; i < 8; i++)
+		vst1q_f64(p + 2 * i, v.v[i]);
+}
 
 #else // any processor: 4 lanes, product and sum rounded apart
 
@@ -373,10 +444,28 @@ FN v16 v16_max(v16 a, v16 b) { return v16_select(a > b, a, b); }
 FN v16 v16_min(v16 a, v16 b) { return v16_select(a < b, a, b); }
 FN v16 v16_pow2(v16 t) { return (v16)(((i16)t + 127) << 23); }
 FN v16 v16_zero_below(v16 v, v16 x, v16 lo) { return (v16)((i16)v & ~(i16)(x < lo)); }
+FN v16 v16_where_least(v16 v, v16 x, v16 lo) { return (v16)((i16)v & (i16)(x >= lo)); }
+FN uint32_t v16_above(v16 x, v16 y) {
+	i16 more = x > y;
+	uint32_t bits = 0;
+	for (int i = 0; i < 16; i++)
+		bits |= (uint32_t)(more[i] & 1) << i;
+	return bits;
+}
+typedef uint32_t u16 __attribute__((vector_size(64)));
+FN v16 v16_raise(v16 v, v16 t) { return (v16)((u16)v + ((u16)t << 23)); }
+typedef double w16 __attribute__((vector_size(128)));
+FN w16 w16_zero(void) { return (w16){0}; }
+FN w16 w16_add(w16 x, v16 v) { return x + __builtin_convertvector(v, w16); }
+FN void w16_store(double *p, w16 v) { memcpy(p, &v, sizeof v); }
 
 #endif
 
 enum { VPT = 16 / VL }; // registers per tile
+
+// v16_where_least is v where x is at least lo, else 0, of a NaN too. v16_above has a bit
+// for each lane. v16_raise multiplies v by the power of two in the low bits of t, see
+// v16_exp, whose product has to be a normal number. w16 is 16 lanes of double precision.
 
 // v16_fp8 takes every other one of 32 bytes as E4M3, and gives a 256th of what they
 // mean, exactly: what half precision, whose exponent is one bit longer, makes of them.

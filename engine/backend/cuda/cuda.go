@@ -34,7 +34,7 @@ import (
 
 // kernelVersion is part of the numerics class. It rises with every change that
 // can change a bit of any result or the layout of a KV page.
-const kernelVersion = 3
+const kernelVersion = 4
 
 // LibraryName is the shared object's file, looked for beside the program.
 const LibraryName = "tandem-cuda.so"

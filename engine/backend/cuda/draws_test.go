@@ -163,7 +163,7 @@ func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results []
 	rows := dev.Download(nil, logits)
 	for i, token := range s.Sampled {
 		n := s.Outputs[i].Probs - 1
-		lp, rank, top := sample.LogProbs(rows[i*drawVocab:(i+1)*drawVocab], token, max(n, 0), nil, nil)
+		lp, rank, top := sample.LogProbs(sample.Portable{}, rows[i*drawVocab:(i+1)*drawVocab], token, max(n, 0), nil, nil)
 		if scorer, ok := dev.(backend.Scorer); ok && n >= 0 {
 			if lp, rank, top, ok = scorer.LogProbs(i, nil); !ok {
 				lp = float32(math.NaN())

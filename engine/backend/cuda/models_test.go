@@ -273,7 +273,7 @@ func compareProbs(t *testing.T, c *CUDA, output, asked int, logits []float32, to
 		return
 	}
 	const close = 1e-6 // of sums in another order
-	wantOwn, wantRank, wantTop := sample.LogProbs(logits, token, asked-1, nil, nil)
+	wantOwn, wantRank, wantTop := sample.LogProbs(sample.Portable{}, logits, token, asked-1, nil, nil)
 	same := math.Abs(float64(own-wantOwn)) <= close && rank == wantRank && len(top) == len(wantTop)
 	for i := range min(len(top), len(wantTop)) {
 		same = same && top[i].Token == wantTop[i].Token && math.Abs(float64(top[i].LogProb-wantTop[i].LogProb)) <= close

@@ -1,0 +1,237 @@
+package cpu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/sample"
+)
+
+// samplers are the variants' kernels for rows of logits.
+func samplers() map[string]sample.Kernels {
+	all := map[string]sample.Kernels{}
+	for _, name := range append(Variants(), AMX) {
+		if name != Portable && Has(name) {
+			all[name] = newSampler(name)
+		}
+	}
+	return all
+}
+
+// likePortable holds every loop over a row to sample.Portable, bit for bit.
+func likePortable(t *testing.T, name string, k sample.Kernels, logits []float32, by sample.Weighing, from int, x float32) {
+	t.Helper()
+	var p sample.Portable
+	n := len(logits)
+	fail := func(what string, got, want any) {
+		t.Helper()
+		t.Fatalf("%s: %s of %d logits by %+v, from %d, %v: %v, want %v", name, what, n, by, from, x, got, want)
+	}
+	if got, want := k.Argmax(logits), p.Argmax(logits); got != want {
+		fail("Argmax", got, want)
+	}
+	if got, want := k.Above(logits, from, x), p.Above(logits, from, x); got != want {
+		fail("Above", got, want)
+	}
+	if got, want := k.Count(logits, x), p.Count(logits, x); got != want {
+		fail("Count", got, want)
+	}
+	blocks := (n + sample.Block - 1) / sample.Block
+	row := func() ([]float32, []float64) { return make([]float32, n+1), make([]float64, blocks+1) }
+	got, sums := row()
+	want, wantSums := row()
+	got[n], sums[blocks] = 7, 7 // what is behind them stays
+	want[n], wantSums[blocks] = 7, 7
+	k.Weigh(got[:n], sums[:blocks], logits, &by)
+	p.Weigh(want[:n], wantSums[:blocks], logits, &by)
+	for i := range got {
+		if !sameBits(got[i], want[i]) {
+			fail(fmt.Sprintf("weight %d", i), got[i], want[i])
+		}
+	}
+	if !slices.Equal(sums, wantSums) {
+		fail("sums", sums, wantSums)
+	}
+	clear(sums[:blocks])
+	if k.Weigh(nil, sums[:blocks], logits, &by); !slices.Equal(sums, wantSums) {
+		fail("sums alone", sums, wantSums)
+	}
+	edges := []float32{0, 1, math.Nextafter32(1, 2), float32(math.Inf(1)), math.SmallestNonzeroFloat32}
+	if n > 0 {
+		edges = append(edges, want[from%n], math.Nextafter32(want[from%n], 2), want[n-1])
+	}
+	for i, least := range edges {
+		if got, want := k.Mass(sums[:blocks], want[:n], least), p.Mass(wantSums[:blocks], want[:n], least); got != want || !slices.Equal(sums, wantSums) {
+			fail(fmt.Sprintf("Mass from %v on", least), fmt.Sprint(got, sums), fmt.Sprint(want, wantSums))
+		}
+		limit := max(least, edges[(i+3)%len(edges)])
+		list, wantList := make([]float32, n), make([]float32, n)
+		m, above := k.Between(list, want[:n], least, limit)
+		wantM, wantAbove := p.Between(wantList, want[:n], least, limit)
+		if m != wantM || !slices.Equal(list, wantList) || math.Abs(above-wantAbove) > 1e-12*wantAbove {
+			fail(fmt.Sprintf("Between %v and %v", least, limit), fmt.Sprint(m, above, list), fmt.Sprint(wantM, wantAbove, wantList))
+		}
+		// Where they are, too.
+		copy(list, want[:n])
+		if m, _ := k.Between(list, list, least, limit); m != wantM || !slices.Equal(list[:m], wantList[:m]) {
+			fail(fmt.Sprintf("Between %v and %v in place", least, limit), list[:m], wantList[:wantM])
+		}
+	}
+}
+
+func sameBits(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }
+
+// oddLogits are rows of all kinds: smooth, tied, flat, with the values that
+// arithmetic gone wrong produces.
+func oddLogits(r *rand.Rand, n int) []float32 {
+	odd := []float32{float32(math.NaN()), float32(math.Inf(-1)), float32(math.Copysign(0, -1)), 0, -math.MaxFloat32, math.MaxFloat32,
+		math.SmallestNonzeroFloat32, float32(math.Inf(1))}
+	l, kind, spread := make([]float32, n), r.IntN(5), math.Exp(8*r.Float64()-4)
+	for i := range l {
+		switch kind {
+		case 0, 1:
+			l[i] = float32(r.NormFloat64() * spread)
+		case 2:
+			l[i] = float32(r.IntN(5)) - 2
+		case 3:
+			l[i] = 1.25
+		case 4:
+			if l[i] = float32(r.NormFloat64() * spread); r.IntN(6) == 0 {
+				l[i] = odd[r.IntN(len(odd)-r.IntN(2))]
+			}
+		}
+	}
+	return l
+}
+
+func oddWeighing(r *rand.Rand, logits []float32) sample.Weighing {
+	by := sample.Weighing{Scale: float32(math.Exp(2 * r.NormFloat64())), Lowest: float32(math.Inf(-1))}
+	if len(logits) > 0 {
+		by.Max = logits[sample.Portable{}.Argmax(logits)]
+	}
+	switch r.IntN(6) {
+	case 0:
+		by.Scale = 0
+	case 1:
+		by.Scale = math.MaxFloat32
+	case 2:
+		by.Lowest = by.Max - float32(r.Float64()*5)
+	case 3:
+		by.MinP = float32(r.Float64() * r.Float64())
+	case 4:
+		by.Max += float32(r.ExpFloat64()) // part of a row whose largest logit is elsewhere
+	}
+	return by
+}
+
+// TestSamplers holds the C kernels to the portable ones.
+func TestSamplers(t *testing.T) {
+	all := samplers()
+	for seed := range uint64(400) {
+		r := rand.New(rand.NewPCG(seed, 51))
+		n := r.IntN(70)
+		switch seed % 4 {
+		case 0:
+			n = []int{511, 512, 513, 1024, 1039, 1040, 1041}[r.IntN(7)]
+		case 1:
+			n = r.IntN(3000)
+		}
+		logits := oddLogits(r, n)[min(n, r.IntN(4)):] // of any alignment
+		by, from := oddWeighing(r, logits), r.IntN(len(logits)+1)
+		x := float32(r.NormFloat64())
+		if len(logits) > 0 && seed%2 == 0 {
+			x = logits[r.IntN(len(logits))]
+		}
+		for name, k := range all {
+			likePortable(t, name, k, logits, by, from, x)
+		}
+	}
+}
+
+// FuzzSamplers is TestSamplers with any bits.
+func FuzzSamplers(f *testing.F) {
+	f.Add([]byte("\x00\x00\x80\x3f\x00\x00\xc0\x7f\x00\x00\x80\xff"), float32(0), float32(1.5), float32(-1), float32(0.1), float32(0), uint16(0), uint16(700))
+	f.Add([]byte("\x00\x00\x80\x7f\x00\x00\x00\x80"), float32(3), float32(0), float32(math.Inf(-1)), float32(0), float32(-0.5), uint16(1), uint16(3))
+	all := samplers()
+	f.Fuzz(func(t *testing.T, data []byte, top, scale, lowest, minP, x float32, from, repeat uint16) {
+		by := sample.Weighing{Max: top, Scale: scale, Lowest: lowest, MinP: minP}
+		if !(math.Abs(float64(top)) <= math.MaxFloat32) || !(scale >= 0 && scale <= math.MaxFloat32) || minP != minP {
+			return // what Weighing excludes
+		}
+		var logits []float32
+		for range 1 + int(repeat)%800/max(1, len(data)/4) {
+			for i := 0; i+4 <= len(data); i += 4 {
+				// Pick weighs by the largest logit.
+				if v := math.Float32frombits(binary.LittleEndian.Uint32(data[i:])); !(v > top) {
+					logits = append(logits, v)
+				}
+			}
+		}
+		for name, k := range all {
+			likePortable(t, name, k, logits, by, int(from)%(len(logits)+1), x)
+		}
+	})
+}
+
+// TestDraws: every variant draws the portable tokens, and has its log-probabilities:
+// 100,000 draws of all kinds; as a soak 10 million.
+func TestDraws(t *testing.T) {
+	draws, seed := 100_000, uint64(0)
+	if os.Getenv("TANDEM_SOAK") != "" {
+		draws = 10_000_000
+	}
+	all := samplers()
+	for name := range all {
+		t.Log("variant", name)
+	}
+	want := sample.Scratch{}
+	got := map[string]*sample.Scratch{}
+	for name, k := range all {
+		got[name] = &sample.Scratch{Kernels: k}
+	}
+	for done := 0; done < draws; seed++ {
+		r := rand.New(rand.NewPCG(seed, 52))
+		n := 1 + r.IntN(40)
+		switch {
+		case seed%500 == 0: // so many that the threshold of top_p is guessed from some
+			n = 8192 + r.IntN(20_000)
+		case seed%20 == 0:
+			n = 1 + r.IntN(2000)
+		}
+		logits := oddLogits(r, n)
+		for range 50 {
+			p := sample.Params{Seed: r.Uint64(), Temperature: float32(math.Exp(r.NormFloat64()))}
+			if r.IntN(3) == 0 {
+				p.TopK = int32(r.IntN(n + 3))
+			}
+			if r.IntN(2) == 0 {
+				p.TopP = r.Float32()
+			}
+			if r.IntN(4) == 0 {
+				p.MinP = r.Float32() * r.Float32()
+			}
+			position := int32(done)
+			token := sample.Pick(logits, &p, position, &want)
+			for name, s := range got {
+				if other := sample.Pick(logits, &p, position, s); other != token {
+					t.Fatalf("seed %d, position %d, %d logits, %+v: %s draws %d, portable %d", seed, position, n, p, name, other, token)
+				}
+			}
+			done++
+		}
+		token := int32(r.IntN(n))
+		own, rank, top := sample.LogProbs(sample.Portable{}, logits, token, 20, nil, nil)
+		for name, k := range all {
+			o, ra, to := sample.LogProbs(k, logits, token, 20, nil, nil)
+			same := func(a, b sample.Top) bool { return a.Token == b.Token && sameBits(a.LogProb, b.LogProb) }
+			if !sameBits(o, own) && own == own || ra != rank || own == own && !slices.EqualFunc(to, top, same) {
+				t.Fatalf("seed %d: %s has %v, rank %d, %v of token %d of %d, portable %v, %d, %v", seed, name, o, ra, to, token, n, own, rank, top)
+			}
+		}
+	}
+}

@@ -1,0 +1,195 @@
+package sample
+
+import "math"
+
+// Constants of the definition. A change of any of them changes draws, so that
+// kernelVersion of both backends has to rise.
+const (
+	// Block is the number of tokens whose weights have one sum.
+	Block = 512
+
+	// lanes is the number of partial sums of a block: lane j adds the weights of
+	// tokens j, j+16, j+32, … of the block in that order.
+	lanes = 16
+
+	// weightFloor is the binary exponent below which a weight is zero. All weights
+	// are normal numbers, and a whole vocabulary of weights of 2^-90 is far below
+	// the resolution of the 53-bit draw.
+	weightFloor = -90
+
+	// log2e converts from e^x to 2^x.
+	log2e = 1.4426950408889634
+
+	// roundHalf added to a number between -2^22 and 2^22 rounds it to the nearest
+	// integer, ties to even, and leaves that integer in the low bits.
+	roundHalf = 12582912 // 1.5 * 2^23
+)
+
+// Coefficients of 2^f = 1 + f*(exp2c1 + f*(exp2c2 + …)) on [-1/2, 1/2]:
+// interpolation of (2^f-1)/f at the six Chebyshev nodes, each rounded to float32.
+const (
+	exp2c1 float32 = 0.6931471880262288
+	exp2c2 float32 = 0.24022650760568087
+	exp2c3 float32 = 0.05550357114219124
+	exp2c4 float32 = 0.009618082557285924
+	exp2c5 float32 = 0.001339086336464892
+	exp2c6 float32 = 0.0001545316294214853
+)
+
+// Weighing says how logits become weights: 2^((logit - Max) * Scale), and zero for
+// logits below Lowest, for weights below MinP and for NaN.
+type Weighing struct {
+	Max    float32 // largest logit, finite
+	Scale  float32 // log2(e) / temperature, finite and not negative
+	Lowest float32
+	MinP   float32
+}
+
+// weight returns the weight of one logit. Every operation rounds to float32 by
+// itself: the conversions keep the compiler from fusing a product with a sum.
+func (w *Weighing) weight(logit float32) float32 {
+	x := float32((logit - w.Max) * w.Scale)
+	if !(x >= weightFloor) || !(logit >= w.Lowest) { // also NaN
+		return 0
+	}
+	t := x + roundHalf
+	f := x - (t - roundHalf) // exact
+	p := float32(exp2c6*f) + exp2c5
+	p = float32(p*f) + exp2c4
+	p = float32(p*f) + exp2c3
+	p = float32(p*f) + exp2c2
+	p = float32(p*f) + exp2c1
+	p = float32(p*f) + 1
+	p = math.Float32frombits(math.Float32bits(p) + math.Float32bits(t)<<23) // times 2^round(x)
+	if !(p >= w.MinP) {
+		return 0
+	}
+	return p
+}
+
+// Kernels are the loops over whole rows of logits and weights. Implementations
+// return the bits of Portable. Several goroutines may call them at once.
+type Kernels interface {
+	// Argmax returns the index of the largest logit, the lowest of several. It
+	// passes over NaN, and returns 0 where no logit is above -Inf.
+	Argmax(logits []float32) int32
+	// Weigh writes the sum of the weights of each block of logits to sums, and the
+	// weights themselves to weights unless that is nil.
+	Weigh(weights []float32, sums []float64, logits []float32, by *Weighing)
+	// Mass writes to sums the sum of each block's weights that are at least least,
+	// and returns the number of these weights.
+	Mass(sums []float64, weights []float32, least float32) int
+	// Between copies the weights in [least, limit) to dst, in order, and returns
+	// their number and the sum of the weights from limit on. That sum alone may
+	// differ in its last bits between implementations. dst may be weights.
+	Between(dst, weights []float32, least, limit float32) (int, float64)
+	// Above returns the first index from from on whose value is larger than x, or
+	// len(values).
+	Above(values []float32, from int, x float32) int
+	// Count returns how many values are larger than x.
+	Count(values []float32, x float32) int
+}
+
+// Portable is Kernels in Go: the definition of what the others compute.
+type Portable struct{}
+
+// Argmax implements Kernels.
+func (Portable) Argmax(logits []float32) int32 {
+	best, at := lowest, 0
+	for i, v := range logits {
+		if v > best { // never for NaN
+			best, at = v, i
+		}
+	}
+	return int32(at)
+}
+
+// Weigh implements Kernels.
+func (Portable) Weigh(weights []float32, sums []float64, logits []float32, by *Weighing) {
+	w := *by
+	for b := range sums {
+		block := logits[b*Block : min(len(logits), (b+1)*Block)]
+		var sum [lanes]float64
+		for i, v := range block {
+			p := w.weight(v)
+			if weights != nil {
+				weights[b*Block+i] = p
+			}
+			sum[i%lanes] += float64(p)
+		}
+		sums[b] = join(&sum)
+	}
+}
+
+// join adds the lanes of a block: the upper half to the lower one, four times.
+func join(sum *[lanes]float64) float64 {
+	for half := lanes / 2; half > 0; half /= 2 {
+		for i := range half {
+			sum[i] += sum[i+half]
+		}
+	}
+	return sum[0]
+}
+
+// Mass implements Kernels.
+func (Portable) Mass(sums []float64, weights []float32, least float32) int {
+	count := 0
+	for b := range sums {
+		var sum [lanes]float64
+		for i, w := range weights[b*Block : min(len(weights), (b+1)*Block)] {
+			if w >= least {
+				sum[i%lanes] += float64(w)
+				count++
+			}
+		}
+		sums[b] = join(&sum)
+	}
+	return count
+}
+
+// Between implements Kernels.
+func (Portable) Between(dst, weights []float32, least, limit float32) (int, float64) {
+	n, sum := 0, 0.0
+	for _, w := range weights {
+		if w >= limit {
+			sum += float64(w)
+		} else if w >= least {
+			dst[n] = w
+			n++
+		}
+	}
+	return n, sum
+}
+
+// Above implements Kernels.
+func (Portable) Above(values []float32, from int, x float32) int {
+	for i, v := range values[from:] {
+		if v > x {
+			return from + i
+		}
+	}
+	return len(values)
+}
+
+// Count implements Kernels.
+func (Portable) Count(values []float32, x float32) int {
+	n := 0
+	for _, v := range values {
+		if v > x {
+			n++
+		}
+	}
+	return n
+}
+
+// blocks is the number of blocks of n tokens.
+func blocks(n int) int { return (n + Block - 1) / Block }
+
+// inOrder is the sum of the blocks' sums, from the first to the last.
+func inOrder(sums []float64) float64 {
+	total := 0.0
+	for _, s := range sums {
+		total += s
+	}
+	return total
+}
