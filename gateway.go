@@ -227,7 +227,7 @@ func runGateway(v *command.Invocation) error {
 	if o.Foreign, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
-	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns); err != nil {
+	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, f.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
 	o.ForwardAuthorization, o.UpstreamRequests, o.Tokenizers = f.u.ForwardCredentials, f.u.MaxRequests, tokenizers
@@ -322,7 +322,7 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 	return gateway.Options{
 		Host: g.Host, Port: port, APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile,
 		RejectSpecialTokens: g.SpecialTokens == config.RejectSpecialTokens,
-		AllowedOrigins:      g.AllowedOrigins, AllowedHosts: append([]string{g.Host}, g.AllowedHosts...), MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
+		AllowedOrigins:      g.AllowedOrigins, AllowedHosts: append(ownNames(g), g.AllowedHosts...), MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
 		QueueTimeout: time.Duration(g.QueueTimeout), NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)), Version: version, Log: d.Log,
 		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
 		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), NodeSilence: never(time.Duration(g.NodeSilence)),
@@ -369,6 +369,15 @@ func adminListener(g *config.Gateway) (net.Listener, error) {
 		return nil, fmt.Errorf("cannot listen for --admin-listen: %w", err)
 	}
 	return l, nil
+}
+
+// ownNames are names of the gateway that need no --allowed-hosts.
+func ownNames(g *config.Gateway) []string {
+	names := []string{g.Host}
+	if host, _, err := net.SplitHostPort(g.AdminListen); err == nil && host != "" {
+		names = append(names, host)
+	}
+	return names
 }
 
 // never is what Options take for a bound that is 0, off, in a flag.

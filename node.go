@@ -429,7 +429,7 @@ func runServe(v *command.Invocation) error {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
 	})
 	o := gatewayOptions(&g, &p, d)
-	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns); err != nil {
+	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
 	o.TLS = tlsOf(cert)

@@ -168,7 +168,7 @@ type Options struct {
 	// tokens are written; otherwise they become control tokens, as with Hugging Face.
 	RejectSpecialTokens bool
 	AllowedOrigins      []string     // of web pages that may read answers, see CheckOrigins; empty: the gateway's own
-	AllowedHosts        []string     // names for which a gateway without keys answers; nil or with *: any
+	AllowedHosts        []string     // names for which ports without keys answer; nil or with *: any
 	Metrics             *metrics.Set // of a process that has other roles too; nil: the gateway's own
 	APIKeyFile          string       // with more keys and their limits; read again when it changes
 	ServedModelName     string       // what clients call the model; empty: its own name

@@ -27,15 +27,15 @@ func CheckOrigins(origins []string) error {
 	return nil
 }
 
-// browser refuses requests whose Host a keyless gateway does not go by, sets the CORS
-// headers for pages of allowed origins, and answers their preflights. It reports
-// whether it answered the request.
-func (g *Gateway) browser(ctx *fasthttp.RequestCtx, path string) bool {
-	if fault := g.checkHost(ctx, path); fault != nil {
+// browser refuses requests whose Host a port without keys does not go by. On the port of
+// clients it sets the CORS headers for pages of allowed origins and answers their
+// preflights. It reports whether it answered the request.
+func (g *Gateway) browser(ctx *fasthttp.RequestCtx, path string, port audience) bool {
+	if fault := g.checkHost(ctx, path, port); fault != nil {
 		g.fail(ctx, fault)
 		return true
 	}
-	if len(g.o.AllowedOrigins) == 0 {
+	if port != clients || len(g.o.AllowedOrigins) == 0 {
 		return false
 	}
 	h := &ctx.Response.Header
@@ -69,23 +69,29 @@ func fieldNames(list []byte) bool {
 	return true
 }
 
-// checkHost refuses a request to a keyless gateway by a name that is not its own. A
-// web page whose name was made to point at this machine (DNS rebinding) would
-// otherwise be of the same origin. Probes are exempt.
-func (g *Gateway) checkHost(ctx *fasthttp.RequestCtx, path string) *openai.Error {
-	if g.o.AllowedHosts == nil || g.keys.len() > 0 || probe(path) {
+// checkHost refuses a request by a name that is not the gateway's where no key is needed:
+// at a keyless gateway, and on the port of operators of any. A web page whose name was
+// made to point at this machine (DNS rebinding) would otherwise be of the same origin.
+// Probes are exempt.
+func (g *Gateway) checkHost(ctx *fasthttp.RequestCtx, path string, port audience) *openai.Error {
+	if g.o.AllowedHosts == nil || port == clients && g.keys.len() > 0 || probe(path) {
 		return nil
+	}
+	advice := "add it to --allowed-hosts, or give the gateway API keys"
+	if port == operators {
+		advice = "add it to --allowed-hosts"
 	}
 	for _, host := range [...][]byte{ctx.Request.Header.Host(), ctx.URI().Host()} { // the latter: of an absolute target
 		if len(host) > 0 && !g.ownHost(string(host)) {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
-				Message: fmt.Sprintf("the Host %q is no IP address, localhost, --host or one of --allowed-hosts: add it to --allowed-hosts, or give the gateway API keys", clip(string(host), 100))}
+				Message: fmt.Sprintf("the Host %q is no IP address, localhost, --host, that of --admin-listen or one of --allowed-hosts: %s", clip(string(host), 100), advice)}
 		}
 	}
 	return nil
 }
 
-// ownHost reports whether host, with or without a port, may name a keyless gateway.
+// ownHost reports whether host, with or without a port, may name a gateway where no key
+// is needed.
 func (g *Gateway) ownHost(host string) bool {
 	if i := strings.LastIndexByte(host, ':'); i > strings.LastIndexByte(host, ']') && (host[0] == '[' || strings.Count(host, ":") == 1) {
 		host = host[:i]

@@ -7,10 +7,16 @@ import (
 	"testing"
 
 	"github.com/valyala/fasthttp"
+	"github.com/valyala/fasthttp/fasthttputil"
 )
 
 // answered dispatches a request for clients and returns the whole answer.
 func answered(g *Gateway, method, target string, headers ...string) *fasthttp.Response {
+	return answeredTo(g, clients, method, target, headers...)
+}
+
+// answeredTo is answered on the port of clients or of operators.
+func answeredTo(g *Gateway, port audience, method, target string, headers ...string) *fasthttp.Response {
 	var req fasthttp.Request
 	req.Header.SetMethod(method)
 	req.SetRequestURI(target)
@@ -19,7 +25,7 @@ func answered(g *Gateway, method, target string, headers ...string) *fasthttp.Re
 	}
 	var ctx fasthttp.RequestCtx
 	ctx.Init(&req, &net.TCPAddr{IP: net.ParseIP(here), Port: 1}, nil)
-	g.dispatchTo(&ctx, string(ctx.Path()), clients)
+	g.dispatchTo(&ctx, string(ctx.Path()), port)
 	return &ctx.Response
 }
 
@@ -56,6 +62,33 @@ func TestHostOfKeylessGateway(t *testing.T) {
 		r := answered(g, "GET", c.target, "Host", c.host)
 		if r.StatusCode() != c.want || c.want == 403 && !strings.Contains(string(r.Body()), "--allowed-hosts") {
 			t.Errorf("%+v: %d %s", c, r.StatusCode(), r.Body())
+		}
+	}
+}
+
+// The port of operators asks for no key, so that it checks the Host also where the
+// gateway has keys; it has no CORS headers.
+func TestHostOfAdminListener(t *testing.T) {
+	for _, keys := range [][]string{nil, {"k"}} {
+		admin := fasthttputil.NewInmemoryListener()
+		g := idle(t, Options{APIKeys: keys, AllowedHosts: []string{"gw.lan"}, AllowedOrigins: []string{"https://app.example"}, AdminListener: admin})
+		for _, c := range []struct {
+			method, target, host string
+			want                 int
+		}{
+			{"GET", "/metrics", "127.0.0.1:9000", 200},
+			{"GET", "/metrics", "gw.lan:9000", 200},
+			{"GET", "/metrics", "localhost", 200},
+			{"GET", "/metrics", "evil.example:9000", 403},
+			{"GET", "/debug/nodes", "evil.example", 403},
+			{"PUT", "/log-level", "evil.example", 403},
+			{"GET", "http://evil.example/metrics", "127.0.0.1", 403},
+			{"GET", "/livez", "evil.example", 200},
+		} {
+			r := answeredTo(g, operators, c.method, c.target, "Host", c.host, "Origin", "https://app.example")
+			if r.StatusCode() != c.want || c.want == 403 && !strings.Contains(string(r.Body()), "add it to --allowed-hosts") || len(r.Header.Peek("Access-Control-Allow-Origin")) > 0 {
+				t.Errorf("keys %v, %+v: %d %s", keys, c, r.StatusCode(), r.Body())
+			}
 		}
 	}
 }

@@ -91,7 +91,7 @@ func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string) {
 
 // dispatchTo is dispatch on the port of clients or of operators.
 func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audience) {
-	if port == clients && g.browser(ctx, path) {
+	if g.browser(ctx, path, port) {
 		return
 	}
 	method := string(ctx.Method())

@@ -210,7 +210,7 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.CountVar(&g.SSLCertReqs, "ssl-cert-reqs", 0, 0, "certificates of clients: 0 none, 1 checked if they have one, 2 required")
 	s.BoolVar(&g.Insecure, "insecure", false, "serve clients beyond loopback without certificates")
 	s.Var(&g.AllowedOrigins, "allowed-origins", `origins of web pages that may use the API from a browser, as in ["https://app.example"]; "*": any, on gateways with API keys; default: the gateway's own`)
-	s.StringSliceVar(&g.AllowedHosts, "allowed-hosts", nil, "names by which clients may reach a gateway without API keys, beside IP addresses, localhost and --host; *: any. Others get 403, so that no web page can pose as the gateway by DNS")
+	s.StringSliceVar(&g.AllowedHosts, "allowed-hosts", nil, "names by which clients may reach a gateway without API keys, or anyone --admin-listen, beside IP addresses, localhost, --host and the host of --admin-listen; *: any. Others get 403, so that no web page can pose as the gateway by DNS")
 	g.SpecialTokens = AllowSpecialTokens
 	s.Var(&g.SpecialTokens, "special-tokens-in-content", "text such as <|im_end|> in chat messages of users and tools: allow makes it the model's control token, as Hugging Face tokenizers do; reject answers 400. For models of nodes; upstreams decide for themselves")
 	s.StringVar(&g.AdminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")

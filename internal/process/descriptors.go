@@ -49,9 +49,10 @@ func (d Descriptors) Clients(limit int) (int, error) {
 	return n, nil
 }
 
-// Connections returns how many connections clients may have: want, or fewer with a
-// warning where the limit on file descriptors leaves fewer.
-func (p *Process) Connections(d Descriptors, want int) (int, error) {
+// Connections returns how many connections clients may have: want, or fewer where the
+// limit on file descriptors leaves fewer. It logs the lower number, as a warning if the
+// user asked for want and as information if want is the default.
+func (p *Process) Connections(d Descriptors, want int, asked bool) (int, error) {
 	limit, err := DescriptorLimit()
 	if err != nil {
 		return 0, err
@@ -61,7 +62,11 @@ func (p *Process) Connections(d Descriptors, want int) (int, error) {
 		return 0, err
 	}
 	if want > most {
-		p.Log.Warn("--max-connections is lowered to what the limit on file descriptors leaves", "from", want, "to", most, "limit", limit, "kept", limit-d.Each*most)
+		log := p.Log.Info
+		if asked {
+			log = p.Log.Warn
+		}
+		log("--max-connections is lowered to what the limit on file descriptors leaves", "from", want, "to", most, "limit", limit, "kept", limit-d.Each*most)
 	}
 	return min(want, most), nil
 }

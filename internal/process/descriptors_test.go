@@ -1,7 +1,9 @@
 package process
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -30,6 +32,32 @@ func TestDescriptors(t *testing.T) {
 		}
 		if err != nil && (!errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "limit of "+strconv.Itoa(c.limit)+" file descriptors") || !strings.Contains(err.Error(), "ulimit -n")) {
 			t.Error(err)
+		}
+	}
+}
+
+// A lowered --max-connections is a warning only for those who asked for more.
+func TestLoweredConnections(t *testing.T) {
+	limit, err := DescriptorLimit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	most, err := AloneDescriptors.Clients(limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		want  int
+		asked bool
+		log   string // level; empty: no line
+	}{
+		{most, true, ""}, {most + 1, true, "WARN"}, {most + 1, false, "INFO"},
+	} {
+		var out bytes.Buffer
+		p := &Process{Log: slog.New(slog.NewTextHandler(&out, nil))}
+		n, err := p.Connections(AloneDescriptors, c.want, c.asked)
+		if err != nil || n != most || (out.Len() == 0) != (c.log == "") || !strings.Contains(out.String(), c.log) {
+			t.Errorf("%+v: %d of %d, %v: %q", c, n, most, err, out.String())
 		}
 	}
 }
