@@ -122,6 +122,7 @@ type peer struct {
 	asked   []*nodepb.Prefill
 	grants  []*nodepb.Grant
 	cancels int
+	waits   int // told that a grant waits for room
 	grant   func(c *rpc.Conn, stream uint64, g *nodepb.Grant)
 }
 
@@ -147,6 +148,8 @@ func (p *peer) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		if p.grant != nil {
 			go p.grant(c, stream, m)
 		}
+	case *nodepb.Queued:
+		p.waits++
 	case *nodepb.Cancel:
 		p.cancels++
 	}

@@ -49,9 +49,6 @@ const (
 // things that matter; positions in its queue may be dropped.
 const maxFetchEvents = 16
 
-// How often a grant that found no room tries again: about a decode step.
-const grantRetry = 10 * time.Millisecond
-
 // Errors that send a prompt to the next prefill node.
 var (
 	errSilent   = errors.New("decode: prefill node said nothing in time")
@@ -218,7 +215,7 @@ func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 // grant reserves blocks, waiting a bounded time for room, and lets the prefill
 // node write into them.
 func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (*lease, error) {
-	res, err := n.reserve(ctx, id, upTo)
+	res, err := n.reserve(ctx, id, f, upTo)
 	if err != nil {
 		n.refuseGrant(f, err)
 		return nil, err
@@ -259,25 +256,47 @@ func (n *Node) refuseGrant(f *fetch, err error) {
 	}
 }
 
-// reserve asks the engine for blocks until there is room or the bound is hit.
-func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, upTo int) (scheduler.Reservation, error) {
+// reserved is an answer to a request for blocks.
+type reserved struct {
+	res scheduler.Reservation
+	err error
+}
+
+// reserve takes blocks. Where there is no room it waits for a bounded time, in the order
+// in which grants were asked for, and tells the prefill node, which computes for others
+// meanwhile; one of the version before ignores that and waits, too.
+func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (scheduler.Reservation, error) {
+	ready := make(chan reserved, 1)
+	res, err := n.o.Engine.ReserveInTurn(id, upTo, func(res scheduler.Reservation, err error) { ready <- reserved{res, err} })
+	if err == nil || !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
+		return res, err
+	}
+	f.span.Event("no room yet", time.Now())
+	if serr := f.key.conn.Send(rpc.FrameQueued, f.key.stream, &nodepb.Queued{}); serr != nil {
+		n.log.Debug("wait not sent", "err", serr)
+	}
 	deadline := time.NewTimer(n.o.GrantTimeout)
 	defer deadline.Stop()
-	retry := time.NewTicker(grantRetry)
-	defer retry.Stop()
-	for {
-		res, err := n.o.Engine.Reserve(id, upTo)
-		if err == nil || !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
-			return res, err
-		}
-		select {
-		case <-retry.C:
-		case <-deadline.C:
-			return res, fmt.Errorf("%w: %v: %w", errNoRoom, n.o.GrantTimeout, err)
-		case <-ctx.Done():
-			return res, context.Cause(ctx)
-		}
+	select {
+	case r := <-ready:
+		return r.res, r.err
+	case <-deadline.C:
+		err = fmt.Errorf("%w: %v: %w", errNoRoom, n.o.GrantTimeout, err)
+	case <-f.key.conn.Done():
+		err = fmt.Errorf("%w: %w", errGone, f.key.conn.Err())
+	case <-ctx.Done():
+		err = context.Cause(ctx)
 	}
+	if n.o.Engine.StopWaiting(id) {
+		return res, err
+	}
+	r := <-ready // its turn came at the same time
+	if r.err == nil && !errors.Is(err, errNoRoom) {
+		n.o.Engine.Lost(r.res.ID) // nobody will write there
+		n.o.Engine.Release(r.res.ID)
+		return res, err
+	}
+	return r.res, r.err
 }
 
 func (n *Node) startFetch(c *rpc.Conn, span trace.Span) *fetch {

@@ -263,6 +263,48 @@ func TestNoRoom(t *testing.T) {
 	})
 }
 
+// Grants without room are kept in order: a small one does not overtake a large one, and
+// each is given when blocks come free, not at a next look. The prefill node hears at
+// once that it waits, and one whose connection ends waits no more.
+func TestGrantsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil) // 16 of 32 blocks may arrive at once
+		defer b.close()
+		p, gone := b.peer("p1", asks), b.peer("p2", asks)
+		var conn *rpc.Conn
+		gone.script = func(c *rpc.Conn, stream uint64, _ *nodepb.Prefill) {
+			conn = c
+			send(c, rpc.FrameGrantRequest, stream, &nodepb.GrantRequest{})
+		}
+		first := b.gw.ask(generate(100, 1, 3, "p1")) // 13 blocks
+		time.Sleep(100 * time.Millisecond)
+		lost := b.gw.ask(generate(60, 2, 3, "p2"))
+		time.Sleep(100 * time.Millisecond)
+		large := b.gw.ask(generate(90, 3, 3, "p1"))
+		time.Sleep(100 * time.Millisecond)
+		small := b.gw.ask(generate(20, 4, 3, "p1")) // 3 blocks, for which there is room
+		time.Sleep(100 * time.Millisecond)
+		if _, _, grants := p.seen(); len(grants) != 1 || p.waits != 2 || gone.waits != 1 {
+			t.Errorf("%d grants; told to wait %d and %d times", len(grants), p.waits, gone.waits)
+		}
+		conn.Close(nil)
+		b.want(lost, 3, length) // computed here, long before the bound of a wait
+		b.reader.arrive(1)
+		synctest.Wait()
+		if _, _, grants := p.seen(); len(grants) != 3 || grants[1].UpTo+grants[2].UpTo != 89+19 { // sent by a goroutine each
+			t.Errorf("%v", grants)
+		}
+		b.reader.arrive(2)
+		b.reader.arrive(3)
+		for _, s := range []*stream{first, large, small} {
+			b.want(s, 3, length)
+		}
+		if n := b.n.Counters(); n.RemotePrefills != 3 || n.LocalPrefills != 1 {
+			t.Errorf("%+v", n)
+		}
+	})
+}
+
 // Where no prefill node can help, none is asked in vain after the first.
 func TestNoOtherNodeCanHelp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

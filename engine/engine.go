@@ -120,9 +120,10 @@ type Engine struct {
 	events     []kvcache.Event
 	emitted    time.Duration // when the last step's tokens were there
 	count      Stats
-	pushing    int             // jobs that have ended and whose pushes still pin blocks
-	taken      []func()        // the inbox's other buffer
-	onMark     func(layer int) // layerDone, bound once
+	pushing    int                                                        // jobs that have ended and whose pushes still pin blocks
+	taken      []func()                                                   // the inbox's other buffer
+	awaiting   map[scheduler.RequestID]func(scheduler.Reservation, error) // by ReserveInTurn
+	onMark     func(layer int)                                            // layerDone, bound once
 
 	scorer     backend.Scorer    // nil: log-probabilities are made here, of logits
 	rows       backend.RowReader // nil: logits are copied, and read on the step goroutine
@@ -186,7 +187,7 @@ func New(o Options) (*Engine, error) {
 	}
 	e = &Engine{
 		o: o, log: o.Logger, sched: s, start: time.Now(),
-		live: make(map[scheduler.RequestID]*run),
+		live: make(map[scheduler.RequestID]*run), awaiting: make(map[scheduler.RequestID]func(scheduler.Reservation, error)),
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 		adapters: newAdapters(o.AdapterPlaces),
 	}
@@ -221,7 +222,10 @@ func (e *Engine) Run(ctx context.Context) {
 	defer stop()
 	for ctx.Err() == nil && e.lost == nil {
 		e.drainInbox()
-		if !e.stepOnce() && e.lost == nil {
+		e.reserveWaiting() // grants travel while the step runs
+		more := e.stepOnce()
+		e.reserveWaiting()
+		if !more && e.lost == nil {
 			e.blockEvents() // an arrival nobody waits for changes the cache without a step
 			e.publish()
 			select {
@@ -280,6 +284,10 @@ func (e *Engine) shutdown() {
 	for _, id := range ids {
 		e.fail(id, cmp.Or(e.lost, ErrClosed))
 	}
+	for id, ready := range e.awaiting {
+		ready(scheduler.Reservation{}, fmt.Errorf("%w: request %d waited for room", cmp.Or(e.lost, ErrClosed), id))
+	}
+	clear(e.awaiting)
 	e.stepEnd()
 }
 

@@ -228,6 +228,48 @@ func (e *Engine) Reserve(id scheduler.RequestID, upTo int) (res scheduler.Reserv
 	return res, err
 }
 
+// ReserveInTurn is Reserve, where the request waits for room if there is none: an
+// error that is scheduler.ErrNoRoom and not scheduler.ErrNeverFits says so, and ready is
+// called once, on the step goroutine, when its turn comes or the wait fails, unless
+// StopWaiting ended it. ready must not block.
+func (e *Engine) ReserveInTurn(id scheduler.RequestID, upTo int, ready func(scheduler.Reservation, error)) (res scheduler.Reservation, err error) {
+	derr := e.do(func() {
+		res, err = e.sched.ReserveInTurn(id, upTo)
+		if errors.Is(err, scheduler.ErrNoRoom) && !errors.Is(err, scheduler.ErrNeverFits) {
+			e.awaiting[id] = ready
+		}
+	})
+	if derr != nil {
+		err = derr
+	}
+	return res, err
+}
+
+// StopWaiting ends a wait of ReserveInTurn. False: ready was called before.
+func (e *Engine) StopWaiting(id scheduler.RequestID) (waited bool) {
+	derr := e.do(func() {
+		waited = e.sched.StopWaiting(id)
+		delete(e.awaiting, id)
+	})
+	return waited && derr == nil
+}
+
+// reserveWaiting gives blocks to those that wait for them, as far as there are any.
+func (e *Engine) reserveWaiting() {
+	if len(e.awaiting) == 0 {
+		return
+	}
+	for {
+		id, res, err, ok := e.sched.NextReserved()
+		if !ok {
+			return
+		}
+		ready := e.awaiting[id]
+		delete(e.awaiting, id)
+		ready(res, err)
+	}
+}
+
 // Arrived says that everything reserved has landed and matches; the request
 // goes on from there.
 func (e *Engine) Arrived(res scheduler.ReservationID) {

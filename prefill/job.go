@@ -31,7 +31,12 @@ type job struct {
 
 	// Guarded by Node.mu.
 	admitted bool
-	ahead    int // its share of Node.ahead
+	asking   bool        // has asked for its grant and has none
+	ahead    int         // its share of Node.ahead
+	arrival  uint64      // in order of enqueue
+	aside    bool        // waits for room on its decode node, and others may pass
+	passed   int         // by later jobs, while aside
+	patience *time.Timer // of a job that has stepped aside once
 	stop     context.CancelCauseFunc
 	timer    *time.Timer // JobTimeout
 }
@@ -108,9 +113,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})
 	j.span.Event("asked for a grant", time.Now())
 	g, err := n.awaitGrant(ctx, j)
-	n.mu.Lock()
-	n.asking--
-	n.mu.Unlock()
+	n.grantEnded(j, err == nil)
 	if err != nil {
 		return nil, err
 	}
@@ -135,6 +138,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	if err != nil {
 		return nil, errors.Join(err, push.Abort(err))
 	}
+	n.cachedHere(j, cached)
 	// The source blocks stay pinned until the push reads them no more.
 	defer n.o.Engine.ReleaseJob(id, ej)
 	err = f.pump(ctx, push, n.o.Engine.Progress)

@@ -47,8 +47,9 @@ type Options struct {
 	Tracer   *trace.Tracer // nil: no spans
 
 	// RunAheadTokens bounds the tokens of jobs that have asked for their grant
-	// and are not computed yet. About two steps' worth keeps the engine busy
-	// while a grant travels; more would hold decode's blocks for nothing.
+	// and are not computed yet, without those that wait for room on their decode
+	// node and those found in the prefix cache. About two steps' worth keeps the
+	// engine busy while a grant travels; more would hold decode's blocks for nothing.
 	// Default 4096.
 	RunAheadTokens int
 	// MaxQueued bounds the jobs that wait; more are sent elsewhere. Default 1024.
@@ -115,6 +116,8 @@ type Node struct {
 	gateways map[*rpc.Conn]bool // that hear heartbeats
 	queue    []*job             // waiting for their turn to ask for a grant
 	asking   int                // jobs that have asked and have no grant yet
+	aside    int                // of these, jobs that others may pass
+	arrivals uint64             // jobs that were ever queued
 	ahead    int                // tokens of admitted jobs that are not computed yet
 	draining rpc.Draining
 	count    Counters
@@ -156,6 +159,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		if j := n.job(k); j != nil {
 			j.granted(g)
 		}
+	case rpc.FrameQueued: // the grant waits for room; a decode node of the version before says nothing
+		n.stepAside(k)
 	case rpc.FrameCancel:
 		n.cancel(k, errCancelled)
 	case rpc.FrameDrain:
@@ -221,7 +226,7 @@ func (n *Node) room(k key) (nodepb.Code, string) {
 	switch {
 	case n.draining.On():
 		return nodepb.Code_CODE_DRAINING, errDrained.Error()
-	case len(n.queue) >= n.o.MaxQueued:
+	case len(n.queue)+n.aside >= n.o.MaxQueued:
 		n.count.Overloaded++
 		return nodepb.Code_CODE_OVERLOADED, fmt.Sprintf("%d prefills wait already (the bound)", n.o.MaxQueued)
 	case n.jobs[k] != nil:

@@ -265,6 +265,143 @@ func TestTurns(t *testing.T) {
 	})
 }
 
+// A job whose decode node has no room steps aside: jobs for other decode nodes are
+// computed, 16 of them at most and for 2 s, and then it has its place again.
+func TestStepsAside(t *testing.T) {
+	begin := func(t *testing.T) (b *bed, full *ask) {
+		b = newBed(t, func(o *Options, _ *scheduler.Config) { o.MaxQueued = 40 })
+		full = b.dec.ask(tokens(150, 1), nil) // more than may be ahead: it goes alone
+		<-full.wants
+		return b, full
+	}
+	other := func(b *bed, i int) *ask { return b.dec.ask(tokens(100, i), nil) }
+	asked := func(a *ask) bool {
+		synctest.Wait()
+		a.d.mu.Lock()
+		defer a.d.mu.Unlock()
+		return !a.asked.IsZero()
+	}
+	t.Run("others pass", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b, full := begin(t)
+			defer b.close()
+			second := other(b, 2)
+			if asked(second) {
+				t.Error("250 tokens are ahead, with a bound of 100, and nobody is aside")
+			}
+			full.send(rpc.FrameQueued, &nodepb.Queued{})
+			full.send(rpc.FrameQueued, &nodepb.Queued{})
+			if !asked(second) {
+				t.Fatal("a job that waits for room holds up another")
+			}
+			second.grant(0, 0)
+			second.arrived(100)
+			full.grant(20, 0)
+			full.arrived(150)
+		})
+	})
+	t.Run("at most 16", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b, full := begin(t)
+			defer b.close()
+			full.send(rpc.FrameQueued, &nodepb.Queued{})
+			began, passed := time.Now(), 0
+			var last *ask
+			for passed = 0; passed < 40; passed++ {
+				if last = other(b, 2+passed); !asked(last) {
+					break
+				}
+				last.grant(0, 0)
+				if <-last.over; last.done == nil {
+					t.Fatal(last.end)
+				}
+			}
+			if passed != 16 || time.Since(began) >= maxAside {
+				t.Errorf("%d jobs have passed in %v", passed, time.Since(began))
+			}
+			full.grant(20, 0)
+			full.arrived(150)
+			last.grant(0, 0)
+			last.arrived(100)
+		})
+	})
+	t.Run("at most 2 s", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b, full := begin(t)
+			defer b.close()
+			full.send(rpc.FrameQueued, &nodepb.Queued{})
+			time.Sleep(1900 * time.Millisecond)
+			early := other(b, 2)
+			if !asked(early) {
+				t.Error("nobody passes after 1.9 s")
+			}
+			early.grant(0, 0)
+			early.arrived(100)
+			time.Sleep(200 * time.Millisecond)
+			late := other(b, 3)
+			if asked(late) {
+				t.Error("one passes after 2 s")
+			}
+			full.send(rpc.FrameQueued, &nodepb.Queued{})
+			if asked(late) {
+				t.Error("it steps aside twice")
+			}
+			full.ended(nodepb.Code_CODE_OVERLOADED) // no grant has come
+			late.grant(0, 0)
+			late.arrived(100)
+		})
+	})
+	t.Run("as many as may wait", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b, full := begin(t)
+			defer b.close()
+			all := []*ask{full}
+			full.send(rpc.FrameQueued, &nodepb.Queued{})
+			for i := range 45 {
+				a := other(b, 2+i)
+				if synctest.Wait(); a.end != nil {
+					break
+				}
+				<-a.wants
+				a.send(rpc.FrameQueued, &nodepb.Queued{})
+				all = append(all, a)
+			}
+			if synctest.Wait(); len(all) != 40 {
+				t.Errorf("%d jobs wait, the bound is 40", len(all))
+			}
+			for _, a := range all {
+				a.send(rpc.FrameCancel, &nodepb.Cancel{})
+			}
+		})
+	})
+}
+
+// What the prefix cache has does not count as ahead of the engine.
+func TestAheadWithoutCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		first := b.dec.ask(tokens(90, 1), nil)
+		first.grant(0, 0)
+		first.arrived(90)
+		b.model.layer.Store(int64(time.Second))
+		again := b.dec.ask(tokens(90, 1), nil) // 88 are cached
+		again.grant(20, 0)
+		time.Sleep(100 * time.Millisecond)
+		next := b.dec.ask(tokens(90, 2), nil)
+		synctest.Wait()
+		b.dec.mu.Lock()
+		if next.asked.IsZero() {
+			t.Error("2 tokens to compute keep 90 from asking, with a bound of 100")
+		}
+		b.dec.mu.Unlock()
+		again.arrived(2)
+		b.model.layer.Store(0)
+		next.grant(40, 0)
+		next.arrived(90)
+	})
+}
+
 // A grant travels while another job computes: nobody waits for the step's end
 // to ask for it.
 func TestGrantIsAskedDuringAStep(t *testing.T) {

@@ -10,9 +10,20 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
+// A job whose decode node has no room yet steps aside: until its grant comes, its tokens
+// do not count as ahead of the engine, so that jobs for other decode nodes are
+// computed. After so many of them, or so long, it steps back into its place, and
+// none passes any more.
+const (
+	maxPassed = 16
+	maxAside  = 2 * time.Second
+)
+
 // enqueue files a job behind those of its priority; n.mu is held.
 func (n *Node) enqueue(j *job) {
 	n.jobs[j.key] = j
+	n.arrivals++
+	j.arrival = n.arrivals
 	at, _ := slices.BinarySearchFunc(n.queue, j, func(q, j *job) int {
 		if q.priority <= j.priority { // lower runs first, equals in order of arrival
 			return -1
@@ -33,12 +44,77 @@ func (n *Node) admit() {
 		n.queue = slices.Delete(n.queue, 0, 1)
 		j.ahead = len(j.tokens)
 		n.ahead += j.ahead
-		j.admitted = true
+		j.admitted, j.asking = true, true
 		n.asking++
 		ctx, cancel := context.WithCancelCause(context.Background())
 		j.stop = cancel
 		n.wg.Add(1)
 		go n.run(ctx, j)
+	}
+}
+
+// stepAside lets others pass a job that waits for its grant, as its decode node says.
+func (n *Node) stepAside(k key) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	j := n.jobs[k]
+	if j == nil || !j.asking || j.patience != nil {
+		return // nothing asked, or aside once already
+	}
+	j.span.Event("stepped aside", time.Now())
+	j.aside = true
+	n.aside++
+	j.patience = time.AfterFunc(maxAside, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.stepBack(j)
+	})
+	n.ahead -= j.ahead
+	j.ahead = 0
+	n.admit()
+}
+
+// stepBack ends that: the job's tokens count again; n.mu is held.
+func (n *Node) stepBack(j *job) {
+	if !j.aside {
+		return
+	}
+	j.patience.Stop()
+	j.aside = false
+	n.aside--
+	j.ahead = len(j.tokens)
+	n.ahead += j.ahead
+}
+
+// grantEnded takes note that a job waits for its grant no more, because it has it or
+// has failed. One that has it passes those before it that are aside.
+func (n *Node) grantEnded(j *job, granted bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	j.asking = false
+	n.asking--
+	n.stepBack(j)
+	if !granted || n.aside == 0 {
+		return
+	}
+	for _, other := range n.jobs {
+		if other.aside && other.arrival < j.arrival {
+			if other.passed++; other.passed >= maxPassed {
+				n.stepBack(other)
+			}
+		}
+	}
+}
+
+// cachedHere takes note that so many of a job's tokens need no computing.
+func (n *Node) cachedHere(j *job, cached int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	cached = min(cached, j.ahead)
+	j.ahead -= cached
+	n.ahead -= cached
+	if cached > 0 {
+		n.admit()
 	}
 }
 
@@ -87,6 +163,7 @@ func (n *Node) forget(j *job, err error) {
 	j.endSpan(err)
 	delete(n.jobs, j.key)
 	j.timer.Stop()
+	n.stepBack(j)
 	n.ahead -= j.ahead
 	j.ahead = 0
 	n.admit()
@@ -122,14 +199,20 @@ func (n *Node) Positions(ctx context.Context) {
 func (n *Node) Check() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	ahead, admitted := 0, 0
+	ahead, admitted, aside := 0, 0, 0
 	for _, j := range n.jobs {
 		ahead += j.ahead
+		if j.aside {
+			aside++
+		}
+		if j.aside && (j.ahead > 0 || !j.asking || j.passed >= maxPassed) {
+			return fmt.Errorf("%w: a job is aside with %d tokens ahead, asking %v, passed by %d", errBroken, j.ahead, j.asking, j.passed)
+		}
 		if j.admitted {
 			admitted++
 		}
 	}
-	if c := n.count; ahead != n.ahead || admitted+len(n.queue) != len(n.jobs) || n.asking < 0 || n.asking > admitted || c.Accepted != uint64(len(n.jobs))+c.Done+c.Cancelled+c.Failed {
+	if c := n.count; ahead != n.ahead || admitted+len(n.queue) != len(n.jobs) || n.asking < 0 || n.asking > admitted || n.aside != aside || c.Accepted != uint64(len(n.jobs))+c.Done+c.Cancelled+c.Failed {
 		return fmt.Errorf("%w: %d tokens ahead, jobs say %d; %d jobs, %d admitted, %d asking, %d queued; %+v",
 			errBroken, n.ahead, ahead, len(n.jobs), admitted, n.asking, len(n.queue), c)
 	}

@@ -126,6 +126,11 @@ func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
 }
 
 func (s *Scheduler) checkReservations(owners *owned) error {
+	for i, a := range s.awaiting {
+		if s.awaits(a.r) != i {
+			return fmt.Errorf("%w: request %d waits for room twice", ErrBroken, a.r.id)
+		}
+	}
 	live := 0
 	for i, res := range s.reservations {
 		if i > 0 && s.reservations[i-1].ID >= res.ID {

@@ -55,6 +55,7 @@ type request struct {
 	ahead     bool // also in the step that follows it
 
 	reservation *reservation // the live one
+	lacks       int          // blocks that the last Reserve asked for
 	looked      bool         // counted in prefixQueries
 	asked       bool         // counted in externalQueries
 	admitted    bool         // counted in admitted

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -58,17 +59,29 @@ func (res *Reservation) size() (n int) {
 // are pinned: until Arrived, or Release after the lease's fenced end, nobody
 // else gets them, whatever happens to the request.
 func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
-	r, err := s.heldRequest(id, "reserve")
+	r, err := s.reservable(id, upTo)
 	if err != nil {
 		return Reservation{}, err
 	}
-	if r.reservation != nil {
-		return Reservation{}, fmt.Errorf("%w: request %d, reservation %d", ErrReserved, id, r.reservation.ID)
+	return s.reserve(r, upTo)
+}
+
+// reservable finds a held request that may have blocks reserved.
+func (s *Scheduler) reservable(id RequestID, upTo int) (*request, error) {
+	r, err := s.heldRequest(id, "reserve")
+	switch {
+	case err != nil:
+		return nil, err
+	case r.reservation != nil:
+		return nil, fmt.Errorf("%w: request %d, reservation %d", ErrReserved, id, r.reservation.ID)
+	case upTo < 1 || upTo > len(r.tokens)-1:
+		return nil, fmt.Errorf("%w: request %d up to token %d, which is not in 1 to %d", ErrRange, id, upTo, len(r.tokens)-1)
 	}
-	if upTo < 1 || upTo > len(r.tokens)-1 {
-		return Reservation{}, fmt.Errorf("%w: request %d up to token %d, which is not in 1 to %d",
-			ErrRange, id, upTo, len(r.tokens)-1)
-	}
+	return r, nil
+}
+
+func (s *Scheduler) reserve(r *request, upTo int) (Reservation, error) {
+	id := r.id
 	s.attach(r)
 	from := r.computed
 	if from >= upTo {
@@ -79,14 +92,14 @@ func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 		first, end := Places(g, from, upTo)
 		nBlocks += end - first
 	}
+	r.lacks = nBlocks
 	if nBlocks > s.maxArriving {
 		return Reservation{}, fmt.Errorf("%w: %w: request %d needs %d blocks, at most %d may ever arrive at once",
 			ErrNoRoom, ErrNeverFits, id, nBlocks, s.maxArriving)
 	}
-	arriving, available := s.pool.Usage().Arriving, s.pool.Available()
-	if arriving+nBlocks > s.maxArriving || available-nBlocks < s.watermark {
+	if !s.roomFor(nBlocks) {
 		return Reservation{}, fmt.Errorf("%w: request %d needs %d blocks; %d of at most %d are arriving, %d are available above a watermark of %d",
-			ErrNoRoom, id, nBlocks, arriving, s.maxArriving, available, s.watermark)
+			ErrNoRoom, id, nBlocks, s.pool.Usage().Arriving, s.maxArriving, s.pool.Available(), s.watermark)
 	}
 	s.lastID++
 	res := &reservation{
@@ -105,6 +118,81 @@ func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 		s.counters.externalQueries += uint64(upTo - from)
 	}
 	return res.Reservation, nil
+}
+
+// roomFor says whether so many blocks may be reserved now.
+func (s *Scheduler) roomFor(nBlocks int) bool {
+	return s.pool.Usage().Arriving+nBlocks <= s.maxArriving && s.pool.Available()-nBlocks >= s.watermark
+}
+
+// ReserveInTurn is Reserve, but behind the requests that wait for room already. Where
+// it returns ErrNoRoom without ErrNeverFits, the request waits from now on: NextReserved
+// returns its reservation when there is room, StopWaiting ends the wait.
+func (s *Scheduler) ReserveInTurn(id RequestID, upTo int) (Reservation, error) {
+	r, err := s.reservable(id, upTo)
+	if err != nil {
+		return Reservation{}, err
+	}
+	if s.awaits(r) >= 0 {
+		return Reservation{}, fmt.Errorf("%w: request %d waits for room already", ErrReserved, id)
+	}
+	if n := len(s.awaiting); n > 0 {
+		r.lacks = 0 // counted when its turn comes
+		s.awaiting = append(s.awaiting, awaited{r, upTo})
+		return Reservation{}, fmt.Errorf("%w: request %d waits behind %d others", ErrNoRoom, id, n)
+	}
+	res, err := s.reserve(r, upTo)
+	if errors.Is(err, ErrNoRoom) && !errors.Is(err, ErrNeverFits) {
+		s.awaiting = append(s.awaiting, awaited{r, upTo})
+	}
+	return res, err
+}
+
+// NextReserved reserves for the request that waits longest, once there is room for it.
+// False: none waits, or there is no room. An error ends the wait of that request alone.
+// It costs little while there is no room, so that it may be called after each step.
+func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok bool) {
+	if len(s.awaiting) == 0 {
+		return 0, Reservation{}, nil, false
+	}
+	next := s.awaiting[0]
+	r := next.r
+	switch {
+	case s.byID[r.id] != r || r.state != stateHeld:
+		err = fmt.Errorf("%w: request %d went on without it", ErrNotHeld, r.id)
+	case r.reservation != nil:
+		err = fmt.Errorf("%w: request %d, reservation %d", ErrReserved, r.id, r.reservation.ID)
+	case !s.roomFor(r.lacks):
+		return 0, Reservation{}, nil, false
+	default:
+		res, err = s.reserve(r, next.upTo)
+		if errors.Is(err, ErrNoRoom) && !errors.Is(err, ErrNeverFits) {
+			return 0, Reservation{}, nil, false
+		}
+	}
+	s.awaiting = slices.Delete(s.awaiting, 0, 1)
+	return r.id, res, err, true
+}
+
+// StopWaiting ends a request's wait for room, and says whether it waited.
+func (s *Scheduler) StopWaiting(id RequestID) bool {
+	at := slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r.id == id })
+	if at < 0 {
+		return false
+	}
+	s.awaiting = slices.Delete(s.awaiting, at, at+1)
+	return true
+}
+
+// awaits is a request's place among those that wait for room; -1: none.
+func (s *Scheduler) awaits(r *request) int {
+	return slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r == r })
+}
+
+// awaited is a request that waits for room for its first upTo tokens.
+type awaited struct {
+	r    *request
+	upTo int
 }
 
 // arriving takes n blocks for the network to write.

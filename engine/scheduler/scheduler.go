@@ -154,6 +154,7 @@ type Scheduler struct {
 	waiting      []*request
 	running      []*request
 	reservations []*reservation // by ID, live and lost
+	awaiting     []awaited      // for room, in order
 	lastID       ReservationID
 	arrivals     uint64 // requests added so far
 

@@ -24,6 +24,7 @@ var paths = strings.Fields(`
 	add add-resume add-compute-only add-hold add-no-cache-read add-priority add-id-again
 	refused-queue-full refused-too-long refused-duplicate
 	abort-held abort-held-reserved abort-waiting abort-waiting-arrived abort-running abort-in-step abort-completed
+	reserve-waits reserve-in-turn reserve-turn-lost reserve-wait-ended
 	reserve reserve-no-room reserve-nothing-missing reserve-again reserve-in-step
 	arrived arrived-in-step arrived-after-abort arrived-cached-for-others arrived-prefix-grew arrived-prefix-gone arrived-partial-block
 	lost late-write late-write-after-abort release-lost release-live refused-arrived-after-lost
@@ -61,6 +62,12 @@ type transfer struct {
 	lost bool
 }
 
+// waiter is a request that waits for room for its first upTo tokens.
+type waiter struct {
+	q    *simRequest
+	upTo int
+}
+
 // push is a transfer that reads blocks here.
 type push struct {
 	q      *simRequest
@@ -94,6 +101,7 @@ type sim struct {
 	freeIDs    []RequestID
 	texts      [][]int32 // prompts and outputs so far, to share prefixes with and to resume
 	transfers  []*transfer
+	waits      []waiter // for room, in order
 	pushes     []*push
 	owners     []owner
 	view       map[name]bool // the prefix cache as events tell it
@@ -241,6 +249,9 @@ func (m *sim) event() error {
 	}
 	if err := op(); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := m.takeTurns(); err != nil {
+		return fmt.Errorf("turns after %s: %w", name, err)
 	}
 	return m.after(name)
 }

@@ -387,6 +387,18 @@ func (m *sim) reserve() error {
 		upTo = m.rng.IntN(n + 1)
 	}
 	reserved := q.r.reservation != nil
+	waits := slices.ContainsFunc(m.waits, func(w waiter) bool { return w.q == q })
+	if waits && m.rng.IntN(4) == 0 {
+		m.n["reserve-wait-ended"]++
+		m.waits = slices.DeleteFunc(m.waits, func(w waiter) bool { return w.q == q })
+		if !m.s.StopWaiting(q.ID) || m.s.StopWaiting(q.ID) {
+			return fmt.Errorf("request %d does not wait once", q.ID)
+		}
+		return nil
+	}
+	if m.rng.IntN(3) == 0 {
+		return m.reserveInTurn(q, upTo, waits)
+	}
 	before := m.s.Stats().Blocks
 	res, err := m.s.Reserve(q.ID, upTo)
 	switch {
@@ -409,6 +421,75 @@ func (m *sim) reserve() error {
 	case err != nil:
 		return err
 	}
+	return m.reserved(q, upTo, before.Arriving, res)
+}
+
+// reserveInTurn is reserve for a request that waits if it must.
+func (m *sim) reserveInTurn(q *simRequest, upTo int, waits bool) error {
+	before, others := m.s.Stats().Blocks, len(m.waits)
+	res, err := m.s.ReserveInTurn(q.ID, upTo)
+	switch {
+	case q.r.reservation != nil && err != nil || waits:
+		if !errors.Is(err, ErrReserved) && !errors.Is(err, ErrRange) {
+			return fmt.Errorf("a second time: %v", err)
+		}
+		return nil
+	case upTo < 1 || upTo >= len(q.Tokens):
+		if !errors.Is(err, ErrRange) {
+			return fmt.Errorf("up to %d of %d: %v", upTo, len(q.Tokens), err)
+		}
+		return nil
+	case errors.Is(err, ErrNothingMissing), errors.Is(err, ErrNeverFits):
+		return nil
+	case errors.Is(err, ErrNoRoom):
+		m.n["reserve-waits"]++
+		m.waits = append(m.waits, waiter{q, upTo})
+		return nil
+	case err != nil:
+		return err
+	case others > 0:
+		return fmt.Errorf("request %d overtakes %d that wait", q.ID, others)
+	}
+	return m.reserved(q, upTo, before.Arriving, res)
+}
+
+// takeTurns gives room to those that wait, in order, and as long as there is some.
+func (m *sim) takeTurns() error {
+	for {
+		before := m.s.Stats().Blocks
+		id, res, err, ok := m.s.NextReserved()
+		if !ok {
+			break
+		}
+		w := m.waits[0]
+		m.waits = m.waits[1:]
+		switch {
+		case id != w.q.ID:
+			return fmt.Errorf("request %d is served, %d waits longer", id, w.q.ID)
+		case errors.Is(err, ErrNotHeld), errors.Is(err, ErrReserved), errors.Is(err, ErrNothingMissing), errors.Is(err, ErrNeverFits):
+			m.n["reserve-turn-lost"]++
+			continue
+		case err != nil:
+			return err
+		}
+		m.n["reserve-in-turn"]++
+		if err := m.reserved(w.q, w.upTo, before.Arriving, res); err != nil {
+			return err
+		}
+	}
+	if len(m.waits) == 0 {
+		return nil
+	}
+	// What the one whose turn it is lacks is more than there is.
+	r, u := m.waits[0].q.r, m.s.Stats().Blocks
+	if limit := int(m.cfg.ArrivingFraction * float64(u.Blocks)); r.state != stateHeld || r.reservation != nil || u.Arriving+r.lacks <= limit && m.s.pool.Available()-r.lacks >= m.s.watermark {
+		return fmt.Errorf("request %d waits for %d blocks and nothing: %+v", r.id, r.lacks, u)
+	}
+	return nil
+}
+
+// reserved checks a reservation and gives it to the network.
+func (m *sim) reserved(q *simRequest, upTo, arriving int, res Reservation) error {
 	m.n["reserve"]++
 	if m.stepping {
 		m.n["reserve-in-step"]++
@@ -419,8 +500,8 @@ func (m *sim) reserve() error {
 		}
 	}
 	st := m.s.Stats().Blocks
-	if limit := int(m.cfg.ArrivingFraction * float64(st.Blocks)); st.Arriving > limit || st.Arriving != before.Arriving+res.size() {
-		return fmt.Errorf("%d blocks arrive of at most %d, %d before", st.Arriving, limit, before.Arriving)
+	if limit := int(m.cfg.ArrivingFraction * float64(st.Blocks)); st.Arriving > limit || st.Arriving != arriving+res.size() {
+		return fmt.Errorf("%d blocks arrive of at most %d, %d before", st.Arriving, limit, arriving)
 	}
 	if res.UpTo != upTo || res.From%m.s.pool.Align() != 0 || res.From >= upTo || len(res.Groups) != len(m.groups) {
 		return fmt.Errorf("up to %d: %+v", upTo, res)

@@ -1523,7 +1523,8 @@ func (x *Prefill) GetPrefixDigest() []byte {
 	return nil
 }
 
-// Queued tells decode that its Prefill still waits; sent while it does.
+// Queued tells decode that its Prefill still waits; sent while it does. From decode it
+// says that a GrantRequest waits for room, and that its Grant follows.
 type Queued struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Position      uint32                 `protobuf:"varint,1,opt,name=position,proto3" json:"position,omitempty"` // requests ahead
