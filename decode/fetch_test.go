@@ -443,3 +443,22 @@ func TestNothingFollowsAnEnd(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	})
 }
+
+// A prompt that leaves no block in the cache is moved once; the next time it is
+// computed here, because moving it again would save nothing.
+func TestShortPromptIsMovedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		p := b.delivers("p1")
+		for range 3 {
+			b.want(b.gw.ask(generate(6, 1, 5, "p1")), 5, length)
+		}
+		if asked, _, _ := p.seen(); asked != 1 {
+			t.Errorf("moved %d times, want once", asked)
+		}
+		if c := b.n.Counters(); c.RemotePrefills != 1 || c.LocalPrefills != 2 {
+			t.Errorf("%+v", c)
+		}
+	})
+}

@@ -3,12 +3,18 @@ package decode
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -254,6 +260,9 @@ func TestDrain(t *testing.T) {
 				b.wantEnd(late, nodepb.Code_CODE_DRAINING)
 			}
 			<-drained
+			if n, _ := b.n.Owned(); n != 0 {
+				t.Errorf("drained, and %d attempts have an owner", n)
+			}
 			if !b.gw.stats.Draining {
 				t.Error("the gateway has not heard of it")
 			}
@@ -438,4 +447,55 @@ func TestHeartbeatAndBundle(t *testing.T) {
 		b.gw.mu.Unlock()
 		b.want(held, 5, length) // after the prefill node's silence
 	})
+}
+
+// Check finds what it says it verifies.
+func TestCheckFindsDamage(t *testing.T) {
+	for name, damage := range map[string]func(*Node){
+		"an attempt that never ended": func(n *Node) { n.count.Accepted++ },
+		"one that ended twice":        func(n *Node) { n.count.FinishedStop++ },
+		"an attempt without an owner": func(n *Node) { n.attempts[key{}] = &attempt{}; n.count.Accepted++ },
+		"a fetch without an owner":    func(n *Node) { n.fetches[key{}] = &fetch{} },
+	} {
+		n := &Node{attempts: map[key]*attempt{}, fetches: map[key]*fetch{}}
+		if err := n.Check(); err != nil {
+			t.Fatal(err)
+		}
+		damage(n)
+		if err := n.Check(); !errors.Is(err, errBroken) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A word of no tokens bans nothing; of other bad words each token counts.
+func TestRules(t *testing.T) {
+	r := rules(&nodepb.Sampling{BadWords: []*nodepb.TokenSequence{{}, {Tokens: []int32{1, 2}}}, LogitBias: []*nodepb.LogitBias{{Token: 3, Value: -1}}, MinTokens: 4}, []int32{9})
+	if len(r.BadWords) != 1 || !slices.Equal(r.BadWords[0], []int32{1, 2}) || !slices.Equal(r.Bias, []engine.Bias{{Token: 3, Value: -1}}) || r.MinTokens != 4 || !slices.Equal(r.Stops, []int32{9}) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Log-probabilities of a token and of a prompt reach the wire whole and in order,
+// and nothing of an attempt that has ended does.
+func TestLogProbsOnTheWire(t *testing.T) {
+	top := []sample.Top{{Token: 4, LogProb: -0.5}, {Token: 5, LogProb: -1.5}}
+	a := &attempt{key: key{stream: 7}, number: 2}
+	p := logProbs(a, engine.Token{Position: 9, LogProbs: &engine.LogProbs{LogProb: -0.5, Rank: 1, Top: top}})
+	if want := (&nodepb.TokenLogProbs{Stream: 7, Attempt: 2, Position: 9, Logprob: -0.5, Rank: 1, TopTokens: []int32{4, 5}, TopLogprobs: []float32{-0.5, -1.5}}); !proto.Equal(p, want) {
+		t.Errorf("%v, want %v", p, want)
+	}
+	gw := &gateway{}
+	n := &Node{gateways: map[*rpc.Conn]*gateway{nil: gw}}
+	n.emitPrompt(a, 3, []engine.LogProbs{{LogProb: -1, Rank: 2, Top: top}, {LogProb: -2, Rank: 3, Top: top[:1]}})
+	want := &nodepb.PromptLogProbs{Attempt: 2, First: 3, Logprobs: []float32{-1, -2}, Ranks: []uint32{2, 3}, TopTokens: []int32{4, 5, 4}, TopLogprobs: []float32{-0.5, -1.5, -0.5}}
+	if len(gw.prompts) != 1 || !proto.Equal(gw.prompts[0].m, want) || len(n.dirty) != 1 {
+		t.Errorf("%v, want %v", gw.prompts, want)
+	}
+	a.ended = true
+	n.emitPrompt(a, 5, []engine.LogProbs{{}})
+	n.emit(a, engine.Token{Position: 10})
+	if len(gw.prompts) != 1 || len(gw.tokens) != 0 {
+		t.Errorf("of an attempt that has ended: %v, %v", gw.prompts[1:], gw.tokens)
+	}
 }

@@ -95,6 +95,7 @@ type bed struct {
 	dec    *decodePeer
 	stop   []func()
 	dial   atomic.Int64 // a time.Duration that connecting takes
+	write  atomic.Int64 // a time.Duration that each write to the decode node's KV takes
 
 	mu     sync.Mutex
 	events map[kvtransfer.LeaseID][]kvtransfer.Event
@@ -117,7 +118,7 @@ func newBed(t *testing.T, change func(*Options, *scheduler.Config)) *bed {
 		},
 	})
 	b.must(err)
-	b.writer, err = kvtransfer.NewWriter(kvtransfer.WriterOptions{Node: "prefill", Layout: layout, Memory: b.model.kv, Network: slow{mem, &b.dial}})
+	b.writer, err = kvtransfer.NewWriter(kvtransfer.WriterOptions{Node: "prefill", Layout: layout, Memory: b.model.kv, Network: slow{mem, &b.dial, &b.write}})
 	b.must(err)
 	c := scheduler.Config{Pool: kvcache.Config{Blocks: blocks, BlockTokens: blockTokens}, MaxSeqs: 4, MaxBatchedTokens: stepTokens, MaxModelLen: 200}
 	o := Options{
@@ -154,15 +155,29 @@ func (b *bed) must(err error) {
 	}
 }
 
-// slow is a network on which connecting takes its time.
+// slow is a network on which connecting and writing take their time.
 type slow struct {
 	*kvtransfer.Mem
-	takes *atomic.Int64
+	dial, write *atomic.Int64
 }
 
 func (s slow) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	time.Sleep(time.Duration(s.takes.Load()))
-	return s.Mem.Dial(ctx, addr)
+	time.Sleep(time.Duration(s.dial.Load()))
+	c, err := s.Mem.Dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return slowConn{c, s.write}, nil
+}
+
+type slowConn struct {
+	net.Conn
+	takes *atomic.Int64
+}
+
+func (c slowConn) Write(p []byte) (int, error) {
+	time.Sleep(time.Duration(c.takes.Load()))
+	return c.Conn.Write(p)
 }
 
 // idle wants nothing left in the node.

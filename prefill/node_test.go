@@ -240,6 +240,9 @@ func TestTurns(t *testing.T) {
 			t.Errorf("positions %v, %v, %v", as[2].queued, as[3].queued, as[4].queued)
 		}
 		b.dec.mu.Unlock()
+		if st := b.n.stats(); st.QueuedTokens != 150+30+40 || st.Waiting != 3 {
+			t.Errorf("heartbeats say %d tokens and %d jobs, want the 220 of 3 that wait", st.QueuedTokens, st.Waiting)
+		}
 		if w, asking, all := b.n.Queued(); w != 3 || asking != 2 || all != 5 {
 			t.Errorf("%d of %d wait", w, all)
 		}
@@ -423,6 +426,106 @@ func TestGrantIsAskedDuringAStep(t *testing.T) {
 	})
 }
 
+// The next job asks for its grant as soon as the one before is computed, while
+// its pages still travel.
+func TestGrantIsAskedDuringATransfer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		b.write.Store(int64(100 * layerTime))
+		first, second := b.dec.ask(tokens(90, 1), nil), b.dec.ask(tokens(60, 2), nil)
+		first.grant(0, 0)
+		second.grant(20, 0)
+		first.arrived(90)
+		arrived := time.Now().Add(-2 * time.Second) // which arrived waits for
+		if !second.asked.Before(arrived) {
+			t.Errorf("asked at %v, when the transfer before had ended at %v", second.asked, arrived)
+		}
+		second.arrived(60)
+	})
+}
+
+// A push whose lease ends while its last pages travel is not reported as done.
+func TestLeaseLostBehindTheLastPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		b.write.Store(int64(100 * layerTime))
+		a := b.dec.ask(tokens(30, 1), nil)
+		a.grant(0, 0)
+		for b.eng.Stats().Scheduler.Running+b.eng.Stats().Scheduler.Waiting == 0 {
+			time.Sleep(layerTime) // the connection is made
+		}
+		time.Sleep(10 * layerTime) // all is computed, and the first write under way
+		a.revoke()
+		a.lost()
+		time.Sleep(10 * time.Second)
+		a.d.mu.Lock()
+		defer a.d.mu.Unlock()
+		if a.done != nil {
+			t.Error("pages that never landed are reported as done")
+		}
+	})
+}
+
+// A transfer is hidden as long as the engine computes, and never for longer than
+// it takes.
+func TestTransferTimes(t *testing.T) {
+	began := time.Unix(1000, 0)
+	for name, c := range map[string]struct {
+		last            time.Time
+		hidden, exposed time.Duration
+	}{
+		"landed 2 s behind the prompt":  {began.Add(3 * time.Second), 3 * time.Second, 2 * time.Second},
+		"landed before the step's end":  {began.Add(6 * time.Second), 5 * time.Second, 0},
+		"the step has not ended yet":    {time.Time{}, 5 * time.Second, 0},
+		"landed when the prompt ended":  {began.Add(5 * time.Second), 5 * time.Second, 0},
+		"computed before the first one": {began, 0, 5 * time.Second},
+	} {
+		f := &feed{began: began, last: c.last}
+		if got := f.transfer(began.Add(5 * time.Second)); got != (Transfer{First: began, Hidden: c.hidden, Exposed: c.exposed}) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// What is no Prefill is refused, and costs nothing else.
+func TestGarbledPrefill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		a := &ask{d: b.dec, id: b.dec.conn.NewStream(), over: make(chan struct{})}
+		b.dec.mu.Lock()
+		b.dec.by[a.id] = a
+		b.dec.mu.Unlock()
+		a.send(rpc.FramePrefill, &nodepb.Grant{Grant: []byte{0xff}}) // its first field, as text
+		a.ended(nodepb.Code_CODE_INVALID)
+		again := b.dec.ask(tokens(9, 1), nil)
+		again.grant(0, 0)
+		again.arrived(9)
+	})
+}
+
+// Check finds what it says it verifies.
+func TestCheckFindsDamage(t *testing.T) {
+	for name, damage := range map[string]func(*Node){
+		"tokens ahead": func(n *Node) { n.ahead++ },
+		"a lost job":   func(n *Node) { n.count.Accepted++ },
+		"asking":       func(n *Node) { n.asking++ },
+		"negative":     func(n *Node) { n.asking-- },
+		"queue":        func(n *Node) { n.queue = append(n.queue, &job{}) },
+	} {
+		n := &Node{}
+		if err := n.Check(); err != nil {
+			t.Fatal(err)
+		}
+		damage(n)
+		if err := n.Check(); !errors.Is(err, errBroken) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestFailedStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)
@@ -430,8 +533,12 @@ func TestFailedStep(t *testing.T) {
 		a := b.dec.ask(tokens(90, 1), nil)
 		a.grant(0, 0)
 		time.Sleep(layerTime)
+		began := time.Now()
 		b.model.fail <- errors.New("the device is on fire")
 		a.ended(nodepb.Code_CODE_INTERNAL)
+		if took := time.Since(began); took > time.Second || !strings.Contains(a.end.Message, "on fire") {
+			t.Errorf("after %v: %v: want the engine's error at once", took, a.end)
+		}
 		a.lost()
 		again := b.dec.ask(tokens(90, 1), nil)
 		again.grant(0, 0)

@@ -76,8 +76,10 @@ func TestRootDigestsKeepChainsApart(t *testing.T) {
 	if same := start(DigestRoot("m", "", "a")); p.Match(&same, 8) != 8 {
 		t.Errorf("the same fields find %d tokens", p.Match(&same, 8))
 	}
-	if d, ok := ParseRootDigest(make([]byte, 15)); ok || d != (RootDigest{}) {
-		t.Error("15 bytes are a digest")
+	for n, want := range map[int]bool{0: true, 1: false, 15: false, 16: true, 17: false} {
+		if d, ok := ParseRootDigest(make([]byte, n)); ok != want || d != (RootDigest{}) {
+			t.Errorf("%d bytes: %t, %x", n, ok, d)
+		}
 	}
 	if got := fmt.Sprintf("%x", DigestRoot("model", "adapter", "salt")); got != "090b734285c225412795aa05eed610c2" {
 		t.Errorf("the digest is %s: other versions send another", got)
@@ -223,6 +225,67 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// A full ring keeps the newest events, in order, wherever its oldest lies.
+func TestEventsOverflow(t *testing.T) {
+	for n := range 12 {
+		r := eventRing{buf: make([]Event, 4)}
+		var want []Hash
+		for i := range n {
+			r.push(Event{Hash: Hash(i)})
+			want = append(want, Hash(i))
+		}
+		want = want[max(0, n-4):]
+		events, gap := (&Pool{events: r}).Events(nil)
+		var got []Hash
+		for _, e := range events {
+			got = append(got, e.Hash)
+		}
+		if !slices.Equal(got, want) || gap != (n > 4) {
+			t.Errorf("%d events in a ring of 4: %v, gap %t, want %v", n, got, gap, want)
+		}
+	}
+}
+
+// Each byte of a block's digest goes into that of the next.
+func TestDigestsChain(t *testing.T) {
+	tokens := count(4)
+	none := digest{}.next(tokens)
+	for i := range none {
+		var d digest
+		d[i] = 1
+		if d.next(tokens) == none {
+			t.Errorf("byte %d of the digest before changes nothing", i)
+		}
+	}
+}
+
+// A chain takes room for the blocks of its tokens and no more.
+func TestChainsAreSmall(t *testing.T) {
+	p := newPool(t, Config{Blocks: 8, BlockTokens: 16})
+	if c := p.NewChain(7, 1600); cap(c.links) != 100 {
+		t.Errorf("a chain of 100 blocks has room for %d", cap(c.links))
+	}
+}
+
+// A block that one window lacks moves the end to where another window may lack
+// one, too.
+func TestMatchTwoWindows(t *testing.T) {
+	p := newPool(t, Config{Blocks: 16, BlockTokens: 1, Groups: []Group{{BlockTokens: 1, Window: 2}, {BlockTokens: 1, Window: 2}}})
+	c := chainOf(p, 0, count(6))
+	for group, places := range [][]int{{0, 1, 2, 5}, {0, 1, 3}} {
+		for _, place := range places {
+			id, ok := p.Alloc()
+			if !ok {
+				t.Fatal("no block")
+			}
+			p.Store(id, group, c, place)
+		}
+	}
+	if got := p.Match(c, 6); got != 2 {
+		t.Errorf("a match of %d tokens, want 2: behind 3 to 6 one of the groups lacks the last", got)
+	}
+}
+
 func TestMisuseIsCaught(t *testing.T) {
 	for name, misuse := range map[string]func(p *Pool, id BlockID){
 		"Ref of a free block":      func(p *Pool, id BlockID) { p.Unref(id); p.Ref(id) },
@@ -262,6 +325,7 @@ func TestCheckFinds(t *testing.T) {
 		"a cut list":           func(p *Pool, table []BlockID) { p.lists[stateFree].head = NoBlock },
 		"a block out of index": func(p *Pool, table []BlockID) { p.buckets[p.bucket(0, p.blocks[table[0]].hash)] = NoBlock },
 		"a content twice":      func(p *Pool, table []BlockID) { p.blocks[table[1]].digest = p.blocks[table[0]].digest },
+		"heat of nothing":      func(p *Pool, _ []BlockID) { p.blocks[7].hot = true },
 		"another group":        func(p *Pool, table []BlockID) { p.blocks[table[1]].group = 9 },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -282,8 +346,8 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
 	}
-	if p := newPool(t, Config{Blocks: 1}); p.BlockTokens() != DefaultBlockTokens {
-		t.Errorf("%d tokens per block, want %d", p.BlockTokens(), DefaultBlockTokens)
+	if p := newPool(t, Config{Blocks: 1}); p.BlockTokens() != 16 {
+		t.Errorf("%d tokens per block by default, want 16: nodes and gateways of all versions have to agree", p.BlockTokens())
 	}
 }
 

@@ -250,3 +250,82 @@ func TestBytes(t *testing.T) {
 		}
 	}
 }
+
+// The derivation for a model of two kinds of layers names each kind's share of a
+// sequence and what vLLM makes of the same memory.
+func TestExplainsWindows(t *testing.T) {
+	oss := alternating(24, 2, backend.KVShape{Window: 128, KVHeads: 8, HeadDim: 64}, backend.KVShape{KVHeads: 8, HeadDim: 64})
+	many := layers(kvcache.MaxGroups+3, 64, 3, 8, layers(1, 0, 7, 8)...)
+	for _, c := range []struct {
+		name   string
+		layers []backend.KVShape
+		want   []string
+	}{
+		{"GPT-OSS-20B", oss, ossLines},
+		{"one layer of a kind among many", many, []string{"vLLM          pads the pages of these layers, whose sizes do not divide each other, or refuses them"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := Fit(Need{Budget: 1 << 30, Layers: c.layers, BlockTokens: 16, DType: backend.BF16, MaxModelLen: 8192, MaxBatchedTokens: 512})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := p.Lines[max(0, len(p.Lines)-len(c.want)):]
+			if !slices.Equal(got, c.want) {
+				t.Errorf("lines end in:\n%s\nwant:\n%s\nall:\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"), strings.Join(p.Lines, "\n"))
+			}
+		})
+	}
+}
+
+var ossLines = []string{
+	"one sequence  of 8,192 tokens: 512 (all, in blocks of 16) + 41 (127 of the window + 512 of a step, anywhere in blocks of 16) = 553 blocks at most",
+	"at once       2730 / 553 = 4.94x of 8,192 tokens",
+	"vLLM          2730 blocks of 12 pages, 2 groups: 21,840 tokens, 4.94x",
+	"              the same: both give each group 12 layers and leave nothing of a block empty",
+}
+
+// Blocks of 256 tokens are the largest that a kernel's segment holds.
+func TestLargestBlock(t *testing.T) {
+	n := Need{Budget: 8 << 30, Layers: layers(16, 0, 8, 64), DType: backend.BF16, MaxModelLen: 8192, MaxBatchedTokens: 512}
+	n.BlockTokens = 256
+	if p, err := Fit(n); err != nil || p.KV.Groups[0].BlockTokens != 256 {
+		t.Errorf("blocks of 256 tokens: %+v, %v", p, err)
+	}
+	if spec, ok := arrange(kinds(n.Layers), n, 1, 2, true); ok {
+		t.Errorf("pages of 512 tokens: %+v", spec)
+	}
+}
+
+// Layers that see all come first, the others in the order of the model.
+func TestKindsInOrder(t *testing.T) {
+	var windows []int
+	for _, k := range kinds(slices.Concat(layers(2, 128, 8, 64), layers(1, 64, 8, 64), layers(1, 0, 8, 64), layers(1, 1, 8, 64), layers(1, 128, 8, 64))) {
+		windows = append(windows, k.Window)
+	}
+	if want := []int{0, 128, 64, 1}; !slices.Equal(windows, want) {
+		t.Errorf("windows %v: want %v", windows, want)
+	}
+}
+
+// vLLM puts all layers of a kind into one group where the kinds are nearly of
+// one size (less than a quarter apart), and else as many as the rarest has.
+func TestUsualGroups(t *testing.T) {
+	for full, want := range map[int]int{10: 10, 12: 12, 13: 10, 20: 10} {
+		spec, ok := usual(Need{Layers: layers(10, 128, 8, 64, layers(full, 0, 8, 64)...), BlockTokens: 16, DType: backend.BF16})
+		if !ok || spec.Regions != want {
+			t.Errorf("10 layers with a window and %d without: groups of %d, %t: want %d", full, spec.Regions, ok, want)
+		}
+	}
+}
+
+// Pages of a smaller shape hold as many times the tokens as fit, or the power of
+// two below.
+func TestArrangePowersOfTwo(t *testing.T) {
+	n := Need{Layers: layers(2, 0, 7, 64, layers(2, 0, 1, 64)...), BlockTokens: 16, DType: backend.BF16}
+	for pow2, want := range map[bool]int{true: 64, false: 112} {
+		spec, _ := arrange(kinds(n.Layers), n, 2, 1, pow2)
+		if got := spec.Groups[1].BlockTokens; got != want {
+			t.Errorf("pow2 %t: blocks of %d tokens: want %d", pow2, got, want)
+		}
+	}
+}

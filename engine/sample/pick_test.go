@@ -353,3 +353,17 @@ func BenchmarkPick128k(b *testing.B) {
 		})
 	}
 }
+
+// The weights may add up to less than the draw, by rounding: then it is the last
+// token that has one, and without any the best.
+func TestDrawBehindTheLastWeight(t *testing.T) {
+	weights := []float32{0, 0.25, 0, 0.75, 0}
+	for rest, want := range map[float64]int32{0: 101, 0.25: 103, 0.999: 103, 1: 103, 1.5: 103} {
+		if got := draw(weights, rest, 0, 100, 7); got != want {
+			t.Errorf("draw at %g of 1: token %d, want %d", rest, got, want)
+		}
+	}
+	if got := draw(make([]float32, 3), 0, 0, 100, 7); got != 7 {
+		t.Errorf("draw without weights: token %d, want the best, 7", got)
+	}
+}

@@ -85,6 +85,12 @@ func TestReserveNeverFits(t *testing.T) {
 	if _, err := s.Reserve(1, 4); err != nil {
 		t.Error(err)
 	}
+	add(t, s, Request{ID: 2, Tokens: text(2, 6)}, 0)
+	for _, id := range []RequestID{2, 3} { // waits, and is not known
+		if res, err := s.Reserve(id, 4); err == nil || res.size() != 0 {
+			t.Errorf("request %d, which is not held, reserves %+v: %v", id, res, err)
+		}
+	}
 }
 
 // A failed step leaves no trace in the cache, and its requests are gone.
@@ -339,6 +345,88 @@ func TestRemotePrefill(t *testing.T) {
 	}
 	if u := s.Stats().Blocks; u.Free+u.Cached != u.Blocks {
 		t.Errorf("usage %+v, want everything back", u)
+	}
+}
+
+// A transfer that is given up is given up once: the second time says so and
+// takes nothing from what follows it.
+func TestLostOnce(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
+	add(t, s, Request{ID: 1, Tokens: text(1, 50), Hold: true}, 0)
+	first, err := s.Reserve(1, 49)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Lost(first.ID); err != nil {
+		t.Fatal(err)
+	}
+	second, err := s.Reserve(1, 49)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Lost(first.ID); !errors.Is(err, ErrLost) {
+		t.Errorf("lost a second time: %v", err)
+	}
+	if err := s.Check(); err != nil {
+		t.Error(err)
+	}
+	if err := s.Arrived(second.ID); err != nil {
+		t.Errorf("the second transfer: %v", err)
+	}
+}
+
+// Check finds what it says it verifies, in a scheduler with requests of every
+// kind.
+func TestCheckFindsDamage(t *testing.T) {
+	for name, damage := range map[string]func(*Scheduler){
+		"order":             func(s *Scheduler) { s.running[0], s.running[1] = s.running[1], s.running[0] },
+		"state":             func(s *Scheduler) { s.running[0].state = stateWaiting },
+		"unknown":           func(s *Scheduler) { s.byID[s.running[0].id] = &request{} },
+		"known, not queued": func(s *Scheduler) { s.byID[99] = &request{} },
+		"too many":          func(s *Scheduler) { s.cfg.MaxSeqs = 1 },
+		"computed":          func(s *Scheduler) { s.running[0].computed = -1 },
+		"beyond its tokens": func(s *Scheduler) { s.running[0].computed = len(s.running[0].tokens) + 1 },
+		"scored":            func(s *Scheduler) { s.running[0].scored = s.running[0].score + 1 },
+		"too long":          func(s *Scheduler) { s.cfg.MaxModelLen = 1 },
+		"ahead":             func(s *Scheduler) { s.running[0].ahead = true },
+		"rows of nothing":   func(s *Scheduler) { s.running[0].extra = 1 },
+		"in no step":        func(s *Scheduler) { s.running[0].inStep = true },
+		"reservation":       func(s *Scheduler) { s.held[0].state = stateWaiting },
+		"another's":         func(s *Scheduler) { s.held[0].reservation = nil },
+		"dead":              func(s *Scheduler) { s.reservations[0].live = false },
+		"reservations' order": func(s *Scheduler) {
+			s.reservations[0], s.reservations[1] = s.reservations[1], s.reservations[0]
+		},
+		"a block too few": func(s *Scheduler) {
+			t := &s.running[0].tables[0]
+			t.blocks = t.blocks[:len(t.blocks)-1]
+		},
+		"hashed":          func(s *Scheduler) { s.running[0].tables[0].hashed++ },
+		"gone":            func(s *Scheduler) { s.running[0].tables[0].gone++ },
+		"a reference":     func(s *Scheduler) { s.pool.Ref(s.running[0].tables[0].blocks[0]) },
+		"an incoming one": func(s *Scheduler) { s.pool.PinIn(s.running[0].tables[0].blocks[1]) },
+		"shared":          func(s *Scheduler) { s.running[0].tables[0].blocks[1] = s.running[1].tables[0].blocks[1] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 32, BlockTokens: 4}, MaxSeqs: 4})
+			for id := RequestID(1); id <= 2; id++ {
+				add(t, s, Request{ID: id, Tokens: text(int(id), 6)}, time.Duration(id))
+			}
+			for id := RequestID(3); id <= 4; id++ {
+				add(t, s, Request{ID: id, Tokens: text(int(id), 9), Hold: true}, time.Duration(id))
+				if _, err := s.Reserve(id, 8); err != nil {
+					t.Fatal(err)
+				}
+			}
+			step(t, s, 5)
+			if err := s.Check(); err != nil || len(s.running) != 2 || len(s.held) != 2 || len(s.reservations) != 2 {
+				t.Fatalf("%v; %d running, %d held, %d reservations", err, len(s.running), len(s.held), len(s.reservations))
+			}
+			damage(s)
+			if err := s.Check(); !errors.Is(err, ErrBroken) {
+				t.Errorf("Check = %v: want %v", err, ErrBroken)
+			}
+		})
 	}
 }
 

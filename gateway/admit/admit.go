@@ -148,7 +148,7 @@ func New(l Limits) *Queue {
 	if l.Skip == 0 {
 		l.Skip = DefaultSkip
 	}
-	return &Queue{limits: l, epoch: 1}
+	return &Queue{limits: l}
 }
 
 // SetLimits changes the limits; what waits stays.

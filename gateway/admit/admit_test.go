@@ -1,7 +1,9 @@
 package admit
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -455,5 +457,94 @@ func BenchmarkPushTake(b *testing.B) {
 	for n := 0; b.Loop(); n++ {
 		q.Push(now, &Item{Flow: flows[n%1000], Tokens: 100}, time.Hour)
 		q.Take(now)
+	}
+}
+
+// A refusal names the limit: tokens where there is a place left for one more
+// request, else requests.
+func TestRefusalNamesTheLimit(t *testing.T) {
+	now := time.Unix(0, 0)
+	for _, c := range []struct {
+		limits Limits
+		want   Reason
+	}{
+		{Limits{Requests: 2, Tokens: 100}, TooMany},
+		{Limits{Requests: 1, Tokens: 100}, Full},
+		{Limits{Requests: 1, Tokens: 1000}, Full},
+	} {
+		q := New(c.limits)
+		f := NewFlow(1)
+		if _, no := q.Push(now, &Item{Flow: f, Tokens: 60}, time.Hour); no != nil {
+			t.Fatal(no)
+		}
+		if _, no := q.Push(now, &Item{Flow: f, Tokens: 60}, time.Hour); no == nil || no.Reason != c.want {
+			t.Errorf("%+v: %+v: want reason %d", c.limits, no, c.want)
+		}
+	}
+}
+
+// A flow that comes back each time that nobody waits keeps nothing of before.
+func TestFlowKeepsNoOldShares(t *testing.T) {
+	q := New(Limits{Requests: 10, Tokens: 1000})
+	f := NewFlow(1)
+	for n := range 100 {
+		now := time.Unix(int64(n), 0)
+		if _, no := q.Push(now, &Item{Flow: f, Tokens: 1}, time.Hour); no != nil {
+			t.Fatal(no)
+		}
+		q.Take(now)
+	}
+	if len(f.shares) > 1 {
+		t.Errorf("a flow of one priority has %d shares", len(f.shares))
+	}
+}
+
+// The measured pace is that of the last half minute or so, also if nobody asks
+// for it meanwhile.
+func TestPaceForgets(t *testing.T) {
+	var p pace
+	now := time.Unix(0, 0)
+	p.begin(now)
+	for _, tokens := range []int{10, 100} {
+		for range 120 {
+			now = now.Add(time.Second)
+			p.took(now, tokens)
+		}
+	}
+	if rate, known := p.rate(now); !known || rate < 90 {
+		t.Errorf("two minutes at 10 and two at 100 tokens per second give %g, %t: want about 100", rate, known)
+	}
+}
+
+func TestCheckFindsDamage(t *testing.T) {
+	for name, damage := range map[string]func(*Queue){
+		"requests":   func(q *Queue) { q.nItems++ },
+		"tokens":     func(q *Queue) { q.nTokens++ },
+		"limits":     func(q *Queue) { q.limits.Requests = 1 },
+		"priorities": func(q *Queue) { q.classes[0], q.classes[1] = q.classes[1], q.classes[0] },
+		"class":      func(q *Queue) { q.classes[0].tokens++ },
+		"weight":     func(q *Queue) { q.classes[0].weight++ },
+		"flow":       func(q *Queue) { q.classes[0].flows[0].tokens++ },
+		"place":      func(q *Queue) { q.classes[0].flows[0].at++ },
+		"behind":     func(q *Queue) { q.classes[0].v = math.Inf(1) },
+		"heap":       func(q *Queue) { q.classes[0].flows[0].vt = 1e9 },
+		"item":       func(q *Queue) { q.classes[0].items.Front().Value.(*Item).Priority++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := time.Unix(0, 0)
+			q := New(Limits{Requests: 10, Tokens: 1000})
+			for n := range 4 {
+				if _, no := q.Push(now, &Item{Flow: NewFlow(1), Priority: int32(n / 2), Tokens: 10}, time.Hour); no != nil {
+					t.Fatal(no)
+				}
+			}
+			if err := q.Check(); err != nil {
+				t.Fatal(err)
+			}
+			damage(q)
+			if err := q.Check(); !errors.Is(err, ErrBroken) {
+				t.Errorf("Check = %v: want %v", err, ErrBroken)
+			}
+		})
 	}
 }

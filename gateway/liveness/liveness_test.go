@@ -1,6 +1,7 @@
 package liveness
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -282,5 +283,92 @@ func TestAsk(t *testing.T) {
 	d.Look(now, nil)
 	if got := d.Look(now, []Node{a})[0]; got != Heard || d.Silence("a") != 0 {
 		t.Errorf("a returned node: %v, silent for %v", got, d.Silence("a"))
+	}
+}
+
+// silentAfter makes a Decider that has seen these nodes speak, and lets them be
+// silent until the silence of all is complete but for one look.
+func silentAfter(names ...string) (d *Decider, look func(names ...string) map[string]Verdict) {
+	d = New(silence)
+	now, heard := time.Unix(1000, 0), time.Unix(1000, 0)
+	look = func(names ...string) map[string]Verdict {
+		now = now.Add(LookInterval)
+		nodes := []Node{{Name: "speaker", HeardAt: now}}
+		for _, n := range names {
+			nodes = append(nodes, Node{Name: n, HeardAt: heard})
+		}
+		verdicts := map[string]Verdict{}
+		for i, v := range d.Look(now, nodes) {
+			verdicts[nodes[i].Name] = v
+		}
+		return verdicts
+	}
+	for range silence / LookInterval {
+		look(names...)
+	}
+	return d, look
+}
+
+// Half of all nodes may be lost, and those that are gone by then still count.
+// The others are held, and asked no more.
+func TestHalfCountsTheGone(t *testing.T) {
+	d, look := silentAfter("a", "b")
+	if v := look("a", "b"); v["a"] != Lost || v["b"] != Held || v["speaker"] != Heard {
+		t.Fatalf("of three nodes two are silent: %v: want one lost, one held", v)
+	}
+	// a is gone. Four of its kind are new: of all six three may be lost.
+	for range silence/LookInterval + 1 {
+		look("b", "c", "d", "e")
+	}
+	for range 3 {
+		look("b", "c", "d", "e")
+	}
+	if len(d.moved) != 3 {
+		t.Errorf("%d nodes of six lost within %v: want 3", len(d.moved), Window)
+	}
+	if err := d.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The bounds that docs and flags name.
+func TestBounds(t *testing.T) {
+	d := New(silence)
+	now := time.Unix(1000, 0)
+	node := []Node{{Name: "a", HeardAt: now}}
+	d.Look(now, node)
+	if d.Next() != 200*time.Millisecond {
+		t.Errorf("the next look is in %v: want 200 ms", d.Next())
+	}
+	d.Look(now.Add(time.Minute), node)
+	if got := d.Silence("a"); got != 400*time.Millisecond {
+		t.Errorf("a minute without a look counts as %v of silence: want 400 ms", got)
+	}
+	if got := d.Silence("b"); got != 0 {
+		t.Errorf("a node that was never seen is silent for %v", got)
+	}
+	if Window != 10*time.Second || MinSilence != time.Second || New(0).silence != time.Second {
+		t.Errorf("at most half are lost in %v, after %v of silence at least", Window, New(0).silence)
+	}
+}
+
+func TestCheckFindsDamage(t *testing.T) {
+	for name, damage := range map[string]func(*Decider){
+		"order":   func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"y", d.clock - 1}}, 2 },
+		"old":     func(d *Decider) { d.moved, d.room = []move{{"x", d.clock - Window}}, 2 },
+		"twice":   func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"x", d.clock}}, 2 },
+		"room":    func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"y", d.clock}}, 1 },
+		"earlier": func(d *Decider) { d.spare["x"] = state{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, _ := silentAfter("a")
+			if err := d.Check(); err != nil {
+				t.Fatal(err)
+			}
+			damage(d)
+			if err := d.Check(); !errors.Is(err, ErrBroken) {
+				t.Errorf("Check = %v: want %v", err, ErrBroken)
+			}
+		})
 	}
 }

@@ -146,11 +146,11 @@ const maxStride = 16
 // their number falls, and takes equal numbers for equal nodes.
 func (x *Index) Match(hashes []kvcache.Hash, dst []int32) {
 	stride := 1
-	for n := 0; ; stride++ {
+	for ; ; stride++ {
 		if stride > min(maxStride, len(hashes)) {
 			return
 		}
-		if n, _, _ = x.holders(hashes[stride-1]); n > 0 {
+		if n, _, _ := x.holders(hashes[stride-1]); n > 0 {
 			break
 		}
 	}

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -142,4 +143,65 @@ func TestParsePolicy(t *testing.T) {
 	if _, err := ParsePolicy("luck"); err == nil {
 		t.Error("luck is a policy")
 	}
+}
+
+// A node takes a request from its home only when it is faster by stickShare and
+// by stickTime.
+func TestHomeNeedsAClearReason(t *testing.T) {
+	tb := New(fleet(3, ""), nil)
+	s := side{ring: &tb.decode, states: states(3, 1000), class: anyClass, most: -1}
+	home, _ := s.home(9)
+	other := (home + 1) % 3
+	for _, c := range []struct {
+		name        string
+		home, other float64
+		want        int
+	}{
+		{"equal", 1, 1, home},
+		{"faster by less than the share", 1.02, 1, home},
+		{"faster by the share, but not by the time", stickTime * 2, stickTime * 1.5, home},
+		{"faster by the share and nearly the time", 1 + stickShare + stickTime*0.9, 1, home},
+		{"faster by more than both", 1 + stickShare + stickTime*1.1, 1, other},
+	} {
+		got, _ := s.nearest(&Request{Key: 9}, func(i int) float64 {
+			switch i {
+			case home:
+				return c.home
+			case other:
+				return c.other
+			}
+			return 100
+		})
+		if got != c.want {
+			t.Errorf("%s: node %d, want %d (home %d)", c.name, got, c.want, home)
+		}
+	}
+}
+
+// The first token costs what the faster of decode and prefill nodes needs, where
+// there are prefill nodes; where there are none, work weighs more than waiting.
+func TestFirstTokenIsTheFasterOfTheTwo(t *testing.T) {
+	tb := New(fleet(1, ""), nil)
+	s := side{ring: &tb.decode, states: states(1, 1000), class: anyClass, most: -1}
+	s.states[0].Queued = 500
+	r := &Request{Key: 9, Uncached: 1000, MinRemote: 64}
+	const alone = (500 + recompute*1000) / 1000
+	for name, c := range map[string]struct {
+		far  remotes
+		want float64
+	}{
+		"no prefill node":     {remotes{}, alone},
+		"a fast prefill node": {remoteIn(tb, 0.25), 0.25 + 1000/transferRate},
+		"a slow prefill node": {remoteIn(tb, 100), 1.5},
+	} {
+		if got := s.first(r, 0, &c.far); math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("%s: %g s, want %g", name, got, c.want)
+		}
+	}
+}
+
+// remoteIn is what prefill nodes of the fleet's class predict.
+func remoteIn(tb *Table, seconds float64) (f remotes) {
+	f.n, f.best[0].class, f.best[0].seconds = 1, tb.decode.class[0], seconds
+	return f
 }

@@ -47,7 +47,7 @@ type Options struct {
 	Getenv              func(string) string
 	Role, Node, Version string
 	Log                 *slog.Logger     // of what could not be sent; nil: discarded
-	exporter            sdk.SpanExporter // of tests; nil: OTLP
+	Exporter            sdk.SpanExporter // nil: OTLP over HTTP
 }
 
 // Tracer sends spans. A nil one is off.
@@ -86,7 +86,7 @@ func New(o Options) (*Tracer, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	exporter := o.exporter
+	exporter := o.Exporter
 	if exporter == nil {
 		var err error
 		if exporter, err = otlptracehttp.New(context.Background(), options...); err != nil {

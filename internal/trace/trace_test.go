@@ -99,11 +99,11 @@ func TestIncoming(t *testing.T) {
 // Spans of two tracers make one trace, with the parents that were meant.
 func TestOneTraceAcrossProcesses(t *testing.T) {
 	mem := tracetest.NewInMemoryExporter()
-	first, err := New(Options{Endpoint: "http://127.0.0.1:1", Getenv: env(), Node: "a", exporter: keep{mem}})
+	first, err := New(Options{Endpoint: "http://127.0.0.1:1", Getenv: env(), Node: "a", Exporter: keep{mem}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := New(Options{Endpoint: "http://127.0.0.1:1", Getenv: env(), Node: "b", exporter: keep{mem}})
+	second, err := New(Options{Endpoint: "http://127.0.0.1:1", Getenv: env(), Node: "b", Exporter: keep{mem}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 )
@@ -478,6 +479,48 @@ func TestGenerationsEnd(t *testing.T) {
 	}
 }
 
+// TestGenerationsAreConsecutive proves that a slot serves as many leases as it has generations.
+func TestGenerationsAreConsecutive(t *testing.T) {
+	tab := New(Options{Epoch: 7, Regions: 1, Pages: 2, MaxLeases: 1, Quarantine: 1})
+	for want := uint32(1); want < 5; want++ {
+		k, err := tab.Grant(0, []int32{0}, 10)
+		if err != nil || k.Gen != want {
+			t.Fatalf("%v, %v: want generation %d", k, err, want)
+		}
+		tab.End(1, k)
+		tab.Free(k)
+	}
+}
+
+// TestGrantOfTooManyPages names the number, not a page that is then granted twice.
+func TestGrantOfTooManyPages(t *testing.T) {
+	tab := New(Options{Epoch: 7, Regions: 1, Pages: 2, MaxLeases: 1, Quarantine: 1})
+	for _, pages := range [][]int32{nil, {0, 1, 0}} {
+		if _, err := tab.Grant(0, pages, 10); !errors.Is(err, ErrPages) || !strings.Contains(err.Error(), fmt.Sprintf("%d pages of 2", len(pages))) {
+			t.Errorf("%d of 2 pages: %v", len(pages), err)
+		}
+	}
+}
+
+// TestReadsArePaired panics on an EndRead that no BeginRead opened.
+func TestReadsArePaired(t *testing.T) {
+	tab := New(Options{Epoch: 7, Regions: 1, Pages: 2, MaxLeases: 1, Quarantine: 1})
+	k, err := tab.Grant(0, []int32{0, 1}, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dst [1]int32
+	if tab.Admit(k, 1, 0, []uint32{0}, dst[:]) != Admitted {
+		t.Fatal("not admitted")
+	}
+	defer func() {
+		if text, _ := recover().(string); !strings.Contains(text, "without BeginRead") {
+			t.Errorf("EndRead of a read that never began: %q", text)
+		}
+	}()
+	tab.EndRead(1, k, 0, []uint32{0})
+}
+
 // TestCheckFindsDamage breaks each conservation law and expects Check to say so.
 func TestCheckFindsDamage(t *testing.T) {
 	damages := map[string]func(*Table){
@@ -491,6 +534,7 @@ func TestCheckFindsDamage(t *testing.T) {
 		"quarantine, no read":  func(t *Table) { t.slots[0].state, t.slots[0].nReads = Quarantined, 0 },
 		"released holds pages": func(t *Table) { t.slots[0].state, t.slots[0].nReads = Released, 0 },
 		"free list":            func(t *Table) { t.free = append(t.free, 0) },
+		"free list, used up":   func(t *Table) { t.slots[0].gen = math.MaxUint32; t.free = append(t.free, 0) },
 		"grant uncounted":      func(t *Table) { t.counts.Granted++ },
 	}
 	for name, damage := range damages {

@@ -298,7 +298,7 @@ func (s *sampled) run(ctx context.Context, o options, known map[string]string) e
 				default:
 					good++
 					s.results = append(s.results, result{m, f, known[m.key()]})
-					if f == survived {
+					if f == survived && known[m.key()] == "" {
 						fmt.Fprintf(o.out, "survived: %s:%d: %s\n", m.file, m.line, describe(m))
 					}
 				}

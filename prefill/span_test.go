@@ -1,0 +1,92 @@
+package prefill
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/internal/trace"
+)
+
+// keep is an exporter whose spans outlive its shutdown.
+type keep struct{ *tracetest.InMemoryExporter }
+
+func (keep) Shutdown(context.Context) error { return nil }
+
+// traced runs f with a tracer and returns the spans that ended, by name.
+func traced(t *testing.T, f func(*testing.T, *trace.Tracer)) map[string][]tracetest.SpanStub {
+	mem := tracetest.NewInMemoryExporter()
+	tr, err := trace.New(trace.Options{Endpoint: "http://127.0.0.1:1", Getenv: func(string) string { return "" }, Exporter: keep{mem}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) { f(t, tr) })
+	if err := tr.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	spans := map[string][]tracetest.SpanStub{}
+	for _, s := range mem.GetSpans() {
+		spans[s.Name] = append(spans[s.Name], s)
+	}
+	return spans
+}
+
+// value is a span's attribute; nil: it has none.
+func value(s tracetest.SpanStub, k attribute.Key) any {
+	for _, a := range s.Attributes {
+		if a.Key == k {
+			return a.Value.AsInterface()
+		}
+	}
+	return nil
+}
+
+// A job's spans: the transfer with its bytes where one began, and the error of
+// jobs that failed.
+func TestSpans(t *testing.T) {
+	spans := traced(t, func(t *testing.T, tr *trace.Tracer) {
+		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.Tracer = tr })
+		defer b.close()
+		a := b.dec.ask(tokens(77, 1), nil)
+		a.grant(3, 0)
+		a.arrived(77)
+		halfway := b.dec.ask(tokens(90, 2), nil) // its second chunk fails
+		halfway.grant(20, 0)
+		time.Sleep(layerTime)
+		b.model.fail <- errors.New("the device is on fire")
+		halfway.ended(nodepb.Code_CODE_INTERNAL)
+		halfway.lost()
+		b.model.fail <- errors.New("the device is on fire")
+		none := b.dec.ask(tokens(9, 3), nil)
+		none.grant(40, 0)
+		none.ended(nodepb.Code_CODE_INTERNAL)
+		none.lost()
+	})
+	jobs, pushes := spans["prefill"], spans["KV transfer"]
+	if len(jobs) != 3 || len(pushes) != 2 {
+		t.Fatalf("%d jobs, %d transfers, want 3 and 2", len(jobs), len(pushes))
+	}
+	for i, want := range []codes.Code{codes.Unset, codes.Error, codes.Error} {
+		if jobs[i].Status.Code != want {
+			t.Errorf("job %d: status %v, want %v", i, jobs[i].Status, want)
+		}
+	}
+	whole, half := pushes[0], pushes[1]
+	if value(whole, trace.TransferBytes) != int64(layers*10*pageBytes) || value(whole, trace.HiddenSeconds) == nil || value(whole, trace.ExposedSeconds) == nil || whole.Status.Code != codes.Unset {
+		t.Errorf("a push that landed: %+v", whole)
+	}
+	if half.Status.Code != codes.Error || value(half, trace.HiddenSeconds) != nil {
+		t.Errorf("a push that was cut short: %+v", half)
+	}
+	if len(spans["queue"]) == 0 || len(spans["prompt"]) == 0 {
+		t.Error("no spans of the engine's")
+	}
+}
