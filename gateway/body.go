@@ -118,7 +118,7 @@ func dropBody(ctx *fasthttp.RequestCtx) {
 	} else if large {
 		ctx.Request.SwapBody(nil)
 	}
-	if c := bodyConn(ctx); c != nil && large {
-		c.release()
+	if c := bodyConn(ctx); c != nil {
+		c.release() // also of a small body, from which a template may have made much
 	}
 }

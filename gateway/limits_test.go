@@ -98,21 +98,21 @@ func TestSlowSenders(t *testing.T) {
 func TestMemoryOfBodies(t *testing.T) {
 	gate := make(chan struct{})
 	b := newBed(t, Options{MaxBodyMemory: 262_000}, one(upstreamtest.Options{Gate: gate}))
-	body := `{"prompt":"` + strings.Repeat("x", 60_000) + `","max_tokens":1}`
-	head := fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", len(body))
+	body := `{"messages":[{"role":"user","content":"x","name":"` + strings.Repeat("x", 60_000) + `"}],"max_tokens":1}`
+	head := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", len(body))
 	first := b.dial()
 	if _, err := io.WriteString(first, head+body[:20_000]); err != nil {
 		t.Fatal(err)
 	}
 	b.until(func() bool { return b.g.l.held.Load() > 0 })
 	// Its parse would take three times its bytes.
-	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 262000")
+	b.post("/v1/chat/completions", body).wantError(t, 429, "--max-body-memory 262000")
 	more := b.dial()
 	if _, err := io.WriteString(more, strings.Replace(head, fmt.Sprint(len(body)), "200000", 1)+body[:20_000]); err != nil {
 		t.Fatal(err)
 	}
 	b.until(func() bool { return b.g.l.held.Load() > 200_000 })
-	b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory 262000") // before it is read
+	b.post("/v1/chat/completions", body).wantError(t, 429, "--max-body-memory 262000") // before it is read
 	more.Close()
 	b.until(func() bool { return b.g.l.held.Load() < 100_000 })
 	b.post("/v1/completions", `{"prompt":"`+strings.Repeat("x", 10_000)+`","temperature":-1}`).wantError(t, 400, "temperature")
@@ -121,7 +121,7 @@ func TestMemoryOfBodies(t *testing.T) {
 	second := b.dial()
 	defer second.Close()
 	for range 3 { // each gives back what it had
-		second.send("POST", "/v1/completions", body)
+		second.send("POST", "/v1/chat/completions", body)
 		gate <- struct{}{}
 		if r := second.receive(); r.StatusCode != 200 {
 			t.Fatalf("%d %s", r.StatusCode, r.body)

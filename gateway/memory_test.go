@@ -93,6 +93,29 @@ func TestMemoryLimitOfBodies(t *testing.T) {
 	}
 }
 
+// A long word takes some 40 times its bytes while it is tokenized, which a small body
+// may bring: it is counted, and given back when the prompt has its tokens.
+func TestMemoryOfLongWords(t *testing.T) {
+	const size = 90_000
+	b := newBed(t, Options{MaxBodyMemory: 30 * size}, one(upstreamtest.Options{}))
+	word := strings.Repeat("x", size)
+	b.post("/v1/completions", `{"max_tokens":1,"prompt":"`+word+`"}`).wantError(t, 429, "--max-body-memory")
+	b.post("/v1/chat/completions", `{"max_tokens":1,"messages":[{"role":"user","content":"`+word+`"}]}`).wantError(t, 429, "--max-body-memory")
+	b.post("/tokenize", `{"prompt":"`+word+`"}`).wantError(t, 429, "--max-body-memory")
+	text := strings.Repeat("xyz uvw ", size/8)
+	if r := b.post("/v1/completions", `{"max_tokens":1,"prompt":"`+text+`"}`); r.StatusCode != 200 {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+	b.until(func() bool { return b.g.l.held.Load() == 0 })
+}
+
+// A template that goes through its messages for each of them makes text out of proportion.
+func TestTemplateBeyondRequest(t *testing.T) {
+	b := newBed(t, Options{ChatTemplate: "{% for a in messages %}{% for m in messages %}{{ m.content }}{% endfor %}{% endfor %}"}, one(upstreamtest.Options{}))
+	message := `{"role":"user","content":"` + strings.Repeat("x", 100) + `"}`
+	b.post("/v1/chat/completions", `{"messages":[`+message+strings.Repeat(","+message, 199)+`]}`).wantError(t, 400, "the output is longer than")
+}
+
 // What has too many elements is refused by name; internal/openai tests every field.
 func TestFieldsAreBounded(t *testing.T) {
 	b := newBed(t, Options{}, one(upstreamtest.Options{}))

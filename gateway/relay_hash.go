@@ -80,13 +80,13 @@ func (r *relay) tokenize(body []byte) (prompt, *openai.Error) {
 	charged := 0
 	charge := func(n int) *openai.Error {
 		fault := r.g.charge(r.ctx)(n)
-		if fault == nil {
-			charged = n
+		if fault == nil && n > headBytes { // less is not counted
+			charged += n
 		}
 		return fault
 	}
 	defer func() {
-		if c := bodyConn(r.ctx); c != nil && charged > headBytes {
+		if c := bodyConn(r.ctx); c != nil {
 			c.refund(charged)
 		}
 	}()
@@ -97,7 +97,7 @@ func (r *relay) tokenize(body []byte) (prompt, *openai.Error) {
 	req.Prompts = req.Prompts[:min(1, len(req.Prompts))]
 	m := t.m
 	m.name, m.fingerprint = r.model.Name, xxhash.Sum64String(ownName(r.model))
-	ps, fault := m.prompts(req)
+	ps, fault := m.prompts(req, charge)
 	if fault != nil {
 		return prompt{}, fault
 	}

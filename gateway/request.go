@@ -127,7 +127,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if fault != nil {
 		return nil, fault
 	}
-	prompts, fault := m.prompts(req)
+	prompts, fault := m.prompts(req, g.charge(ctx))
 	if fault == nil {
 		fault = g.checkPrompts(req, prompts)
 	}
@@ -220,13 +220,14 @@ type prompt struct {
 	hashes    []kvcache.Hash // of its full blocks
 }
 
-// prompts renders, tokenizes and checks what the request asks to continue.
-func (m *model) prompts(req *openai.Request) ([]prompt, *openai.Error) {
+// prompts renders, tokenizes and checks what the request asks to continue. What that
+// takes besides the request is counted by charge, whose error ends it.
+func (m *model) prompts(req *openai.Request, charge func(bytes int) *openai.Error) ([]prompt, *openai.Error) {
 	out := make([]prompt, 0, max(1, len(req.Prompts)))
 	param := "prompt"
 	if req.Endpoint == openai.Chat {
 		param = "messages"
-		p, fault := m.chat(req)
+		p, fault := m.chat(req, charge)
 		if fault != nil {
 			return nil, fault
 		}
@@ -242,7 +243,10 @@ func (m *model) prompts(req *openai.Request) ([]prompt, *openai.Error) {
 				return nil, fault
 			}
 			p.text = in.Text
-			p.tokens = m.text.tokens(in.Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+			var fault *openai.Error
+			if p.tokens, fault = m.text.tokensWithin(in.Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens, charge); fault != nil {
+				return nil, fault
+			}
 		case (req.Echo || req.PromptText) && m.text != nil:
 			p.text = m.text.decode(in.Tokens, req.SkipSpecial)
 		case req.Echo || req.PromptText:
@@ -297,8 +301,8 @@ func probsPerToken(req *openai.Request) (n int) {
 	return n
 }
 
-// chat renders and tokenizes the messages.
-func (m *model) chat(req *openai.Request) (prompt, *openai.Error) {
+// chat renders and tokenizes the messages. charge is as in prompts.
+func (m *model) chat(req *openai.Request, charge func(bytes int) *openai.Error) (prompt, *openai.Error) {
 	switch {
 	case m.text == nil:
 		return prompt{}, openai.BadRequest("messages", "model %q has no tokenizer: use /v1/completions with token ids", m.name)
@@ -312,7 +316,13 @@ func (m *model) chat(req *openai.Request) (prompt, *openai.Error) {
 	if fault := m.fits(text, "messages"); fault != nil {
 		return prompt{}, fault
 	}
-	p := prompt{text: text, tokens: m.text.tokens(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens)}
+	if fault := charge(len(text)); fault != nil {
+		return prompt{}, fault
+	}
+	p := prompt{text: text}
+	if p.tokens, fault = m.text.tokensWithin(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens, charge); fault != nil {
+		return prompt{}, fault
+	}
 	if req.Echo {
 		p.echo = openai.LastWords(req.Messages, "assistant")
 	}

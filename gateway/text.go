@@ -43,8 +43,17 @@ func (t *textModel) tokens(text string, addSpecial bool) []int32 {
 	return t.messages.Encode(text, addSpecial)
 }
 
+// tokensWithin is tokens with what they take counted by charge, whose error ends it.
+func (t *textModel) tokensWithin(text string, addSpecial bool, charge func(bytes int) *openai.Error) (ids []int32, fault *openai.Error) {
+	ids, _ = t.messages.EncodeWithin(text, addSpecial, func(n int) bool {
+		fault = charge(n)
+		return fault == nil
+	})
+	return ids, fault
+}
+
 // Texts of more bytes than the context has tokens of the longest kind are refused
-// before they are tokenized, which takes up to 36 times their bytes. Normalizers make
+// before they are tokenized, which takes up to 40 times their bytes. Normalizers make
 // texts shorter, for instance by leaving out blanks.
 const (
 	normalizedTo = 4         // a text's bytes by those that are left of it

@@ -16,16 +16,17 @@ import (
 // that a completion would continue.
 func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 	g.translate(ctx, openai.Tokenize, func(m *model, req *openai.Request) ([]byte, *openai.Error) {
+		charge := g.charge(ctx)
 		var p prompt
 		if req.Messages != nil {
 			var fault *openai.Error
-			if p, fault = m.chat(req); fault != nil {
+			if p, fault = m.chat(req, charge); fault != nil {
 				return nil, fault
 			}
 		} else if fault := m.fits(req.Prompts[0].Text, "prompt"); fault != nil {
 			return nil, fault
-		} else {
-			p.tokens = m.text.tokens(req.Prompts[0].Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+		} else if p.tokens, fault = m.text.tokensWithin(req.Prompts[0].Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens, charge); fault != nil {
+			return nil, fault
 		}
 		var strs []string
 		if req.TokenStrings {

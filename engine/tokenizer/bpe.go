@@ -120,7 +120,7 @@ type scratch struct {
 
 // merge appends the tokens of word, from its bytes and the merge ranks alone.
 func (b *bpe) merge(dst []int32, word string, w *scratch) []int32 {
-	w.ids = b.appendSymbols(w.ids[:0], word)
+	w.ids = b.appendSymbols(slices.Grow(w.ids[:0], len(word)), word)
 	n := len(w.ids)
 	w.ranks = slices.Grow(w.ranks[:0], n)[:n]
 	for i := range n - 1 {
@@ -174,7 +174,7 @@ func (b *bpe) mergeLong(dst []int32, w *scratch) []int32 {
 	n := len(w.ids)
 	w.next = slices.Grow(w.next[:0], n)[:n]
 	w.prev = slices.Grow(w.prev[:0], n)[:n]
-	w.heap = w.heap[:0]
+	w.heap = slices.Grow(w.heap[:0], 2*n) // each merge takes an entry and adds two
 	for i := range n {
 		w.next[i], w.prev[i] = int32(i+1), int32(i-1)
 	}

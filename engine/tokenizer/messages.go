@@ -72,6 +72,14 @@ func (c *MessageCache) Stats() (hits, misses uint64, bytes int) {
 
 // Encode is the Tokenizer's Encode.
 func (c *MessageCache) Encode(text string, addSpecial bool) []int32 {
+	ids, _ := c.EncodeWithin(text, addSpecial, nil)
+	return ids
+}
+
+// EncodeWithin is Encode for a caller that counts memory. take is called with bytes
+// that are about to be allocated beyond one and a third of the text's: for a long word
+// up to 40 times its bytes. When it returns false the encoding ends, and ok is false.
+func (c *MessageCache) EncodeWithin(text string, addSpecial bool, take func(bytes int) bool) (ids []int32, ok bool) {
 	dst := make([]int32, 0, len(text)/3+8)
 	if addSpecial {
 		dst = append(dst, c.t.prefix...)
@@ -83,27 +91,33 @@ func (c *MessageCache) Encode(text string, addSpecial bool) []int32 {
 			break
 		}
 		if from = end; c.cuts[token] && end-start >= minMessage {
-			dst = c.appendMessage(dst, text[start:end])
+			if dst, ok = c.appendMessage(dst, text[start:end], take); !ok {
+				return nil, false
+			}
 			start = end
 		}
 	}
-	dst = c.t.AppendEncode(dst, text[start:], false)
+	if dst, ok = c.t.appendWithin(dst, text[start:], false, take); !ok {
+		return nil, false
+	}
 	if addSpecial {
 		dst = append(dst, c.t.suffix...)
 	}
-	return dst
+	return dst, true
 }
 
-// appendMessage appends the tokens of a text that ends with a cut.
-func (c *MessageCache) appendMessage(dst []int32, text string) []int32 {
+// appendMessage appends the tokens of a text that ends with a cut. take and ok are as
+// in EncodeWithin.
+func (c *MessageCache) appendMessage(dst []int32, text string, take func(bytes int) bool) (ids []int32, ok bool) {
 	hash := maphash.String(c.seed, text)
 	if m := c.get(hash); m != nil && m.text == text {
-		return append(dst, m.ids...)
+		return append(dst, m.ids...), true
 	}
 	n := len(dst)
-	dst = c.t.AppendEncode(dst, text, false)
-	c.put(&message{hash: hash, text: text, ids: dst[n:]})
-	return dst
+	if dst, ok = c.t.appendWithin(dst, text, false, take); ok {
+		c.put(&message{hash: hash, text: text, ids: dst[n:]})
+	}
+	return dst, ok
 }
 
 // get returns the message of that hash, nil without one.

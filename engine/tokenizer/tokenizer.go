@@ -75,39 +75,83 @@ func (t *Tokenizer) Encode(text string, addSpecial bool) []int32 {
 // AppendEncode is Encode into dst, which it returns extended. With enough room
 // in dst it does not allocate for words that were seen lately.
 func (t *Tokenizer) AppendEncode(dst []int32, text string, addSpecial bool) []int32 {
+	dst, _ = t.appendWithin(dst, text, addSpecial, nil)
+	return dst
+}
+
+// wordBytes is what merging a long word takes, in bytes for each byte of it: symbols,
+// ranks, links and a heap of up to two entries.
+const wordBytes = 40
+
+// appendWithin is AppendEncode for a caller that counts memory. take is called with
+// bytes that are about to be allocated: for words longer than maxScratch, for longer
+// normalized texts than that, and for ids beyond the capacity of dst. When it returns
+// false the encoding ends, and ok is false. nil: no count.
+func (t *Tokenizer) appendWithin(dst []int32, text string, addSpecial bool, take func(bytes int) bool) (ids []int32, ok bool) {
 	if addSpecial {
 		dst = append(dst, t.prefix...)
 	}
 	w := t.scratch.Get().(*scratch)
-	e := encoding{t: t, w: w, dst: dst}
+	e := encoding{t: t, w: w, dst: dst, take: take, nIDs: max(cap(dst), maxScratch)}
 	t.raw.split(t.chars, text, e.gap, e.token)
-	if cap(w.ids) <= maxScratch { // a long word takes some 36 bytes for each of its own
+	if cap(w.ids) <= maxScratch {
 		t.scratch.Put(w)
 	}
 	if addSpecial {
 		e.dst = append(e.dst, t.suffix...)
 	}
-	return e.dst
+	return e.dst, !e.full
 }
 
 // encoding is one call of AppendEncode.
 type encoding struct {
-	t   *Tokenizer
-	w   *scratch
-	dst []int32
+	t    *Tokenizer
+	w    *scratch
+	dst  []int32
+	take func(bytes int) bool // nil: no count
+	full bool                 // take has returned false
+	word int                  // bytes of the longest word that take has counted
+	nIDs int                  // ids that there is room for
+}
+
+// room counts what a word is about to take, and reports whether to go on.
+func (e *encoding) room(s string) bool {
+	if e.full || e.take == nil {
+		return !e.full
+	}
+	if len(s) > maxScratch && len(s) > e.word {
+		e.full = !e.take(wordBytes * (len(s) - e.word))
+		e.word = len(s)
+	}
+	if n := len(e.dst) + len(s); n > e.nIDs && !e.full {
+		e.nIDs = max(2*e.nIDs, n)
+		e.full = !e.take(4 * e.nIDs)
+	}
+	return !e.full
 }
 
 func (e *encoding) token(a *addedToken) { e.dst = append(e.dst, e.t.ids[a.Content]) }
 
 // gap encodes text between the added tokens that are looked for first.
 func (e *encoding) gap(s string) {
-	e.t.normalized.split(e.t.chars, e.t.normalize(s), e.piece, e.token)
+	for _, f := range e.t.normalizers {
+		if s = f(s); e.take != nil && len(s) > maxScratch && !e.full {
+			e.full = !e.take(len(s))
+		}
+		if e.full {
+			return
+		}
+	}
+	e.t.normalized.split(e.t.chars, s, e.piece, e.token)
 }
 
 func (e *encoding) piece(s string) { e.split(s, 0) }
 
 // split cuts s by the stages from the given one on and encodes the words.
 func (e *encoding) split(s string, at int) {
+	if e.full {
+		return
+	}
 	if at == len(e.t.stages) {
 		e.words(s)
 		return
@@ -136,18 +180,21 @@ func (e *encoding) split(s string, at int) {
 // whole text, and is cut where no merge can reach across.
 func (e *encoding) words(s string) {
 	if e.t.fallback == nil {
-		e.word(s)
+		e.encodeWord(s)
 		return
 	}
 	for i := 0; i < len(s); {
 		end := e.t.fallback.joins.next(s, i)
-		e.word(s[i:end])
+		e.encodeWord(s[i:end])
 		i = end
 	}
 }
 
-// word encodes a pre-token, or a part of one that no merge leaves.
-func (e *encoding) word(s string) {
+// encodeWord encodes a pre-token, or a part of one that no merge leaves.
+func (e *encoding) encodeWord(s string) {
+	if !e.room(s) {
+		return
+	}
 	b := &e.t.bpe
 	hash := maphash.String(b.seed, s)
 	if id, ok := b.words.get(s, hash); ok {

@@ -73,7 +73,11 @@ func (t *Template) Render(in Input) (string, error) {
 			return "", err
 		}
 	}
-	r := &run{out: new(strings.Builder), scope: rootScope(&in, messages), now: in.Now, filters: filters, tests: tests}
+	weight := len(t.src) + weigh(messages) + weigh(in.Tools)
+	for _, v := range in.Kwargs { // a sum: the order does not matter
+		weight += weigh(v)
+	}
+	r := &run{most: min(maxOutput, outputFloor+outputShare*weight), out: new(strings.Builder), scope: rootScope(&in, messages), now: in.Now, filters: filters, tests: tests}
 	r.exec(t.body)
 	if r.err != nil {
 		return "", r.err

@@ -14,6 +14,33 @@ func renderString(src string, kwargs map[string]Value) (string, error) {
 	return tmpl.Render(Input{Kwargs: kwargs})
 }
 
+// The output is in proportion to the request: many short messages fit, and the product
+// of messages and tools does not.
+func TestOutputFollowsInput(t *testing.T) {
+	list := func(n int) (l List) {
+		for range n {
+			l = append(l, NewDict("role", "user", "content", "a"))
+		}
+		return l
+	}
+	for _, c := range []struct {
+		src             string
+		messages, tools int
+		err             error
+	}{
+		{"{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}", 16384, 0, nil},
+		{"{% for m in messages %}{% for t in tools %}{{ t }}{% endfor %}{% endfor %}", 300, 300, ErrLimit},
+	} {
+		tpl, err := Parse(c.src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := tpl.Render(Input{Messages: list(c.messages), Tools: list(c.tools)}); !errors.Is(err, c.err) {
+			t.Errorf("%s with %d messages and %d tools: %d bytes, %v", c.src, c.messages, c.tools, len(out), err)
+		}
+	}
+}
+
 // TestLimits: whatever a template does, a render ends, and with ErrLimit.
 func TestLimits(t *testing.T) {
 	loops := strings.Repeat("{% for a in range(100000) %}", 4) + "{% endfor %}{% endfor %}{% endfor %}{% endfor %}"

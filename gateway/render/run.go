@@ -14,6 +14,12 @@ const (
 	// maxOutput bounds the prompt, and each string on the way, in bytes. A
 	// million tokens of prose are about 4 MiB.
 	maxOutput = 16 << 20
+	// outputFloor and outputShare bound it in proportion to what it is made of: bytes
+	// for any request, and bytes for each byte of the template and the input, of which
+	// every value counts as valueBytes more. The header of a message is 60 bytes.
+	outputFloor = 1 << 20
+	outputShare = 16
+	valueBytes  = 16
 	// maxMade bounds the bytes of all strings a render makes together, and
 	// with it memory.
 	maxMade = 256 << 20
@@ -31,12 +37,32 @@ type run struct {
 	steps int // spent of maxSteps
 	made  int // bytes spent of maxMade
 	calls int // macros running
+	most  int // bytes of output
 	out   *strings.Builder
 	scope *scope
 	now   time.Time
 	// The tables of filters and tests, for filters that take the name of one.
 	filters map[string]*filterDef
 	tests   map[string]*testDef
+}
+
+// weigh returns the bytes of a value, with valueBytes for each that it is made of.
+func weigh(v Value) int {
+	n := valueBytes
+	switch v := v.(type) {
+	case string:
+		n += len(v)
+	case List:
+		for _, e := range v {
+			n += weigh(e)
+		}
+	case *Dict:
+		for i := range v.Len() {
+			key, e := v.At(i)
+			n += weigh(key) + weigh(e)
+		}
+	}
+	return n
 }
 
 // fail records the first error and returns nil for convenience.
@@ -125,8 +151,8 @@ func (r *run) capture(body []stmt) string {
 }
 
 func (r *run) write(s string) {
-	if r.out.Len()+len(s) > maxOutput {
-		r.fail(ErrLimit, "the output is longer than %d bytes", maxOutput)
+	if r.out.Len()+len(s) > r.most {
+		r.fail(ErrLimit, "the output is longer than %d bytes, which is %d and %d for each byte of the template and the request, at most %d", r.most, outputFloor, outputShare, maxOutput)
 		return
 	}
 	if r.fits(len(s)) {
