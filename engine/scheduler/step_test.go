@@ -285,6 +285,72 @@ func TestPreemptionTakesTheLowestRank(t *testing.T) {
 	}
 }
 
+// A preempted request is reported as admitted once, with its time in the queue;
+// its return is no admission.
+func TestAdmittedOnce(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 6, BlockTokens: 4}, MaxSeqs: 2})
+	admitted := map[RequestID]int{}
+	add(t, s, Request{ID: 1, Tokens: text(1, 8)}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 8)}, 1)
+	preempted := false
+	for now := time.Duration(2); now < 40; now++ {
+		var finish []RequestID
+		if preempted && len(s.running) == 1 {
+			finish = []RequestID{1}
+		}
+		b, _ := step(t, s, now, finish...)
+		for _, a := range b.Admitted {
+			admitted[a.ID]++
+		}
+		preempted = preempted || len(b.Preempted) > 0
+		if _, there := s.byID[1]; !there && len(s.running) == 1 {
+			break // the other one has returned
+		}
+	}
+	if !preempted || len(s.running) != 1 {
+		t.Fatalf("preempted %t, %d running: want the one that gave way", preempted, len(s.running))
+	}
+	if admitted[1] != 1 || admitted[2] != 1 {
+		t.Errorf("admitted %v, want each once", admitted)
+	}
+	if got := s.Stats().QueueTime; got != 2+1 {
+		t.Errorf("queued for %v, want 2 and 1 ns", got)
+	}
+}
+
+// A batch takes as many results as it samples.
+func TestUpdateCountsResults(t *testing.T) {
+	for n, want := range map[int]bool{0: true, 1: false, 2: true} {
+		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 4}})
+		add(t, s, Request{ID: 1, Tokens: text(1, 4)}, 0)
+		b := s.Schedule(0)
+		func() {
+			defer func() {
+				if got := recover() != nil; got != want {
+					t.Errorf("%d results for one: panic %t, want %t", n, got, want)
+				}
+			}()
+			s.Update(b, slices.Repeat([]Result{{Tokens: []int32{7}}}, n))
+		}()
+	}
+}
+
+// Guesses are asked for only where a step has room for one.
+func TestGuessesOnlyWithRoom(t *testing.T) {
+	for budget, want := range map[int]bool{2: false, 3: true} {
+		asked := false
+		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}, MaxSeqs: 2, MaxOutputs: 6, MaxBatchedTokens: budget, MaxDrafts: 2, DraftAll: func([]Ask) { asked = true }})
+		add(t, s, Request{ID: 1, Tokens: text(1, 1)}, 0)
+		add(t, s, Request{ID: 2, Tokens: text(2, 1)}, 0)
+		for range 3 {
+			step(t, s, 0)
+		}
+		if asked != want {
+			t.Errorf("two sequences in steps of %d tokens: guesses asked for: %t, want %t", budget, asked, want)
+		}
+	}
+}
+
 // The cache loses the end of a finished request first.
 func TestPrefixOutlivesItsEnd(t *testing.T) {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8, BlockTokens: 4}})
@@ -394,6 +460,7 @@ func TestCheckFindsDamage(t *testing.T) {
 		"reservation":       func(s *Scheduler) { s.held[0].state = stateWaiting },
 		"another's":         func(s *Scheduler) { s.held[0].reservation = nil },
 		"dead":              func(s *Scheduler) { s.reservations[0].live = false },
+		"an unknown one":    func(s *Scheduler) { s.held[2].reservation = new(reservation) },
 		"reservations' order": func(s *Scheduler) {
 			s.reservations[0], s.reservations[1] = s.reservations[1], s.reservations[0]
 		},
@@ -418,8 +485,9 @@ func TestCheckFindsDamage(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			add(t, s, Request{ID: 5, Tokens: text(5, 9), Hold: true}, 5)
 			step(t, s, 5)
-			if err := s.Check(); err != nil || len(s.running) != 2 || len(s.held) != 2 || len(s.reservations) != 2 {
+			if err := s.Check(); err != nil || len(s.running) != 2 || len(s.held) != 3 || len(s.reservations) != 2 {
 				t.Fatalf("%v; %d running, %d held, %d reservations", err, len(s.running), len(s.held), len(s.reservations))
 			}
 			damage(s)

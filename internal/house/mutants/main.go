@@ -68,6 +68,7 @@ func main() {
 	flag.IntVar(&o.sample, "n", wholeSample, "how many mutants of all packages together")
 	flag.IntVar(&o.workers, "workers", runtime.NumCPU(), "how many run at a time")
 	flag.StringVar(&o.record, "record", "", "file for a page of the results")
+	flag.StringVar(&o.kills, "kills", "", "file that keeps which mutants were killed: a later run with it repeats only the others")
 	flag.Usage = func() {
 		fmt.Fprintf(os.Stderr, "Usage: go run ./internal/house/mutants [flags] [PACKAGE ...]\n\nIn the module's root. Packages, all of them by default: %s\n\nFlags:\n", strings.Join(packages, ", "))
 		flag.PrintDefaults()
@@ -87,6 +88,7 @@ type options struct {
 	sample   int
 	workers  int
 	record   string
+	kills    string
 	packages []string // empty: all
 	out      io.Writer
 }
@@ -117,6 +119,7 @@ type sampled struct {
 	took     time.Duration
 	results  []result
 	rejected int // drawn, but did not compile
+	kept     int // results of earlier runs
 }
 
 // count returns how many were killed, survived, and are equivalent.
@@ -150,6 +153,11 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	earlier, err := openKills(o.kills)
+	if err != nil {
+		return err
+	}
+	defer earlier.close()
 	share(all, o.sample)
 	var chosen []*sampled
 	for _, name := range names {
@@ -161,7 +169,7 @@ func run(ctx context.Context, o options) error {
 	}
 	fmt.Fprintf(o.out, "seed %d\n", o.seed)
 	for _, s := range chosen {
-		if err := s.run(ctx, o, known); err != nil {
+		if err := s.run(ctx, o, known, earlier); err != nil {
 			return err
 		}
 		fmt.Fprintf(o.out, "%s\n", s.summary())
@@ -242,7 +250,7 @@ func share(all []*sampled, n int) {
 }
 
 // run runs the package's part of the sample.
-func (s *sampled) run(ctx context.Context, o options, known map[string]string) error {
+func (s *sampled) run(ctx context.Context, o options, known map[string]string, earlier *kills) error {
 	began := time.Now()
 	dir, err := os.MkdirTemp("", "mutants-")
 	if err != nil {
@@ -283,12 +291,17 @@ func (s *sampled) run(ctx context.Context, o options, known map[string]string) e
 		workers.Go(func() {
 			own, err := os.MkdirTemp(dir, "")
 			for m := take(); m != nil; m = take() {
-				var f fate
-				if err == nil {
+				f, kept := earlier.fate(m)
+				if err == nil && !kept {
 					f, _, err = try(ctx, own, s.name, m, s.timeout)
 				}
 				mu.Lock()
 				running--
+				if kept {
+					s.kept++
+				} else if err == nil && ctx.Err() == nil {
+					err = earlier.add(m, f)
+				}
 				switch {
 				case err != nil:
 					failure = err

@@ -303,3 +303,27 @@ func TestPage(t *testing.T) {
 		}
 	}
 }
+
+// A later run knows what an earlier one killed, and repeats what survived.
+func TestKills(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kills")
+	dead, alive := &mutant{file: "a.go", at: "a", becomes: "b", nth: 1}, &mutant{file: "a.go", at: "b", becomes: "c", nth: 1}
+	for round := range 2 {
+		k, err := openKills(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f, ok := k.fate(dead); ok != (round > 0) || ok && f != timedOut {
+			t.Errorf("run %d: fate %v, %t of a killed one", round, f, ok)
+		}
+		if _, ok := k.fate(alive); ok {
+			t.Errorf("run %d: a survivor does not run again", round)
+		}
+		for m, f := range map[*mutant]fate{dead: timedOut, alive: survived} {
+			if err := k.add(m, f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		k.close()
+	}
+}

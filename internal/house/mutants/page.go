@@ -78,6 +78,7 @@ func page(o options, all []*sampled, failures []string, began time.Time) string 
 		total.mutants = append(total.mutants, s.mutants...)
 		total.results = append(total.results, s.results...)
 		total.rejected += s.rejected
+		total.kept += s.kept
 		total.took += s.took
 	}
 	total.name = "all"
@@ -92,6 +93,9 @@ func page(o options, all []*sampled, failures []string, began time.Time) string 
 		}
 		k, v, e := of.count()
 		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", op, k, v, e)
+	}
+	if total.kept > 0 {
+		fmt.Fprintf(&b, "\n%d results (killed, or not compiling) are of runs before the last tests were added; the other mutants ran at this commit.\n", total.kept)
 	}
 	list(&b, "Survivors", &total, func(r result) bool { return r.fate == survived && r.reason == "" })
 	list(&b, "Equivalents", &total, func(r result) bool { return r.reason != "" })
