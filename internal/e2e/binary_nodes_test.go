@@ -39,6 +39,7 @@ type member struct {
 	name, role string
 	host       string
 	flags      []string
+	binary     string // that it runs; empty: the one under test
 	place      *place // where it runs; nil: in this network
 	out        *output
 	cmd        *exec.Cmd
@@ -73,6 +74,7 @@ type ranks struct {
 	place          func(address string) *place
 	gateway, nodes []string // more flags
 	nats           bool     // a server of its own, which nobody of the battle is
+	before         string   // binary of the version before, which all begin with; empty: the one under test
 }
 
 // certsOf is the folder of the certificate that all processes of a role show.
@@ -87,7 +89,11 @@ func newBattle(t *testing.T, seed uint64, r ranks) *battle {
 	t.Helper()
 	c := newCluster(t)
 	b := &battle{cluster: c, seed: seed, rand: rand.New(rand.NewPCG(seed, 1)), certs: filepath.Join(c.state, "certs")}
-	if _, stderr, err := tandem(t, nil, "ca", b.certs, "gateway/gateway", "node/node"); err != nil {
+	if r.before != "" { // its certificates name no role
+		if out, err := exec.Command(r.before, "ca", b.certs, "gateway", "node").CombinedOutput(); err != nil {
+			t.Fatalf("tandem ca of the version before: %v\n%s", err, out)
+		}
+	} else if _, stderr, err := tandem(t, nil, "ca", b.certs, "gateway/gateway", "node/node"); err != nil {
 		t.Fatalf("tandem ca: %v\n%s", err, stderr)
 	}
 	if r.address == nil {
@@ -102,7 +108,7 @@ func newBattle(t *testing.T, seed uint64, r ranks) *battle {
 		seeds = append(seeds, net.JoinHostPort(r.address(1+i), "7946"))
 	}
 	draw := func(role string, n, last int, flags ...string) *member {
-		m := &member{name: fmt.Sprintf("%s-%d", role, n), role: role, host: r.address(last), out: new(output), flags: append([]string{role,
+		m := &member{name: fmt.Sprintf("%s-%d", role, n), role: role, host: r.address(last), out: new(output), binary: r.before, flags: append([]string{role,
 			"--tls-dir", b.certsOf(role), "--log-level", "warning"}, flags...)}
 		m.flags = append(m.flags, "--node-name", m.name, "--host", m.host)
 		if r.place != nil {
@@ -140,9 +146,12 @@ func newBattle(t *testing.T, seed uint64, r ranks) *battle {
 // begin starts a member, or starts it again.
 func (b *battle) begin(m *member) {
 	b.t.Helper()
-	path, err := binary()
-	if err != nil {
-		b.t.Fatal(err)
+	path := m.binary
+	if path == "" {
+		var err error
+		if path, err = binary(); err != nil {
+			b.t.Fatal(err)
+		}
 	}
 	m.cmd, m.ended = exec.Command(path, m.flags...), make(chan struct{})
 	m.cmd.Stdout, m.cmd.Stderr = m.out, m.out
