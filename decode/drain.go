@@ -3,6 +3,8 @@ package decode
 import (
 	"context"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -78,8 +80,8 @@ func (n *Node) stats() *nodepb.Stats {
 	return &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting),
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
-		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining.On(),
-		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
+		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), BlocksCached: proto.Uint32(uint32(u.Cached)), BlocksReserved: proto.Uint32(uint32(st.Scheduler.Wanted)),
+		Draining: n.draining.On(), PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
 		Adapters: n.adapters.List(),
 	}
 }

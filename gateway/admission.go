@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
@@ -30,6 +31,10 @@ type admission struct {
 	running   atomic.Int64 // requests let through and not done, each choice counted
 	tokens    atomic.Int64 // their prompt tokens that are not computed, as far as is known
 	waiting   atomic.Int64 // len of q
+	blocks    atomic.Int64 // KV blocks of requests let through whose attempts have not begun
+
+	answersMu sync.Mutex
+	answers   route.Answers // of the model
 
 	mu     sync.Mutex // of q and flows' shares in it
 	q      *admit.Queue
@@ -42,6 +47,7 @@ type waiter struct {
 	item    admit.Item
 	choices int64
 	tokens  int64
+	room    kvRoom
 	evicted bool          // set before ready is closed
 	ready   chan struct{} // closed when it waits no more
 }
@@ -59,15 +65,22 @@ func (a *admission) setRoom(requests, tokens int64) {
 	a.fill()
 }
 
+// kvRoom is what a request asks of the nodes' KV memory. The zero value asks
+// nothing.
+type kvRoom struct {
+	blocks int64                    // that it is expected to take
+	on     func(pending int64) bool // reports whether a node has room beside pending blocks
+}
+
 // fits says that there is room. A request may take more than is left of it, so
 // that none is too large to ever get through.
-func (a *admission) fits() bool {
-	return a.running.Load() < a.room.Load() && a.tokens.Load() < a.tokenRoom.Load()
+func (a *admission) fits(kv kvRoom) bool {
+	return a.running.Load() < a.room.Load() && a.tokens.Load() < a.tokenRoom.Load() && (kv.on == nil || kv.on(a.blocks.Load()))
 }
 
 // pass lets a request through if nobody waits and there is room.
-func (a *admission) pass(choices, tokens int64) bool {
-	if a.waiting.Load() > 0 || !a.fits() {
+func (a *admission) pass(choices, tokens int64, kv kvRoom) bool {
+	if a.waiting.Load() > 0 || !a.fits(kv) {
 		return false
 	}
 	if a.running.Add(choices)-choices >= a.room.Load() { // others were faster
@@ -75,7 +88,31 @@ func (a *admission) pass(choices, tokens int64) bool {
 		return false
 	}
 	a.tokens.Add(tokens)
+	a.blocks.Add(kv.blocks)
 	return true
+}
+
+// routed returns the KV blocks of a request that are counted until its attempts
+// begin.
+func (a *admission) routed(blocks int64) {
+	a.blocks.Add(-blocks)
+	if blocks > 0 && a.waiting.Load() > 0 {
+		a.fill()
+	}
+}
+
+// answered counts the length of an answer.
+func (a *admission) answered(tokens int) {
+	a.answersMu.Lock()
+	defer a.answersMu.Unlock()
+	a.answers.Add(tokens)
+}
+
+// expect is the length that an answer is expected to have.
+func (a *admission) expect(maxTokens int) int {
+	a.answersMu.Lock()
+	defer a.answersMu.Unlock()
+	return a.answers.Expect(maxTokens)
 }
 
 // leave tells that choices are done.
@@ -102,10 +139,11 @@ func (a *admission) fill() {
 }
 
 func (a *admission) fillLocked(now time.Time) {
-	for a.q.Len() > 0 && a.fits() {
+	for a.q.Len() > 0 && a.fits(a.q.Next().Owner.(*waiter).room) {
 		w := a.q.Take(now).Owner.(*waiter)
 		a.running.Add(w.choices)
 		a.tokens.Add(w.tokens)
+		a.blocks.Add(w.room.blocks)
 		close(w.ready)
 	}
 	a.waiting.Store(int64(a.q.Len()))
@@ -180,8 +218,8 @@ func (a *admission) check(idle bool) error {
 	if err := a.q.Check(); err != nil {
 		return err
 	}
-	if r, t, w := a.running.Load(), a.tokens.Load(), a.q.Len(); r < 0 || t < 0 || idle && (r != 0 || t != 0 || w != 0) {
-		return fmt.Errorf("gateway: %d choices and %d prompt tokens are counted as on nodes, %d requests wait, idle %t", r, t, w, idle)
+	if r, t, b, w := a.running.Load(), a.tokens.Load(), a.blocks.Load(), a.q.Len(); r < 0 || t < 0 || b < 0 || idle && (r != 0 || t != 0 || b != 0 || w != 0) {
+		return fmt.Errorf("gateway: %d choices and %d prompt tokens are counted as on nodes, %d KV blocks as on their way, %d requests wait, idle %t", r, t, b, w, idle)
 	}
 	return nil
 }
@@ -206,6 +244,7 @@ type claim struct {
 	flow            *admit.Flow
 	priority        int32
 	choices, tokens int64
+	room            kvRoom
 	start, deadline time.Time
 	gone            <-chan struct{} // the client has gone; nil: nobody looks
 }
@@ -215,18 +254,22 @@ type claim struct {
 func (j *job) admit() *openai.Error {
 	a := j.model.queue
 	choices, tokens := int64(len(j.choices)), int64(j.nPrompt)
-	if a.pass(choices, tokens) {
-		j.let(tokens)
+	kv, fault := j.kvRoom()
+	if fault != nil {
+		return fault
+	}
+	if a.pass(choices, tokens, kv) {
+		j.let(tokens, kv.blocks)
 		return nil
 	}
-	c := claim{a: a, flow: j.flow(), priority: j.req.Priority, choices: choices, tokens: tokens, start: j.start, deadline: j.deadline}
+	c := claim{a: a, flow: j.flow(), priority: j.req.Priority, choices: choices, tokens: tokens, room: kv, start: j.start, deadline: j.deadline}
 	if j.watch != nil {
 		c.gone = j.watch.gone
 	}
 	fault, cause := j.g.waitForRoom(&c)
 	if j.cause, j.gone = cause, cause == "client_gone"; fault == nil {
 		j.queued = true
-		j.let(tokens)
+		j.let(tokens, kv.blocks)
 	}
 	return fault
 }
@@ -235,7 +278,7 @@ func (j *job) admit() *openai.Error {
 // where something other than a limit ended that.
 func (g *Gateway) waitForRoom(c *claim) (fault *openai.Error, cause string) {
 	a := c.a
-	w := &waiter{choices: c.choices, tokens: c.tokens, ready: make(chan struct{})}
+	w := &waiter{choices: c.choices, tokens: c.tokens, room: c.room, ready: make(chan struct{})}
 	w.item = admit.Item{Flow: c.flow, Priority: c.priority, Tokens: int(c.tokens), Owner: w}
 	began := time.Now()
 	patience := min(g.lim().QueueTimeout, c.deadline.Sub(began))
@@ -247,6 +290,7 @@ func (g *Gateway) waitForRoom(c *claim) (fault *openai.Error, cause string) {
 	fault, cause = g.turnOf(c, w, timer.C, patience)
 	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
 		a.computed(c.tokens)
+		a.routed(c.room.blocks)
 		a.leave(c.choices)
 	}
 	g.meters.queueTime.Observe(time.Since(began).Seconds())
@@ -282,8 +326,8 @@ func tooLate(start, deadline time.Time) *openai.Error {
 
 // let notes that the request has been let through; its prompts count as not
 // computed until its attempts say more.
-func (j *job) let(tokens int64) {
-	j.reserved, j.entered = tokens, true
+func (j *job) let(tokens, blocks int64) {
+	j.reserved, j.blocks, j.entered = tokens, blocks, true
 	for i := range j.choices {
 		j.choices[i].let = true
 	}
@@ -311,8 +355,10 @@ func (j *job) served() {
 // begun gives back what was counted before the attempts had counted it.
 func (j *job) begun() {
 	if j.reserved > 0 {
-		j.model.queue.computed(j.reserved)
-		j.reserved = 0
+		a := j.model.queue
+		a.computed(j.reserved)
+		a.routed(j.blocks)
+		j.reserved, j.blocks = 0, 0
 	}
 }
 

@@ -108,7 +108,7 @@ func TestRequestsWait(t *testing.T) {
 func TestRoomIsGivenInOrder(t *testing.T) {
 	a := newAdmission(admit.Limits{Requests: 10, Tokens: 1000})
 	a.setRoom(2, 100)
-	if !a.pass(1, 10) || !a.pass(3, 10) || a.pass(1, 10) {
+	if !a.pass(1, 10, kvRoom{}) || !a.pass(3, 10, kvRoom{}) || a.pass(1, 10, kvRoom{}) {
 		t.Fatal("room for two was not what two requests got")
 	}
 	var ws []*waiter
@@ -284,7 +284,7 @@ func TestAdmissionDoesNotAllocate(t *testing.T) {
 	a.mu.Lock() // whoever needs it hangs
 	defer a.mu.Unlock()
 	if n := testing.AllocsPerRun(1000, func() {
-		if !a.pass(1, 50) {
+		if !a.pass(1, 50, kvRoom{}) {
 			t.Fatal("no room")
 		}
 		a.computed(50)
@@ -301,7 +301,7 @@ func BenchmarkAdmission(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(p *testing.PB) {
 		for p.Next() {
-			if !a.pass(1, 50) {
+			if !a.pass(1, 50, kvRoom{}) {
 				b.Fatal("no room")
 			}
 			a.computed(50)

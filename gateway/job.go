@@ -47,6 +47,7 @@ type job struct {
 	cause    string // of metrics.StreamAborts, when it did not end well
 	nPrompt  int    // tokens of all prompts
 	reserved int64  // of these, counted by admission for attempts to come
+	blocks   int64  // KV blocks counted by admission for attempts to come
 	entered  bool   // it was let through
 	queued   bool   // it has waited for its turn
 	owed     int    // tokens served and not charged to the key's flow
@@ -83,6 +84,7 @@ type choice struct {
 	last     string           // node that had it last
 	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
 	computes *upstream.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
+	held     int              // leading tokens that the decode node of the attempt that begins has cached
 	queued   int64            // tokens of the prompt and the output that are to be computed
 	plan     *upstream.Node   // computes of the attempt that begins
 	tried    []*upstream.Node // that failed since the last token
@@ -154,6 +156,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			c.stream, c.node, c.last = s, node, node.Name
 			j.wake(c.since.Add(j.g.o.AcceptTimeout))
 			node.InFlight.Add(1)
+			s.Takes(j.takes(c))
 			j.forecast(c, node)
 			if len(decision.Prefill) > 0 {
 				c.prefill = fleet.Prefill[decision.Prefill[0]]
@@ -185,7 +188,14 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 	if _, scored := j.scores(c); scored {
 		remote = math.MaxInt // KV from elsewhere does not tell what its tokens' logits were
 	}
-	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, len(c.output), remote, c.tried)
+	demand := route.Demand{} // a stream goes on also where memory is short
+	if !c.started() {
+		demand = j.demand(c.prompt)
+	}
+	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, c.tried)
+	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
+		d = j.g.route(fleet, view, j.model, c.prompt, &j.by, route.Demand{}, len(c.output), remote, c.tried)
+	}
 	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.tried, c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
@@ -202,6 +212,7 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 		node.Local.Store(false)
 	}
 	held := view.Decode[d.Decode].Held
+	c.held = held
 	if c.plan = node; len(d.Prefill) > 0 {
 		c.plan, held = fleet.Prefill[d.Prefill[0]], view.Prefill[d.Prefill[0]].Held
 	}
@@ -429,6 +440,7 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 	}
 	j.leave(c)
 	c.stream, c.done = nil, true
+	j.model.queue.answered(len(c.output))
 	c.over(j.model.queue)
 	j.live--
 	j.emit(c, piece)

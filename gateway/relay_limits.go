@@ -120,7 +120,7 @@ func (r *relay) admit() *openai.Error {
 	if r.priority = r.look.Priority; r.key != nil {
 		r.priority = max(r.priority, r.key.limits.priority)
 	}
-	if a.pass(choices, 0) {
+	if a.pass(choices, 0, kvRoom{}) {
 		r.room, r.choices = a, choices
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -270,7 +271,7 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	b := newBed(t, Options{}, nil)
 	b.do("GET", "/livez", "") // a server that is stopped before it serves never ends
 	end := time.Now().Add(time.Hour)
-	j := &job{g: b.g, req: new(openai.Request), model: new(model), deadline: end, timer: time.NewTimer(time.Hour), timerAt: end}
+	j := &job{g: b.g, req: new(openai.Request), model: &model{blockTokens: 16, queue: newAdmission(admit.Limits{})}, deadline: end, timer: time.NewTimer(time.Hour), timerAt: end}
 	c := &choice{prompt: &prompt{tokens: []int32{1}}, output: []int32{2}, paused: true}
 	if fault := j.attempt(c); fault != nil || c.paused || c.again.IsZero() || c.lost.IsZero() || !j.timerAt.Equal(c.again) {
 		t.Errorf("%v; paused %v, again at %v, lost since %v", fault, c.paused, c.again, c.lost)

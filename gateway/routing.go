@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 
 	"github.com/cespare/xxhash/v2"
@@ -45,10 +46,12 @@ func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
 // route decides where a prompt with nOut tokens of output goes, whose prefill may
 // be elsewhere from minRemote uncached tokens on. view is filled
 // and stays the caller's.
-func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p *prompt, how *by, nOut, minRemote int, avoid []*upstream.Node) route.Decision {
+func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p *prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*upstream.Node) route.Decision {
 	n := len(p.tokens) + nOut - 1 // the last token is decode's own
-	fleet.Look(view, upstream.Query{Fingerprint: m.fingerprint, Adapter: m.adapter.GetDigest(), Avoid: avoid, Hashes: p.hashes, BlockTokens: m.blockTokens, Groups: m.groups, Tokens: n})
-	r := route.Request{Policy: how.policy, Key: p.key, Uncached: n, MinRemote: minRemote, Turn: how.turn}
+	q := m.query(p, n)
+	q.Avoid = avoid
+	fleet.Look(view, q)
+	r := route.Request{Policy: how.policy, Key: p.key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.turn}
 	switch {
 	case r.Policy == route.Session && how.session != 0:
 		r.Key = how.session
@@ -77,6 +80,7 @@ type routeNode struct {
 	Held   int     `json:"cached_tokens"`
 	Queued int     `json:"queued_tokens"`
 	Rate   float64 `json:"tokens_per_s"`
+	Full   bool    `json:"kv_full,omitempty"` // it has no KV memory for the prompt and an answer
 }
 
 // explain answers where a prompt (?prompt=TEXT) would go now, and why, in words.
@@ -106,7 +110,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	p.key = route.Key(root, p.hashes, p.tokens)
 	fleet, view := g.fleet.Now(), new(route.View)
 	minRemote := max(1, g.o.MinRemotePrefillTokens)
-	d := g.route(fleet, view, m, &p, &how, 0, minRemote, nil)
+	d := g.route(fleet, view, m, &p, &how, m.demand(len(p.tokens), math.MaxInt32, 1), 0, minRemote, nil)
 	e := explanation{Tokens: len(p.tokens), Policy: how.policy.String(), Nodes: []routeNode{}}
 	e.Words = fleet.Table.Explain(d, *view, len(p.tokens), minRemote)
 	if d.Decode >= 0 {
@@ -118,7 +122,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	see := func(role string, nodes []*upstream.Node, states []route.State) {
 		for i, n := range nodes {
 			s := &states[i]
-			e.Nodes = append(e.Nodes, routeNode{n.Name, role, s.Usable, s.Load, s.Held, s.Queued, s.Rate})
+			e.Nodes = append(e.Nodes, routeNode{n.Name, role, s.Usable, s.Load, s.Held, s.Queued, s.Rate, s.Full})
 		}
 	}
 	see("decode", fleet.Decode, view.Decode)

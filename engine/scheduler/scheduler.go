@@ -413,6 +413,7 @@ func (s *Scheduler) AppendHashed(dst []kvcache.Event) []kvcache.Event {
 type Stats struct {
 	Running, Waiting, Held int
 	Pending                int                // tokens to compute before the running and waiting requests can go on by one
+	Wanted                 int                // blocks that requests lack for the tokens that they have
 	Reservations           int                // live, and lost but not yet released
 	Blocks                 kvcache.Usage      // by state
 	PrefixQueries          uint64             // tokens that were looked up, once per request
@@ -437,6 +438,7 @@ func (s *Scheduler) Stats() Stats {
 	return Stats{
 		Running: len(s.running), Waiting: len(s.waiting), Held: len(s.held),
 		Pending:         s.pending(),
+		Wanted:          s.wanted(),
 		Reservations:    len(s.reservations),
 		Blocks:          s.pool.Usage(),
 		PrefixQueries:   s.counters.prefixQueries,
@@ -464,6 +466,19 @@ func (s *Scheduler) pending() (n int) {
 	}
 	for _, r := range s.waiting {
 		n += r.missing()
+	}
+	return n
+}
+
+// wanted counts the blocks that the requests which are here lack for the tokens that
+// they have. Live reservations have theirs.
+func (s *Scheduler) wanted() (n int) {
+	for _, queue := range [...][]*request{s.running, s.waiting, s.held} {
+		for _, r := range queue {
+			if r.reservation == nil {
+				n += s.lacks(r, r.computed)
+			}
+		}
 	}
 	return n
 }

@@ -7,6 +7,9 @@ import (
 
 // Explain says in words why a decision about a prompt of nTokens is as it is.
 func (t *Table) Explain(d Decision, v View, nTokens, minRemote int) []string {
+	if d.Reason == ReasonNoRoom {
+		return []string{fmt.Sprintf("It waits in the gateway: none of %d decode nodes has KV memory for its prompt and an answer.", len(v.Decode))}
+	}
 	if d.Decode < 0 {
 		return []string{fmt.Sprintf("No decode node is usable: %d are known.", len(v.Decode))}
 	}

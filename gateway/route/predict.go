@@ -44,7 +44,7 @@ type side struct {
 
 // fits says whether the node may get the request.
 func (s *side) fits(i int) bool {
-	return s.states[i].Usable && (s.class == anyClass || s.ring.class[i] == s.class)
+	return s.states[i].Usable && !s.states[i].Full && (s.class == anyClass || s.ring.class[i] == s.class)
 }
 
 // compute is the time from now to the prompt's KV on a node, in seconds.

@@ -152,13 +152,13 @@ func (s *side) bound() int {
 	return s.most
 }
 
-// loadBound is the load that no usable node may exceed once it has taken the
-// request, 0 when nobody is usable. Only nodes of the class
+// loadBound is the load that no usable node with room may exceed once it has taken
+// the request, 0 when there is none. Only nodes of the class
 // count, where one is given. Some usable node is always below it: it is above the mean.
 func loadBound(states []State, of []int32, class int32) int {
 	usable, load := 0, 0
 	for i := range states {
-		if s := &states[i]; s.Usable && (class == anyClass || of[i] == class) {
+		if s := &states[i]; s.Usable && !s.Full && (class == anyClass || of[i] == class) {
 			usable++
 			load += max(s.Load, 0)
 		}

@@ -10,7 +10,8 @@
 // known of caches, queues and speeds then sharpens this: each node's time to the
 // first token is predicted (queue, tokens to compute, transfer that computing
 // does not hide, load), and a node that beats the home by more than a margin
-// gets the request.
+// gets the request. A decode node without room for the request's KV gets no new
+// one.
 //
 // Invariant: the choice depends on the names of the nodes, the request and the
 // view given, never on the order in which nodes are listed nor on earlier
@@ -24,6 +25,7 @@ package route
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -56,7 +58,7 @@ var keyBlocks = [...]int{16, 4, 1}
 // Reason says why a decision is as it is.
 type Reason string
 
-// Reasons. The first six are about the decode node, the others about prefill.
+// Reasons. The first seven are about the decode node, the others about prefill.
 const (
 	ReasonPrefix    Reason = "prefix"     // the ring's first choice for the key
 	ReasonLoad      Reason = "load"       // that one is above the load bound, or has a longer queue
@@ -64,6 +66,7 @@ const (
 	ReasonCached    Reason = "cached"     // another one holds more of the prompt
 	ReasonPolicy    Reason = "policy"     // a policy that looks at neither
 	ReasonNoDecode  Reason = "no_decode"  // nobody is usable
+	ReasonNoRoom    Reason = "no_room"    // no usable node has KV memory for the request
 	ReasonRemote    Reason = "remote"     // prefill elsewhere
 	ReasonLocal     Reason = "local"      // the decode node is predicted to be faster
 	ReasonShort     Reason = "short"      // too few uncached tokens to be worth a transfer
@@ -84,6 +87,8 @@ type State struct {
 	Held   int     // leading tokens of the prompt in its cache
 	Queued int     // prompt tokens that wait to be computed there
 	Rate   float64 // prompt tokens it computes per second; 0: not known
+	Memory Memory  // decode: with what the gateway's own decisions took since the heartbeat
+	Full   bool    // decode: Pick found no room for the request
 }
 
 // View is the fleet at one moment, by index into the lists given to New.
@@ -96,6 +101,7 @@ type View struct {
 type Request struct {
 	Policy Policy
 	Key    kvcache.Hash // of Key
+	Demand Demand       // of KV memory; zero: of a request that may go to a full node
 	// Uncached is the number of prompt tokens to compute where nothing is cached.
 	Uncached int
 	// MinRemote is the number of uncached tokens from which prefill elsewhere is
@@ -107,7 +113,7 @@ type Request struct {
 
 // Decision is a choice of nodes, as indices into the lists given to New.
 type Decision struct {
-	Decode        int   // -1: nobody is usable
+	Decode        int   // -1: nobody is usable, or nobody has room
 	Prefill       []int // best first; empty: decode computes the prompt
 	Reason        Reason
 	PrefillReason Reason
@@ -158,6 +164,7 @@ func (t *Table) Prefill() []Node { return t.prefill.nodes }
 // must have an entry for every node of the table.
 func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	d := Decision{Decode: -1, Reason: ReasonNoDecode, PrefillReason: ReasonNoPrefill, First: -1}
+	full(v.Decode, &r)
 	var far remotes
 	decode := side{ring: &t.decode, states: v.Decode, most: -1}
 	if r.Policy == Prefix {
@@ -167,6 +174,9 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 		d.Decode, d.Reason = decode.byPolicy(&r)
 	}
 	if d.Decode < 0 {
+		if slices.ContainsFunc(v.Decode, func(s State) bool { return s.Usable && s.Full }) {
+			d.Reason = ReasonNoRoom
+		}
 		return d
 	}
 	state := v.Decode[d.Decode]

@@ -50,6 +50,8 @@ type link struct {
 	token func(rpc.Token)           // l.take, made once: a method value allocates
 	heart atomic.Pointer[heartbeat] // the last; nil: none yet
 
+	blocks atomic.Int64 // KV blocks that streams took or gave back since the last heartbeat
+
 	mu      sync.Mutex
 	closed  bool
 	streams map[uint64]*Stream
@@ -80,6 +82,10 @@ type Stream struct {
 	scored, prompt uint32
 	// probs are those of tokens that the next Tokens frame brings; guarded by l.mu.
 	probs []*nodepb.TokenLogProbs
+	// blocks are what the request is expected to take of the node's KV memory;
+	// accepted: the node's next heartbeat knows of it. Guarded by l.mu.
+	blocks   int
+	accepted bool
 }
 
 // open registers the stream before the node can answer, then sends the request.
@@ -117,7 +123,7 @@ func (l *link) drop(s *Stream) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, was := l.streams[s.id]
-	delete(l.streams, s.id)
+	l.forget(s)
 	return was
 }
 
@@ -154,10 +160,10 @@ func (l *link) take(t rpc.Token) {
 		s.next++
 	}
 	if t.Finish != 0 {
-		delete(l.streams, s.id)
+		l.forget(s)
 	}
 	if !s.in.push(Event{Kind: Token, Choice: s.choice, Attempt: s.attempt, Token: t.ID, Finish: t.Finish, Probs: s.takeProbs(t.Position)}) {
-		delete(l.streams, s.id)
+		l.forget(s)
 		l.cancel(s.id, "client reads too slowly")
 		s.in.push(Event{Kind: Overflow, Choice: s.choice, Attempt: s.attempt})
 	}
@@ -165,7 +171,7 @@ func (l *link) take(t rpc.Token) {
 
 // disorder ends a stream whose node does not keep its tokens in order.
 func (l *link) disorder(s *Stream, err error) {
-	delete(l.streams, s.id)
+	l.forget(s)
 	l.cancel(s.id, "token out of order")
 	s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: err})
 }
@@ -234,11 +240,12 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 	switch m := m.(type) {
 	case *nodepb.Accepted:
 		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			s.accepted = true
 			s.in.push(Event{Kind: Accepted, Choice: s.choice, Attempt: s.attempt, Cached: m.CachedTokens})
 		}
 	case *nodepb.End:
 		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
-			delete(l.streams, stream)
+			l.forget(s)
 			s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: &CodeError{m.Code, m.Message}})
 		} else if ch := l.bundles[stream]; ch != nil {
 			delete(l.bundles, stream)
@@ -255,6 +262,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 			l.score(s, m)
 		}
 	case *nodepb.Stats:
+		l.reported()
 		proto.Reset(&l.stats)
 		proto.Merge(&l.stats, m)
 		l.heard = true
@@ -262,7 +270,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		l.heart.Store(&heartbeat{
 			Report: route.Report{
 				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
-				Queued: int(m.QueuedTokens), Rate: m.PrefillTokensPerS,
+				Queued: int(m.QueuedTokens), Rate: m.PrefillTokensPerS, Memory: memoryOf(m),
 			},
 			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
 			adapters: adaptersOf(m.Adapters),
@@ -286,8 +294,8 @@ func (l *link) lost(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	for id, s := range l.streams {
-		delete(l.streams, id)
+	for _, s := range l.streams {
+		l.forget(s)
 		s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: fmt.Errorf("%w: %w", ErrLost, err)})
 	}
 	for id, ch := range l.bundles {

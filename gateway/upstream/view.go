@@ -18,6 +18,7 @@ type Query struct {
 	BlockTokens int
 	Groups      []kvcache.Group // of the model's caches; none: one
 	Tokens      int             // of the prompt, without its last: what is computed at most
+	Answer      int             // KV blocks that an answer of the model is expected to take
 }
 
 // View is the fleet's state for a request without a prompt.
@@ -105,7 +106,7 @@ func (n *Node) state(s *route.State, q *Query) {
 	}
 	s.Usable = l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && n.takesFor(l, h, q) && !slices.Contains(q.Avoid, n)
 	s.Local, s.Held = n.Local.Load(), 0
-	s.Merge(&h.Report, route.Sent{Requests: int(n.InFlight.Load()), Queued: int(n.Queued.Load())})
+	s.Merge(&h.Report, route.Sent{Requests: int(n.InFlight.Load()), Queued: int(n.Queued.Load()), Blocks: l.taken()}, q.Answer)
 }
 
 // fits says whether the node may get the request, connected or not.

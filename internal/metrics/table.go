@@ -243,7 +243,7 @@ var (
 	UpstreamStates  = []string{"up", "down", "new", "leaving"}
 	UpstreamTasks   = []string{"serve", "prefill", "decode"}
 	StreamAborts    = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
-	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "remote", "local", "short", "no_prefill"}
+	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "no_room", "remote", "local", "short", "no_prefill"}
 )
 
 // Queues, and whose they are. Each has a bound.

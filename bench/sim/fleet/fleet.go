@@ -52,6 +52,7 @@ type Options struct {
 	MinRemote int    // as --min-remote-prefill-tokens; 0: DefaultMinRemote, 1: always remote
 	Seed      uint64 // of the router's draws
 	NoEvents  bool   // gateways get no block events
+	NoRoom    bool   // the router does not look at KV memory
 
 	// Heartbeat is the time between two reports of a node. 0: gateways see
 	// prefill rates as they are and count their own requests only.

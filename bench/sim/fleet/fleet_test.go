@@ -89,6 +89,41 @@ func TestColocatedRoundRobinMatchesDynamo(t *testing.T) {
 	}
 }
 
+// Where decode KV is scarce the default policy holds its goodput: six prefill and
+// two decode nodes at three times the trace's speed, with block events and
+// heartbeats, and without and 2 s old. Four decode nodes with the figures of H100
+// are no worse than with every prompt on prefill nodes.
+func TestScarceKVMemory(t *testing.T) {
+	if !soaking() {
+		t.Log("note: the whole trace with scarce KV memory is played in make soak")
+		return
+	}
+	o := dynamoFleet(t, 6, 2, route.Prefix, 3)
+	o.Heartbeat, o.GrantTimeout = 100*time.Millisecond, 2*time.Second
+	s := play(t, math.MaxInt, o).Summarize(goals)
+	t.Logf("note: 6P2D x3: %+v", s)
+	if s.Goodput < 0.98 || s.TTFTP90 > 800*time.Millisecond {
+		t.Errorf("6P2D x3: goodput %.3f, want .98; TTFT p90 %v, want 800ms", s.Goodput, s.TTFTP90)
+	}
+	o.Heartbeat, o.NoEvents = 2*time.Second, true
+	if s := play(t, math.MaxInt, o).Summarize(goals); s.Goodput < 0.97 {
+		t.Errorf("6P2D x3 without block events and with heartbeats 2 s old: goodput %.3f, want .97", s.Goodput)
+	}
+	o = dynamoFleet(t, 5, 4, route.Prefix, 3)
+	o.Blocks, o.Heartbeat, o.GrantTimeout = 806, 100*time.Millisecond, 2*time.Second
+	var err error
+	if o.Steps, err = StepTimesOf("h100"); err != nil {
+		t.Fatal(err)
+	}
+	byDefault := play(t, math.MaxInt, o).Summarize(goals).Goodput
+	o.MinRemote = 1
+	remote := play(t, math.MaxInt, o).Summarize(goals).Goodput
+	t.Logf("note: 5P4D x3, H100: goodput %.3f, always remote %.3f", byDefault, remote)
+	if byDefault < remote {
+		t.Errorf("5P4D x3, H100: goodput %.3f, always remote %.3f", byDefault, remote)
+	}
+}
+
 // Every kind of fleet serves every request once, clients measure a first token
 // after their request and no more than the steps allow, and a second run is equal.
 func TestRunsRepeat(t *testing.T) {

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -19,6 +20,8 @@ type gateway struct {
 	draw            *rand.Rand
 	turn            uint64
 	hashes          []kvcache.Hash
+	answers         route.Answers
+	waiting         []*Request // for room, in order of arrival
 }
 
 // known is what the gateway knows of the nodes of one role.
@@ -72,7 +75,7 @@ func (g *gateway) blocks(n *node, events []kvcache.Event) {
 }
 
 // look writes the states of the nodes for a prompt.
-func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o *Options) {
+func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o *Options, answer int) {
 	clear(k.match)
 	k.index.Match(hashes, k.match)
 	for i := range states {
@@ -81,25 +84,62 @@ func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o 
 		if o.Heartbeat == 0 {
 			k.reports[i].Rate = k.nodes[i].rate
 		}
-		s.Merge(&k.reports[i], k.sent[i])
+		s.Merge(&k.reports[i], k.sent[i], answer)
 	}
 }
 
-// arrive routes a request that a client sends.
+// arrive has the gateway route a request that a client sends, or wait for room.
 func (f *fleet) arrive(r *Request) {
 	g := f.gateway
-	g.hashes = kvcache.AppendHashes(g.hashes[:0], 0, f.prompt(r), f.o.BlockTokens)
-	g.decode.look(g.view.Decode, r, g.hashes, &f.o)
-	g.prefill.look(g.view.Prefill, r, g.hashes, &f.o)
+	if len(g.waiting) > 0 || !g.route(r) {
+		g.waiting = append(g.waiting, r)
+		f.result.Waited++
+	}
+}
+
+// fill routes the requests that wait while there is room for the first of them.
+func (g *gateway) fill() {
+	for len(g.waiting) > 0 && g.route(g.waiting[0]) {
+		g.waiting = g.waiting[1:]
+	}
+}
+
+// route picks a request's nodes and sends it. It returns false when no node has
+// room.
+func (g *gateway) route(r *Request) bool {
+	f := g.f
+	tokens := f.prompt(r)
+	g.hashes = kvcache.AppendHashes(g.hashes[:0], 0, tokens, f.o.BlockTokens)
+	answer := g.answers.Expect(math.MaxInt)
+	g.decode.look(g.view.Decode, r, g.hashes, &f.o, f.blocks(answer))
+	g.prefill.look(g.view.Prefill, r, g.hashes, &f.o, 0)
+	q := route.Request{
+		Policy: f.o.Policy, Key: route.Key(0, g.hashes, tokens), Uncached: r.Prompt - 1, MinRemote: f.o.MinRemote,
+		Turn: g.turn + 1, Draw: g.draw.Uint64(),
+	}
+	if !f.o.NoRoom {
+		q.Demand.Prompt = f.blocks(r.Prompt + 1)
+		q.Demand.Answer = f.blocks(r.Prompt+g.answers.Expect(r.Output)) - q.Demand.Prompt
+		q.Demand.Answer = max(0, q.Demand.Answer)
+	}
+	d := g.table.Pick(q, g.view, r.prefill[:0])
+	if d.Decode < 0 {
+		if !slices.ContainsFunc(g.view.Decode, func(s route.State) bool { return s.Memory.Holds(q.Demand) }) {
+			r.Refused = true
+			f.result.open--
+			return true
+		}
+		return false
+	}
 	g.turn++
-	d := g.table.Pick(route.Request{
-		Policy: f.o.Policy, Key: route.Key(0, g.hashes, f.prompt(r)), Uncached: r.Prompt - 1, MinRemote: f.o.MinRemote,
-		Turn: g.turn, Draw: g.draw.Uint64(),
-	}, g.view, r.prefill[:0])
 	r.decode, r.prefill = d.Decode, d.Prefill
 	g.claim(r)
 	f.take(r)
+	return true
 }
+
+// blocks is how many KV blocks so many tokens fill.
+func (f *fleet) blocks(tokens int) int { return (tokens + f.o.BlockTokens - 1) / f.o.BlockTokens }
 
 // claim counts a routed request on its nodes: the tokens that its prompt lacks on
 // the node that is to compute them, until the first token.
@@ -113,6 +153,8 @@ func (g *gateway) claim(r *Request) {
 	}
 	r.claimed, r.claimedOf = max(1, r.Prompt-1-held), &k.sent[at]
 	r.claimedOf.Queued += r.claimed
+	r.blocks = g.f.blocks(r.Prompt+g.answers.Expect(r.Output)) - g.view.Decode[r.decode].Held/g.f.o.BlockTokens
+	g.decode.sent[r.decode].Blocks += r.blocks
 }
 
 // started ends a request's claim on the node that was to compute its prompt.
@@ -130,7 +172,11 @@ func (g *gateway) started(r *Request) {
 // release ends a request on its decode node.
 func (g *gateway) release(r *Request) {
 	g.started(r)
-	g.decode.sent[r.decode].Requests--
+	sent := &g.decode.sent[r.decode]
+	sent.Requests--
+	sent.Blocks -= r.blocks
+	g.answers.Add(r.emitted)
+	g.fill()
 }
 
 // startHeartbeats has the nodes report in turn, evenly over the interval.
@@ -147,7 +193,8 @@ func (f *fleet) startHeartbeats() {
 // heartbeat reports the node to the gateway, and again after the interval.
 func (n *node) heartbeat() {
 	k := n.f.gateway.of(n)
-	k.reports[n.at] = n.report()
+	k.reports[n.at], k.sent[n.at].Blocks = n.report(), 0
+	n.f.gateway.fill()
 	n.f.clock.at(n.f.clock.now+n.f.o.Heartbeat, n.heartbeat)
 }
 
@@ -159,5 +206,6 @@ func (n *node) report() route.Report {
 	for _, q := range n.queue {
 		r.Queued += q.Prompt - 1
 	}
+	r.Memory = route.Memory{Total: st.Blocks.Blocks, Free: st.Blocks.Free, Cached: st.Blocks.Cached, Reserved: st.Wanted}
 	return r
 }

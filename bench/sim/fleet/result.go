@@ -31,6 +31,7 @@ type Request struct {
 	ahead       int           // tokens counted in its prefill node's ahead
 	pushed      time.Duration // when its transfer began
 	emitted     int
+	blocks      int // that it was expected to take of its node
 }
 
 // Result is what came out of a run.
@@ -38,6 +39,7 @@ type Result struct {
 	Requests      []Request
 	Span          time.Duration // until the last token
 	Tokens        int           // of answers
+	Waited        int           // requests that waited for room
 	Local         int           // prompts computed by decode nodes
 	Preemptions   uint64
 	GrantRetries  int
@@ -134,7 +136,7 @@ func (f *fleet) finish() error {
 	}
 	r.Reuse = float64(hits) / float64(max(1, queries))
 	for _, sent := range slices.Concat(f.gateway.decode.sent, f.gateway.prefill.sent) {
-		if sent != (route.Sent{}) {
+		if sent.Requests != 0 || sent.Queued != 0 {
 			return fmt.Errorf("fleet: the gateway still counts %+v", sent)
 		}
 	}

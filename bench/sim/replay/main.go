@@ -52,6 +52,7 @@ func run(args []string, w io.Writer) error {
 	f.DurationVar(&o.fleet.Heartbeat, "heartbeat", 0, "time between two reports of a node; 0: none, the gateway knows its own requests and all rates")
 	f.DurationVar(&o.fleet.GrantTimeout, "grant-timeout", 0, "after which a grant without room goes to the next prefill node; 0: never")
 	f.BoolVar(&o.fleet.NoEvents, "no-block-events", false, "gateways learn nothing of caches")
+	f.BoolVar(&o.fleet.NoRoom, "no-room", false, "the router does not look at KV memory")
 	f.Uint64Var(&o.fleet.Seed, "seed", 1, "of the router's draws")
 	f.DurationVar(&o.goals.TTFT, "ttft", 2*time.Second, "goodput: longest time to the first token")
 	f.DurationVar(&o.goals.TPOT, "tpot", 50*time.Millisecond, "goodput: longest mean time per further token")
@@ -66,8 +67,8 @@ func run(args []string, w io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(w, "%d requests; step times: %s\n\n", len(trace), o.fleet.Steps.Source)
-	fmt.Fprintln(w, "| fleet | policy | TTFT mean ms | p50 | p90 | p99 | ITL mean ms | p99 | out tok/s | goodput | reuse | prompts on decode | preempted | P busy | D busy |")
-	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Fprintln(w, "| fleet | policy | TTFT mean ms | p50 | p90 | p99 | ITL mean ms | p99 | out tok/s | goodput | reuse | prompts on decode | waited for room | preempted | P busy | D busy |")
+	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for size := range strings.SplitSeq(o.fleets, ",") {
 		if _, err := fmt.Sscanf(size, "%dP%dD", &o.fleet.Prefill, &o.fleet.Decode); err != nil {
 			return fmt.Errorf("fleet %q, want such as 6P2D: %w", size, err)
@@ -82,9 +83,9 @@ func run(args []string, w io.Writer) error {
 			}
 			s := r.Summarize(o.goals)
 			ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
-			fmt.Fprintf(w, "| %s | %s | %.1f | %.1f | %.1f | %.1f | %.2f | %.2f | %.1f | %.3f | %.3f | %.2f | %d | %.2f | %.2f |\n", size, name,
+			fmt.Fprintf(w, "| %s | %s | %.1f | %.1f | %.1f | %.1f | %.2f | %.2f | %.1f | %.3f | %.3f | %.2f | %.2f | %d | %.2f | %.2f |\n", size, name,
 				ms(s.TTFTMean), ms(s.TTFTP50), ms(s.TTFTP90), ms(s.TTFTP99), ms(s.ITLMean), ms(s.ITLP99), s.TokensPerSecond,
-				s.Goodput, r.Reuse, float64(r.Local)/float64(len(trace)), r.Preemptions, r.PrefillBusy, r.DecodeBusy)
+				s.Goodput, r.Reuse, float64(r.Local)/float64(len(trace)), float64(r.Waited)/float64(len(trace)), r.Preemptions, r.PrefillBusy, r.DecodeBusy)
 		}
 	}
 	return nil

@@ -55,6 +55,9 @@ type Options struct {
 	// MaxRunning has the node tell gateways that it runs so many requests at once,
 	// and how many it has; 0: it has no heartbeat.
 	MaxRunning uint32
+	// Memory returns the KV memory that heartbeats report; nil: they report none, as
+	// those of older nodes.
+	Memory func() (total, used, cached, reserved uint32)
 }
 
 // Node is a running node.
@@ -193,9 +196,22 @@ func (n *Node) beat() {
 		return
 	}
 	n.steps++
-	for c := range n.conns {
-		_ = c.Send(rpc.FrameStats, 0, &nodepb.Stats{Steps: n.steps, MaxRunning: n.o.MaxRunning, Running: uint32(len(n.running))})
+	m := &nodepb.Stats{Steps: n.steps, MaxRunning: n.o.MaxRunning, Running: uint32(len(n.running))}
+	if n.o.Memory != nil {
+		var cached, reserved uint32
+		m.BlocksTotal, m.BlocksUsed, cached, reserved = n.o.Memory()
+		m.BlocksCached, m.BlocksReserved = &cached, &reserved
 	}
+	for c := range n.conns {
+		_ = c.Send(rpc.FrameStats, 0, m)
+	}
+}
+
+// Beat sends a heartbeat to every gateway.
+func (n *Node) Beat() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.beat()
 }
 
 // note tells waiters; the caller holds mu.

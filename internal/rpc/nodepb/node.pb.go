@@ -1752,8 +1752,13 @@ type Stats struct {
 	QueuedTokens      uint32                 `protobuf:"varint,9,opt,name=queued_tokens,json=queuedTokens,proto3" json:"queued_tokens,omitempty"`                     // of prompts, not yet computed
 	MaxRunning        uint32                 `protobuf:"varint,10,opt,name=max_running,json=maxRunning,proto3" json:"max_running,omitempty"`                          // requests that may run at once; 0: not told
 	Adapters          []*Adapter             `protobuf:"bytes,11,rep,name=adapters,proto3" json:"adapters,omitempty"`                                                 // loaded
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Decode nodes: of the blocks that are not used, those that cache a prefix, and
+	// how many more blocks the requests in hand need for the tokens that they have.
+	// Gateways route by KV memory where both are told.
+	BlocksCached   *uint32 `protobuf:"varint,12,opt,name=blocks_cached,json=blocksCached,proto3,oneof" json:"blocks_cached,omitempty"`
+	BlocksReserved *uint32 `protobuf:"varint,13,opt,name=blocks_reserved,json=blocksReserved,proto3,oneof" json:"blocks_reserved,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Stats) Reset() {
@@ -1861,6 +1866,20 @@ func (x *Stats) GetAdapters() []*Adapter {
 		return x.Adapters
 	}
 	return nil
+}
+
+func (x *Stats) GetBlocksCached() uint32 {
+	if x != nil && x.BlocksCached != nil {
+		return *x.BlocksCached
+	}
+	return 0
+}
+
+func (x *Stats) GetBlocksReserved() uint32 {
+	if x != nil && x.BlocksReserved != nil {
+		return *x.BlocksReserved
+	}
+	return 0
 }
 
 // BundleRequest asks a node for what a gateway needs to serve its model.
@@ -2352,7 +2371,7 @@ const file_node_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"[\n" +
 	"\vPrefillDone\x12'\n" +
 	"\x0fcomputed_tokens\x18\x01 \x01(\rR\x0ecomputedTokens\x12#\n" +
-	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xf1\x02\n" +
+	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xef\x03\n" +
 	"\x05Stats\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\x04R\x05steps\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x18\n" +
@@ -2367,7 +2386,11 @@ const file_node_proto_rawDesc = "" +
 	"\vmax_running\x18\n" +
 	" \x01(\rR\n" +
 	"maxRunning\x123\n" +
-	"\badapters\x18\v \x03(\v2\x17.tandem.node.v1.AdapterR\badapters\"\x0f\n" +
+	"\badapters\x18\v \x03(\v2\x17.tandem.node.v1.AdapterR\badapters\x12(\n" +
+	"\rblocks_cached\x18\f \x01(\rH\x00R\fblocksCached\x88\x01\x01\x12,\n" +
+	"\x0fblocks_reserved\x18\r \x01(\rH\x01R\x0eblocksReserved\x88\x01\x01B\x10\n" +
+	"\x0e_blocks_cachedB\x12\n" +
+	"\x10_blocks_reserved\"\x0f\n" +
 	"\rBundleRequest\"\xef\x03\n" +
 	"\x06Bundle\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
@@ -2491,6 +2514,7 @@ func file_node_proto_init() {
 		return
 	}
 	file_node_proto_msgTypes[4].OneofWrappers = []any{}
+	file_node_proto_msgTypes[21].OneofWrappers = []any{}
 	file_node_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

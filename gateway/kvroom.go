@@ -1,0 +1,81 @@
+package gateway
+
+import (
+	"math"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/openai"
+)
+
+// stepTokens is the step that KV groups with a window are sized for: nodes
+// compute prompts in chunks of about as many tokens.
+const stepTokens = 2048
+
+// kvBlocks is how many KV blocks a request of so many tokens holds at most.
+func (m *model) kvBlocks(tokens int) int {
+	if len(m.groups) == 0 {
+		return (tokens + m.blockTokens - 1) / m.blockTokens
+	}
+	return kvcache.Peak(m.groups, tokens, stepTokens)
+}
+
+// demand is what a prompt with n answers of at most maxTokens is expected to take
+// of a node's KV memory.
+func (m *model) demand(nPrompt, maxTokens, n int) route.Demand {
+	d := route.Demand{Prompt: m.kvBlocks(nPrompt + 1)}
+	d.Answer = n * max(0, m.kvBlocks(nPrompt+m.queue.expect(maxTokens))-d.Prompt)
+	return d
+}
+
+// query is what a view of the fleet for a prompt asks; n is how many of its
+// tokens are computed at most.
+func (m *model) query(p *prompt, n int) upstream.Query {
+	return upstream.Query{
+		Fingerprint: m.fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.hashes, BlockTokens: m.blockTokens, Groups: m.groups, Tokens: n,
+		Answer: m.kvBlocks(m.queue.expect(math.MaxInt)),
+	}
+}
+
+// demand is what the prompt and its answers are expected to take of a node's KV
+// memory.
+func (j *job) demand(p *prompt) route.Demand {
+	return j.model.demand(len(p.tokens), p.maxTokens, max(1, j.req.N))
+}
+
+// kvRoom is what the request's largest prompt asks of the nodes' KV memory; each
+// prompt may go to a node of its own. A prompt that no node could ever hold gets
+// an error.
+func (j *job) kvRoom() (kvRoom, *openai.Error) {
+	var largest *prompt
+	total := int64(0)
+	for i := range j.prompts {
+		p := &j.prompts[i]
+		if largest == nil || len(p.tokens) > len(largest.tokens) {
+			largest = p
+		}
+		d := j.demand(p)
+		total += int64(d.Prompt + d.Answer)
+	}
+	if largest == nil {
+		return kvRoom{}, nil
+	}
+	d := j.demand(largest)
+	if !j.g.fleet.Now().Holds(j.model.fingerprint, d) {
+		return kvRoom{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
+			len(largest.tokens), d.Prompt, j.model.name)
+	}
+	return kvRoom{blocks: total, on: func(pending int64) bool {
+		d := d
+		d.Answer += int(pending)
+		return j.g.fleet.Now().HasRoom(j.model.query(largest, len(largest.tokens)-1), d)
+	}}, nil
+}
+
+// takes is how many KV blocks an attempt is expected to take of its node: all that
+// its prompt is thought to lack there, and an answer.
+func (j *job) takes(c *choice) int {
+	d := j.model.demand(len(c.prompt.tokens)+len(c.output), c.prompt.maxTokens, 1)
+	return d.Prompt + d.Answer - j.model.kvBlocks(c.held)
+}

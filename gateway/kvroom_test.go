@@ -1,0 +1,101 @@
+package gateway
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+)
+
+// pools is a gateway before nodes with 10 KV blocks of 16 tokens, of which used
+// say how many are in use.
+func pools(t *testing.T, o Options, used ...*atomic.Uint32) *bed {
+	nodes := map[string]upstreamtest.Options{}
+	for i, u := range used {
+		nodes[fmt.Sprintf("d%d", i+1)] = upstreamtest.Options{MaxRunning: 100, Memory: func() (total, in, cached, reserved uint32) { return 10, u.Load(), 0, 0 }}
+	}
+	b := newBed(t, o, nodes)
+	b.until(func() bool {
+		return b.g.admission.room.Load() == int64(len(used)*(100+b.g.lim().NodeBacklog))
+	})
+	return b
+}
+
+const short = `{"prompt":"x","max_tokens":2}`
+
+// A request that no node has KV memory for waits in the gateway until a heartbeat
+// reports room; the next is refused with 429 when the queue is full. The gateway
+// stays ready.
+func TestRequestsWaitForKVMemory(t *testing.T) {
+	used := new(atomic.Uint32)
+	used.Store(10)
+	b := pools(t, Options{MaxQueuedRequests: 1}, used)
+	first := b.dial()
+	t.Cleanup(func() { first.Close() })
+	first.send("POST", "/v1/completions", short)
+	b.until(func() bool { return b.g.admission.waiting.Load() == 1 })
+	b.post("/v1/completions", short).wantError(t, 429, "wait for the fleet")
+	if r := b.do("GET", "/readyz", ""); r.StatusCode != 200 {
+		t.Errorf("/readyz: %d %s", r.StatusCode, r.body)
+	}
+	if r := b.do("GET", "/debug/route?prompt=x", ""); !strings.Contains(r.body, "waits in the gateway") || !strings.Contains(r.body, `"kv_full":true`) {
+		t.Errorf("/debug/route: %s", r.body)
+	}
+	if n := len(b.nodes["d1"].Requests()); n != 0 {
+		t.Errorf("%d requests reached a full node", n)
+	}
+	used.Store(0)
+	b.nodes["d1"].Beat()
+	if r := first.receive(); r.StatusCode != 200 {
+		t.Errorf("the request that waited: %d %s", r.StatusCode, r.body)
+	}
+	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	if err := b.g.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// New requests go to the node that has KV memory, whatever their prompts begin
+// with; a prompt that no node's whole memory holds is refused at once.
+func TestFullNodeGetsNoNewRequests(t *testing.T) {
+	full, idle := new(atomic.Uint32), new(atomic.Uint32)
+	full.Store(10)
+	b := pools(t, Options{}, full, idle)
+	for i := range 20 {
+		if r := b.post("/v1/completions", fmt.Sprintf(`{"prompt":"%c and more","max_tokens":2}`, 'a'+i)); r.StatusCode != 200 {
+			t.Fatalf("%d: %d %s", i, r.StatusCode, r.body)
+		}
+	}
+	if n := len(b.nodes["d1"].Requests()); n != 0 {
+		t.Errorf("the full node got %d requests", n)
+	}
+	b.post("/v1/completions", `{"prompt":"`+strings.Repeat("x", 200)+`","max_tokens":2}`).wantError(t, 400, "KV blocks")
+	if n := len(b.nodes["d2"].Requests()); n != 20 {
+		t.Errorf("the idle node got %d requests", n)
+	}
+}
+
+// Requests are let through no faster than KV memory lasts, though no heartbeat
+// reports those on their way.
+func TestRequestsOnTheirWayCountAsKVMemory(t *testing.T) {
+	a := newAdmission(admit.Limits{})
+	room := kvRoom{blocks: 40, on: func(pending int64) bool { return pending+40 <= 100 }}
+	for i, want := range []bool{true, true, false} {
+		if a.pass(1, 1, room) != want {
+			t.Errorf("request %d of 40 blocks, room for 100: let through %t", i+1, !want)
+		}
+	}
+	a.routed(40)
+	if !a.pass(1, 1, room) {
+		t.Error("a request that was routed still counts")
+	}
+	a.routed(80)
+	a.computed(3)
+	a.leave(3)
+	if err := a.check(true); err != nil {
+		t.Error(err)
+	}
+}
