@@ -76,9 +76,8 @@ type Kernels interface {
 	// Weigh writes the sum of the weights of each block of logits to sums, and the
 	// weights themselves to weights unless that is nil.
 	Weigh(weights []float32, sums []float64, logits []float32, by *Weighing)
-	// Mass writes to sums the sum of each block's weights that are at least least,
-	// and returns the number of these weights.
-	Mass(sums []float64, weights []float32, least float32) int
+	// Mass writes to sums the sum of each block's weights that are at least least.
+	Mass(sums []float64, weights []float32, least float32)
 	// Between copies the weights in [least, limit) to dst, in order, and returns
 	// their number and the sum of the weights from limit on. That sum alone may
 	// differ in its last bits between implementations. dst may be weights.
@@ -86,6 +85,8 @@ type Kernels interface {
 	// Above returns the first index from from on whose value is larger than x, or
 	// len(values).
 	Above(values []float32, from int, x float32) int
+	// Equal returns the first index from from on whose value equals x, or len(values).
+	Equal(values []float32, from int, x float32) int
 	// Count returns how many values are larger than x.
 	Count(values []float32, x float32) int
 }
@@ -132,19 +133,16 @@ func join(sum *[lanes]float64) float64 {
 }
 
 // Mass implements Kernels.
-func (Portable) Mass(sums []float64, weights []float32, least float32) int {
-	count := 0
+func (Portable) Mass(sums []float64, weights []float32, least float32) {
 	for b := range sums {
 		var sum [lanes]float64
 		for i, w := range weights[b*Block : min(len(weights), (b+1)*Block)] {
 			if w >= least {
 				sum[i%lanes] += float64(w)
-				count++
 			}
 		}
 		sums[b] = join(&sum)
 	}
-	return count
 }
 
 // Between implements Kernels.
@@ -165,6 +163,16 @@ func (Portable) Between(dst, weights []float32, least, limit float32) (int, floa
 func (Portable) Above(values []float32, from int, x float32) int {
 	for i, v := range values[from:] {
 		if v > x {
+			return from + i
+		}
+	}
+	return len(values)
+}
+
+// Equal implements Kernels.
+func (Portable) Equal(values []float32, from int, x float32) int {
+	for i, v := range values[from:] {
+		if v == x {
 			return from + i
 		}
 	}

@@ -49,9 +49,10 @@ type Scratch struct {
 
 	heap       []float32 // [top_k] the best logits seen
 	sums       []float64 // [blocks] of the weights that may be drawn
+	others     []float64 // [blocks] of the weights above the threshold of top_p
 	weights    []float32 // [vocab], or of one block
 	list       []float32 // [vocab] weights near the threshold of top_p
-	mass       []float64 // of bracket
+	sample     []float32 // of the weights
 	weighing   Weighing
 	controlled []float32 // [vocab] the logits under Controls
 }

@@ -18,32 +18,52 @@ var one = math.Float32bits(1)
 // monotone, so the sum never grows with t and there is one such t, whatever order it
 // is searched in.
 func (s *Scratch) topP(k Kernels, target float64) float32 {
-	low, high := uint32(0), one+1 // bits of numbers: what is kept reaches target from low on, not from high on
-	above, more := 0.0, 0         // weight and number of what is at least high
-	at := s.guess(k, target)
-	probe, last, count := at+1, uint32(0), 0
-	for high-low > 1 {
-		if probe <= low || probe >= high {
-			probe = low + (high-low)/2
-		}
-		last = probe
-		count = k.Mass(s.sums, s.weights, math.Float32frombits(probe))
-		if mass := inOrder(s.sums); mass >= target {
-			low = probe
-		} else {
-			high, above, more = probe, mass, count
-			probe = at
-		}
-	}
-	threshold := math.Float32frombits(low)
-	if last != low {
-		count = k.Mass(s.sums, s.weights, threshold)
-	}
-	if stay := math.Ceil((target - above) / float64(threshold)); stay < float64(count-more) {
+	threshold, above, ties := s.search(k, target)
+	if stay := math.Ceil((target - above) / float64(threshold)); stay < float64(ties) {
 		s.dropTies(threshold, int(stay))
 		k.Mass(s.sums, s.weights, threshold)
 	}
 	return threshold
+}
+
+// search returns the threshold, the sum of the weights above it and how many are
+// equal to it, and leaves in s.sums the blocks' sums of the weights that are at least
+// the threshold.
+func (s *Scratch) search(k Kernels, target float64) (threshold float32, above float64, ties int) {
+	low, high := uint32(0), one+1 // bits of numbers: what is kept reaches target from low on, not from high on
+	for probe := min(s.guess(k, target), one); ; probe = low + (high-low)/2 {
+		threshold = math.Float32frombits(probe)
+		k.Mass(s.sums, s.weights, threshold)
+		if inOrder(s.sums) < target {
+			high = probe
+			continue
+		}
+		if above, ties = s.above(k, threshold); above < target {
+			return threshold, above, ties
+		}
+		low = probe + 1
+	}
+}
+
+// above returns the sum of the weights above w and how many are equal to it. s.sums has
+// the blocks' sums of the weights that are at least w.
+func (s *Scratch) above(k Kernels, w float32) (sum float64, ties int) {
+	next := math.Nextafter32(w, 2)
+	first := k.Equal(s.weights, 0, w)
+	if first == len(s.weights) {
+		return inOrder(s.sums), 0
+	}
+	if k.Equal(s.weights, first+1, w) < len(s.weights) {
+		s.others = grow(s.others, len(s.sums))
+		k.Mass(s.others, s.weights, next)
+		return inOrder(s.others), k.Count(s.weights, math.Nextafter32(w, lowest)) - k.Count(s.weights, w)
+	}
+	// Only the sum of its block is another without it.
+	b := first / Block
+	own := s.sums[b]
+	k.Mass(s.sums[b:b+1], s.weights[b*Block:min(len(s.weights), (b+1)*Block)], next)
+	sum, s.sums[b] = inOrder(s.sums), own
+	return sum, 1
 }
 
 // dropTies sets all weights equal to w to zero but for the first so many.
@@ -64,78 +84,70 @@ func (s *Scratch) dropTies(w float32, stay int) {
 // almost always the right one, and topP checks it.
 func (s *Scratch) guess(k Kernels, target float64) uint32 {
 	s.list = grow(s.list, len(s.weights))
-	low, high := s.bracket(target)
+	// All weights below this number together are no more than what may be left out.
+	least := float32((inOrder(s.sums) - target) / float64(len(s.weights)))
+	floor := max(1, min(math.Float32bits(least), one))
+	low, high := s.bracket(k, target, floor)
 	for {
 		n, above := k.Between(s.list, s.weights, math.Float32frombits(low), math.Float32frombits(high))
-		all := low <= 1 && high > one
+		all := low <= floor && high > one
 		if above >= target && !all { // it is not below high
 			low, high = high, one+1
 			continue
 		}
 		at, found := s.refine(k, s.list[:n], target-above, low, high)
-		if found || all || low <= 1 {
+		if found || low <= floor {
 			return at
 		}
-		low, high = 1, low
+		low, high = floor, low
 	}
 }
 
 // sampleSize is about how many weights of a large vocabulary bracket looks at.
-const sampleSize = 4096
-
-// Buckets of bracket: sixteen for each power of two.
-const (
-	bucketShift = 19
-	firstBucket = (127 + weightFloor - 1) << (23 - bucketShift)
-)
+const sampleSize = 2048
 
 // bracket returns bits between which the threshold of top_p probably is, from a
-// sample of the weights: as many times standard deviations to either side as make
-// that rarely wrong. Of the two parts that the threshold makes of the weights it
-// estimates the one that is smaller.
-func (s *Scratch) bracket(target float64) (low, high uint32) {
-	low, high = 1, one+1
+// sample of the weights and not below floor: three standard deviations to either
+// side. Of the two parts that the threshold makes of the weights it estimates the
+// smaller one.
+func (s *Scratch) bracket(k Kernels, target float64, floor uint32) (low, high uint32) {
+	low, high = floor, one+1
 	stride := len(s.weights) / sampleSize
 	if stride < 4 {
 		return low, high
 	}
-	if s.mass == nil {
-		s.mass = make([]float64, int(one)>>bucketShift-firstBucket+1)
-	}
-	clear(s.mass)
+	s.sample = s.sample[:0]
+	total, least, most := 0.0, high, uint32(1)
 	for i := stride / 2; i < len(s.weights); i += stride {
 		if w := s.weights[i]; w > 0 {
-			s.mass[int(math.Float32bits(w))>>bucketShift-firstBucket] += float64(w)
+			s.sample = append(s.sample, w)
+			total += float64(w)
+			least, most = min(least, math.Float32bits(w)), max(most, math.Float32bits(w))
 		}
 	}
-	const deviations = 3
-	edge := func(bucket int) uint32 { return uint32(bucket+firstBucket) << bucketShift }
-	sum, squares, times := 0.0, 0.0, float64(stride)
-	add := func(bucket int) (least, most float64) {
-		sum += times * s.mass[bucket]
-		squares += times * s.mass[bucket] * times * float64(math.Float32frombits(edge(bucket+1)))
-		return sum - deviations*math.Sqrt(squares), sum + deviations*math.Sqrt(squares)
+	at := func(share float64) (uint32, bool) { // the threshold of the sample
+		if share <= 0 || share >= total {
+			return 0, false
+		}
+		list := s.list[:copy(s.list, s.sample)]
+		return s.refine(k, list, share, least, most+1)
 	}
+	part, share := target, target/float64(stride)
 	if below := inOrder(s.sums) - target; below < target {
-		for b := range s.mass {
-			least, most := add(b)
-			if most < below {
-				low = edge(b)
-			}
-			if least > below {
-				return max(low, 1), min(edge(b+1), one+1)
-			}
-		}
+		part, share = below, total-below/float64(stride)
+	}
+	middle, found := at(share)
+	if !found {
 		return low, high
 	}
-	for b := len(s.mass) - 1; b >= 0; b-- {
-		least, most := add(b)
-		if most < target {
-			high = min(edge(b+1), one+1)
-		}
-		if least > target {
-			return edge(b), high
-		}
+	// The weights of the part are at most the threshold below it, and about as large
+	// as that above it where it is the smaller one.
+	margin := 3 * math.Sqrt(part/float64(stride)*float64(math.Float32frombits(middle)))
+	if edge, ok := at(share + margin); ok {
+		low = max(low, edge)
+	}
+	if edge, ok := at(share - margin); ok {
+		high = max(low, edge) + 1
 	}
 	return low, high
 }

@@ -156,9 +156,10 @@ typedef struct {
 	// engine/sample's Kernels, see there.
 	int64_t (*argmax)(const float *, int64_t n);
 	void (*weigh)(float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
-	int64_t (*mass)(double *sums, const float *weights, int64_t n, float least);
+	void (*mass)(double *sums, const float *weights, int64_t n, float least);
 	int64_t (*between)(float *dst, const float *weights, int64_t n, float least, float limit, double *above);
 	int64_t (*first_above)(const float *, int64_t n, int64_t from, float than);
+	int64_t (*first_equal)(const float *, int64_t n, int64_t from, float to);
 	int64_t (*count_above)(const float *, int64_t n, float than);
 } tandem_kernels;
 
@@ -189,9 +190,10 @@ void tandem_pack(tandem_pool *, tandem_op op, const void *matrix, const tandem_s
 // The kernels of a variant over rows of logits and weights, which any thread may call.
 int64_t tandem_argmax(int variant, const float *, int64_t n);
 void tandem_weigh(int variant, float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
-int64_t tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least);
+void tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least);
 int64_t tandem_between(int variant, float *dst, const float *weights, int64_t n, float least, float limit, double *above);
 int64_t tandem_first_above(int variant, const float *, int64_t n, int64_t from, float than);
+int64_t tandem_first_equal(int variant, const float *, int64_t n, int64_t from, float to);
 int64_t tandem_count_above(int variant, const float *, int64_t n, float than);
 
 // Cuts an operation into items.

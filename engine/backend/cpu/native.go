@@ -18,6 +18,8 @@ package cpu
 #cgo nocallback tandem_between
 #cgo noescape tandem_first_above
 #cgo nocallback tandem_first_above
+#cgo noescape tandem_first_equal
+#cgo nocallback tandem_first_equal
 #cgo noescape tandem_count_above
 #cgo nocallback tandem_count_above
 #include "kernels.h"
@@ -90,8 +92,8 @@ func (s nativeSampler) Weigh(weights []float32, sums []float64, logits []float32
 	C.tandem_weigh(s.variant, first(weights), (*C.double)(unsafe.SliceData(sums)), first(logits), C.int64_t(len(logits)), &to)
 }
 
-func (s nativeSampler) Mass(sums []float64, weights []float32, least float32) int {
-	return int(C.tandem_mass(s.variant, (*C.double)(unsafe.SliceData(sums)), first(weights), C.int64_t(len(weights)), C.float(least)))
+func (s nativeSampler) Mass(sums []float64, weights []float32, least float32) {
+	C.tandem_mass(s.variant, (*C.double)(unsafe.SliceData(sums)), first(weights), C.int64_t(len(weights)), C.float(least))
 }
 
 func (s nativeSampler) Between(dst, weights []float32, least, limit float32) (int, float64) {
@@ -102,6 +104,10 @@ func (s nativeSampler) Between(dst, weights []float32, least, limit float32) (in
 
 func (s nativeSampler) Above(values []float32, from int, x float32) int {
 	return int(C.tandem_first_above(s.variant, first(values), C.int64_t(len(values)), C.int64_t(from), C.float(x)))
+}
+
+func (s nativeSampler) Equal(values []float32, from int, x float32) int {
+	return int(C.tandem_first_equal(s.variant, first(values), C.int64_t(len(values)), C.int64_t(from), C.float(x)))
 }
 
 func (s nativeSampler) Count(values []float32, x float32) int {

@@ -245,8 +245,8 @@ void tandem_weigh(int variant, float *weights, double *sums, const float *x, int
 	kernels_of(variant)->weigh(weights, sums, x, n, by);
 }
 
-int64_t tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least) {
-	return kernels_of(variant)->mass(sums, weights, n, least);
+void tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least) {
+	kernels_of(variant)->mass(sums, weights, n, least);
 }
 
 int64_t tandem_between(int variant, float *dst, const float *weights, int64_t n, float least, float limit, double *above) {
@@ -255,6 +255,10 @@ int64_t tandem_between(int variant, float *dst, const float *weights, int64_t n,
 
 int64_t tandem_first_above(int variant, const float *x, int64_t n, int64_t from, float than) {
 	return kernels_of(variant)->first_above(x, n, from, than);
+}
+
+int64_t tandem_first_equal(int variant, const float *x, int64_t n, int64_t from, float to) {
+	return kernels_of(variant)->first_equal(x, n, from, to);
 }
 
 int64_t tandem_count_above(int variant, const float *x, int64_t n, float than) {

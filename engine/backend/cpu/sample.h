@@ -5,17 +5,15 @@
 // The weight of each lane: 2^((logit - max) * scale), or 0. Filters are those of by
 // beside that.
 FN v16 weight(v16 logit, const tandem_weighing *by, int filters) {
-	const v16 magic = v16_set1(12582912.0f);
 	v16 x = v16_mul(v16_sub(logit, v16_set1(by->max)), v16_set1(by->scale));
-	v16 t = v16_add(x, magic);
-	v16 f = v16_sub(x, v16_sub(t, magic));
+	v16 n, f = v16_sub(x, v16_round(x, &n));
 	v16 p = v16_add(v16_mul(v16_set1(0.0001545316294214853f), f), v16_set1(0.001339086336464892f));
 	p = v16_add(v16_mul(p, f), v16_set1(0.009618082557285924f));
 	p = v16_add(v16_mul(p, f), v16_set1(0.05550357114219124f));
 	p = v16_add(v16_mul(p, f), v16_set1(0.24022650760568087f));
 	p = v16_add(v16_mul(p, f), v16_set1(0.6931471880262288f));
 	p = v16_add(v16_mul(p, f), v16_set1(1.0f));
-	p = v16_raise(p, t);
+	p = v16_raise(p, n);
 	p = v16_where_least(p, x, v16_set1(-90.0f));
 	if (!filters)
 		return p;
@@ -89,29 +87,24 @@ static TARGET void weigh(float *weights, double *sums, const float *x, int64_t n
 		weigh_all(NULL, sums, x, n, by, 0);
 }
 
-static TARGET int64_t mass(double *sums, const float *weights, int64_t n, float least) {
+static TARGET void mass(double *sums, const float *weights, int64_t n, float least) {
 	const v16 edge = v16_set1(least);
-	int64_t count = 0;
 	for (int64_t from = 0; from < n; from += SAMPLE_BLOCK) {
 		int64_t end = from + SAMPLE_BLOCK < n ? from + SAMPLE_BLOCK : n, i = from;
 		w16 sum = w16_zero();
 		for (; i + 16 <= end; i += 16) {
 			v16 w = v16_load(weights + i);
-			count += 16 - __builtin_popcount(v16_above(edge, w));
 			sum = w16_add(sum, v16_where_least(w, w, edge));
 		}
 		if (i < end) {
 			float tail[16] = {0};
 			for (int j = 0; j < end - i; j++)
-				if (weights[i + j] >= least) {
+				if (weights[i + j] >= least)
 					tail[j] = weights[i + j];
-					count++;
-				}
 			sum = w16_add(sum, v16_load(tail));
 		}
 		*sums++ = lanes_sum(sum);
 	}
-	return count;
 }
 
 static TARGET int64_t between(float *dst, const float *weights, int64_t n, float least, float limit, double *above) {
@@ -142,6 +135,18 @@ static TARGET int64_t first_above(const float *x, int64_t n, int64_t i, float th
 			return i + __builtin_ctz(more);
 	}
 	while (i < n && !(x[i] > than))
+		i++;
+	return i;
+}
+
+static TARGET int64_t first_equal(const float *x, int64_t n, int64_t i, float to) {
+	const v16 value = v16_set1(to);
+	for (; i + 16 <= n; i += 16) {
+		uint32_t same = v16_equal(v16_load(x + i), value);
+		if (same)
+			return i + __builtin_ctz(same);
+	}
+	while (i < n && x[i] != to)
 		i++;
 	return i;
 }

@@ -38,6 +38,9 @@ func likePortable(t *testing.T, name string, k sample.Kernels, logits []float32,
 	if got, want := k.Above(logits, from, x), p.Above(logits, from, x); got != want {
 		fail("Above", got, want)
 	}
+	if got, want := k.Equal(logits, from, x), p.Equal(logits, from, x); got != want {
+		fail("Equal", got, want)
+	}
 	if got, want := k.Count(logits, x), p.Count(logits, x); got != want {
 		fail("Count", got, want)
 	}
@@ -66,8 +69,12 @@ func likePortable(t *testing.T, name string, k sample.Kernels, logits []float32,
 		edges = append(edges, want[from%n], math.Nextafter32(want[from%n], 2), want[n-1])
 	}
 	for i, least := range edges {
-		if got, want := k.Mass(sums[:blocks], want[:n], least), p.Mass(wantSums[:blocks], want[:n], least); got != want || !slices.Equal(sums, wantSums) {
-			fail(fmt.Sprintf("Mass from %v on", least), fmt.Sprint(got, sums), fmt.Sprint(want, wantSums))
+		k.Mass(sums[:blocks], want[:n], least)
+		if p.Mass(wantSums[:blocks], want[:n], least); !slices.Equal(sums, wantSums) {
+			fail(fmt.Sprintf("Mass from %v on", least), sums, wantSums)
+		}
+		if got, want := k.Equal(want[:n], from, least), p.Equal(want[:n], from, least); got != want {
+			fail(fmt.Sprintf("Equal %v of the weights", least), got, want)
 		}
 		limit := max(least, edges[(i+3)%len(edges)])
 		list, wantList := make([]float32, n), make([]float32, n)

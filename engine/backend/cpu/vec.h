@@ -120,9 +120,9 @@ FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
 }
 FN v16 v16_where_least(v16 v, v16 x, v16 lo) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lo, _CMP_GE_OQ), v); }
 FN uint32_t v16_above(v16 x, v16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_GT_OQ); }
-FN v16 v16_raise(v16 v, v16 t) {
-	return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
-}
+FN uint32_t v16_equal(v16 x, v16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ); }
+FN v16 v16_round(v16 x, v16 *n) { return *n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FN v16 v16_raise(v16 v, v16 n) { return _mm512_scalef_ps(v, n); }
 typedef struct {
 	__m512d a, b;
 } w16;
@@ -218,6 +218,15 @@ FN v16 v16_where_least(v16 v, v16 x, v16 lo) {
 FN uint32_t v16_above(v16 x, v16 y) {
 	return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)) |
 	       (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)) << 8;
+}
+FN uint32_t v16_equal(v16 x, v16 y) {
+	return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ)) |
+	       (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)) << 8;
+}
+FN v16 v16_round(v16 x, v16 *n) {
+	const v16 half = v16_set1(12582912.0f);
+	*n = v16_add(x, half);
+	return v16_sub(*n, half);
 }
 FN V vraise(V v, V t) {
 	return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
@@ -321,12 +330,20 @@ FN v16 v16_pow2(v16 x) { return V16_EACH(POW2); }
 FN v16 v16_zero_below(v16 x, v16 y, v16 z) { return V16_EACH(CLEAR); }
 #define WHERE(r) vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.r), vcgeq_f32(y.r, z.r)))
 FN v16 v16_where_least(v16 x, v16 y, v16 z) { return V16_EACH(WHERE); }
-FN uint32_t vabove(V x, V y) {
+FN uint32_t vbits(uint32x4_t mask) {
 	const uint32_t bits[4] = {1, 2, 4, 8};
-	return vaddvq_u32(vandq_u32(vcgtq_f32(x, y), vld1q_u32(bits)));
+	return vaddvq_u32(vandq_u32(mask, vld1q_u32(bits)));
 }
 FN uint32_t v16_above(v16 x, v16 y) {
-	return vabove(x.a, y.a) | vabove(x.b, y.b) << 4 | vabove(x.c, y.c) << 8 | vabove(x.d, y.d) << 12;
+	return vbits(vcgtq_f32(x.a, y.a)) | vbits(vcgtq_f32(x.b, y.b)) << 4 | vbits(vcgtq_f32(x.c, y.c)) << 8 | vbits(vcgtq_f32(x.d, y.d)) << 12;
+}
+FN uint32_t v16_equal(v16 x, v16 y) {
+	return vbits(vceqq_f32(x.a, y.a)) | vbits(vceqq_f32(x.b, y.b)) << 4 | vbits(vceqq_f32(x.c, y.c)) << 8 | vbits(vceqq_f32(x.d, y.d)) << 12;
+}
+FN v16 v16_round(v16 x, v16 *n) {
+	const v16 half = v16_set1(12582912.0f);
+	*n = v16_add(x, half);
+	return v16_sub(*n, half);
 }
 #define RAISE(r) vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x.r), vshlq_n_u32(vreinterpretq_u32_f32(y.r), 23)))
 FN v16 v16_raise(v16 x, v16 y) { return V16_EACH(RAISE); }
@@ -445,14 +462,19 @@ FN v16 v16_min(v16 a, v16 b) { return v16_select(a < b, a, b); }
 FN v16 v16_pow2(v16 t) { return (v16)(((i16)t + 127) << 23); }
 FN v16 v16_zero_below(v16 v, v16 x, v16 lo) { return (v16)((i16)v & ~(i16)(x < lo)); }
 FN v16 v16_where_least(v16 v, v16 x, v16 lo) { return (v16)((i16)v & (i16)(x >= lo)); }
-FN uint32_t v16_above(v16 x, v16 y) {
-	i16 more = x > y;
+FN uint32_t v16_bits(i16 mask) {
 	uint32_t bits = 0;
 	for (int i = 0; i < 16; i++)
-		bits |= (uint32_t)(more[i] & 1) << i;
+		bits |= (uint32_t)(mask[i] & 1) << i;
 	return bits;
 }
+FN uint32_t v16_above(v16 x, v16 y) { return v16_bits(x > y); }
+FN uint32_t v16_equal(v16 x, v16 y) { return v16_bits(x == y); }
 typedef uint32_t u16 __attribute__((vector_size(64)));
+FN v16 v16_round(v16 x, v16 *n) {
+	*n = x + 12582912.0f;
+	return *n - 12582912.0f;
+}
 FN v16 v16_raise(v16 v, v16 t) { return (v16)((u16)v + ((u16)t << 23)); }
 typedef double w16 __attribute__((vector_size(128)));
 FN w16 w16_zero(void) { return (w16){0}; }
@@ -463,9 +485,9 @@ FN void w16_store(double *p, w16 v) { memcpy(p, &v, sizeof v); }
 
 enum { VPT = 16 / VL }; // registers per tile
 
-// v16_where_least is v where x is at least lo, else 0, of a NaN too. v16_above has a bit
-// for each lane. v16_raise multiplies v by the power of two in the low bits of t, see
-// v16_exp, whose product has to be a normal number. w16 is 16 lanes of double precision.
+// v16_where_least is v where x is at least lo, else 0, of a NaN too. v16_above and v16_equal have a bit
+// for each lane. v16_round is the integer next to x, ties to even, and leaves in n what
+// v16_raise multiplies v by: two to that integer. Both have to be normal numbers. w16 is 16 lanes of double precision.
 
 // v16_fp8 takes every other one of 32 bytes as E4M3, and gives a 256th of what they
 // mean, exactly: what half precision, whose exponent is one bit longer, makes of them.

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"os"
+	"testing"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/sample"
@@ -177,4 +179,71 @@ func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results []
 		results = append(results, best, probs)
 	}
 	return append(results, tokens, ranks, own)
+}
+
+// TestDrawsAreTheDefinition: the device draws engine/sample's tokens, 950 of them and as
+// a soak 100,000, from rows of one block of sums to more than are made at once, with
+// ties, -Inf and no numbers.
+func TestDrawsAreTheDefinition(t *testing.T) {
+	const rows = 50
+	rng := rand.New(rand.NewPCG(5, 5))
+	for vocab, steps := range map[int]int{90: 12, 1200: 6, 9000: 1} {
+		if steps = max(1, steps*rounds/14); os.Getenv("TANDEM_SOAK") != "" {
+			steps *= 37
+		}
+		data := make([]byte, 0, rows*vocab*4)
+		logits := make([]float32, rows*vocab)
+		for i := range logits {
+			v := rng.NormFloat64() * math.Exp(float64(i/vocab%7)-3)
+			switch i / vocab % 5 {
+			case 1:
+				v = math.Round(v)
+			case 2:
+				v = 1.5
+			case 3:
+				if rng.IntN(5) == 0 {
+					v = []float64{math.NaN(), math.Inf(-1), 0}[rng.IntN(3)]
+				}
+			}
+			logits[i] = float32(v)
+			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(logits[i]))
+		}
+		dev := openGPU(t, Options{Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}})
+		b := &bench{Backend: dev, rng: rng}
+		table, err := b.Load(backend.Tensor{Name: "logits", DType: backend.F32, Shape: []int{rows, vocab}, Data: data})
+		b.must(err)
+		x := b.buf(vocab)
+		out, err := b.Alloc(backend.OutputRows, vocab)
+		b.must(err)
+		var s sample.Scratch
+		for n := range steps {
+			step := plainStep(rng, rows)
+			for i := range rows {
+				step.Tokens[i] = int32(i)
+				p := sample.Params{Seed: rng.Uint64(), Temperature: float32(math.Exp(rng.NormFloat64()))}
+				if rng.IntN(3) == 0 {
+					p.TopK = rng.Int32N(int32(vocab))
+				}
+				if rng.IntN(2) == 0 {
+					p.TopP = rng.Float32()
+				}
+				if rng.IntN(4) == 0 {
+					p.MinP = rng.Float32() * rng.Float32()
+				}
+				step.Outputs = append(step.Outputs, backend.Output{Row: int32(i), Position: int32(n), Params: p})
+			}
+			step.Sampled = make([]int32, rows)
+			b.must(dev.Replay(backend.Key{Tokens: rows, Outputs: rows}, step, func() {
+				b.Embed(x, table)
+				b.Rows(out, x)
+				b.Sample(out)
+			}, nil))
+			for i, got := range step.Sampled {
+				if want := sample.Pick(logits[i*vocab:(i+1)*vocab], &step.Outputs[i].Params, int32(n), &s); got != want {
+					t.Fatalf("step %d, row %d of %d tokens, %+v: token %d drawn, want %d", n, i, vocab, step.Outputs[i].Params, got, want)
+				}
+			}
+		}
+		dev.Close()
+	}
 }

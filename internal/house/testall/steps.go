@@ -91,7 +91,7 @@ var arm64 = []string{"CGO_ENABLED=1", "GOOS=linux", "GOARCH=arm64", "CC=aarch64-
 
 // distorted are tests of the kernels that hold under a sanitizer or an emulator
 // too, but there say nothing or take minutes.
-const distorted = "Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable"
+const distorted = "Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable|TestDraws$"
 
 // withoutRace lists the packages whose tests do not run under the race
 // detector, with the reason.
