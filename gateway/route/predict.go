@@ -30,6 +30,12 @@ const (
 	// recompute is the price of a token to compute against one that waits: its
 	// work delays whoever comes after, and its blocks push out others'.
 	recompute = 6.0
+	// delayShare prices a prompt on a decode node: by this share of its time for each
+	// stream that waits meanwhile.
+	delayShare = 0.1
+	// fullPrice is the price of a decode node whose KV memory is full, in seconds; of
+	// one that is half full it is half. It keeps large prompts from finding no room.
+	fullPrice = 0.3
 	// A decode node changes between own and remote prefill only for this share.
 	hysteresis = 0.20
 )
@@ -69,6 +75,12 @@ func (s *side) price(r *Request, i int) float64 {
 
 // local is compute on a decode node, whose streams have their part of each step.
 func (s *side) local(r *Request, i int) float64 { return s.compute(r, i) * s.slowed(i) }
+
+// delays is the time of a prompt on a decode node, with what it costs the node's
+// streams.
+func (s *State) delays(local float64) float64 {
+	return local * (1 + delayShare*float64(max(0, s.Load)))
+}
 
 func (s *side) slowed(i int) float64 {
 	return 1 + min(mostInterference, interference*float64(max(0, s.states[i].Load)))
@@ -121,7 +133,7 @@ func (f *remotes) of(class int32) float64 {
 // compute the prompt, the time of the faster of the two; where none can, as price.
 func (s *side) first(r *Request, i int, far *remotes) float64 {
 	n, remote := &s.states[i], far.of(s.ring.class[i])
-	load := perRequest * float64(max(0, n.Load))
+	load := perRequest*float64(max(0, n.Load)) + fullPrice*n.Memory.used()
 	if math.IsInf(remote, 1) {
 		return s.price(r, i)*s.slowed(i) + load
 	}

@@ -46,6 +46,14 @@ func (m *Memory) Fits(d Demand, cached int) bool {
 	return room >= need-cached+min(cached, m.Cached)
 }
 
+// used is the share of the pool that is not for new requests; 0: not known.
+func (m *Memory) used() float64 {
+	if m.Total == 0 {
+		return 0
+	}
+	return min(1, max(0, 1-float64(m.Free+m.Cached-m.Reserved)/float64(m.Total)))
+}
+
 // full marks the nodes that have no room for the request.
 func full(states []State, r *Request) {
 	for i := range states {
