@@ -50,7 +50,7 @@ const (
 	negateComparison = "negated comparison"
 	moveBoundary     = "moved boundary"
 	swapArithmetic   = "other arithmetic"
-	swapLogic        = "&& for ||"
+	swapLogic        = "swapped logic"
 	negateCondition  = "negated condition"
 	removeStatement  = "removed statement"
 	changeConstant   = "constant ±1"
