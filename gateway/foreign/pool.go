@@ -454,10 +454,12 @@ func (n *Snapshot) Requests(role Role) (sum int64) {
 // levels are what is asked of a server, from what is best down to nothing: a
 // breaker, a probe and a failure leave a request without candidates only where
 // all that is left has failed it.
-var levels = [...]func(s *Server, now int64) bool{
-	func(s *Server, now int64) bool { return s.up.Load() && now >= s.openUntil.Load() },
-	func(s *Server, _ int64) bool { return s.up.Load() },
-	func(*Server, int64) bool { return true },
+var levels = [...]func(s *Server, now time.Time) bool{
+	func(s *Server, now time.Time) bool {
+		return s.up.Load() && int64(now.Sub(s.made)) >= s.openUntil.Load()
+	},
+	func(s *Server, _ time.Time) bool { return s.up.Load() },
+	func(*Server, time.Time) bool { return true },
 }
 
 // Look fills the view of the model's servers for a request that some of them
@@ -478,7 +480,7 @@ func fill(states *[]route.State, servers, avoid []*Server) (forced bool) {
 		*states = make([]route.State, len(servers))
 	}
 	*states = (*states)[:len(servers)]
-	now := time.Now().UnixNano()
+	now := time.Now()
 	for level := range levels {
 		any := false
 		for i, s := range servers {

@@ -73,9 +73,10 @@ type Server struct {
 	stop   context.CancelFunc // ends its keeper
 	kick   chan struct{}      // asks the keeper to look now
 
+	made      time.Time // with the monotonic clock: the wall clock may jump
 	breaker   atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
 	up        atomic.Bool            // its last probes were good
-	openUntil atomic.Int64           // nanoseconds since 1970: the breaker lets nothing pass before
+	openUntil atomic.Int64           // nanoseconds since made: the breaker lets nothing pass before
 	bootstrap atomic.Int32           // port; 0: not known
 	draining  atomic.Bool            // an operator wants it to get nothing new
 	era       atomic.Int64           // grows when its probes begin to be late
@@ -100,7 +101,7 @@ func newServer(p *Pool, t Target) (*Server, error) {
 	case u.User != nil, u.RawQuery != "", u.Fragment != "":
 		return nil, fmt.Errorf("foreign: upstream %s: want no user, query or fragment", u.Redacted())
 	}
-	s := &Server{Role: t.Role, p: p, host: u.Host, kick: make(chan struct{}, 1)}
+	s := &Server{Role: t.Role, p: p, host: u.Host, kick: make(chan struct{}, 1), made: time.Now()}
 	s.bootstrap.Store(int32(t.Bootstrap))
 	port := u.Port()
 	if u.Scheme == "https" {
@@ -135,7 +136,7 @@ func (s *Server) renew() {
 		IsExcluded:  func(err error) bool { return errors.Is(err, errNoVerdict) },
 		OnStateChange: func(name string, from, to gobreaker.State) {
 			if to == gobreaker.StateOpen {
-				s.openUntil.Store(time.Now().Add(breakerPause).UnixNano())
+				s.openUntil.Store(int64(time.Since(s.made) + breakerPause))
 			}
 			s.p.o.Log.Info("upstream's breaker", "upstream", name, "from", from.String(), "to", to.String())
 		},
