@@ -157,6 +157,13 @@ func (p *peer) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 
 func (p *peer) Closed(*rpc.Conn, error) {}
 
+// waited is how often it was told that a grant waits for room.
+func (p *peer) waited() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.waits
+}
+
 func (p *peer) seen() (asked, cancels int, grants []*nodepb.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

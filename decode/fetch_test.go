@@ -271,9 +271,9 @@ func TestGrantsInOrder(t *testing.T) {
 		b := newBed(t, nil) // 16 of 32 blocks may arrive at once
 		defer b.close()
 		p, gone := b.peer("p1", asks), b.peer("p2", asks)
-		var conn *rpc.Conn
+		conns := make(chan *rpc.Conn, 1)
 		gone.script = func(c *rpc.Conn, stream uint64, _ *nodepb.Prefill) {
-			conn = c
+			conns <- c
 			send(c, rpc.FrameGrantRequest, stream, &nodepb.GrantRequest{})
 		}
 		first := b.gw.ask(generate(100, 1, 3, "p1")) // 13 blocks
@@ -284,10 +284,10 @@ func TestGrantsInOrder(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		small := b.gw.ask(generate(20, 4, 3, "p1")) // 3 blocks, for which there is room
 		time.Sleep(100 * time.Millisecond)
-		if _, _, grants := p.seen(); len(grants) != 1 || p.waits != 2 || gone.waits != 1 {
-			t.Errorf("%d grants; told to wait %d and %d times", len(grants), p.waits, gone.waits)
+		if _, _, grants := p.seen(); len(grants) != 1 || p.waited() != 2 || gone.waited() != 1 {
+			t.Errorf("%d grants; told to wait %d and %d times", len(grants), p.waited(), gone.waited())
 		}
-		conn.Close(nil)
+		(<-conns).Close(nil)
 		b.want(lost, 3, length) // computed here, long before the bound of a wait
 		b.reader.arrive(1)
 		synctest.Wait()

@@ -107,6 +107,7 @@ func TestMemoryOfBodies(t *testing.T) {
 	b.until(func() bool { return b.g.l.held.Load() > 0 })
 	// Its parse would take three times its bytes.
 	b.post("/v1/chat/completions", body).wantError(t, 429, "--max-body-memory 262000")
+	b.until(func() bool { return b.g.l.held.Load() < 100_000 }) // what was refused is given back
 	more := b.dial()
 	if _, err := io.WriteString(more, strings.Replace(head, fmt.Sprint(len(body)), "200000", 1)+body[:20_000]); err != nil {
 		t.Fatal(err)

@@ -554,6 +554,7 @@ func TestDrain(t *testing.T) {
 			computes, waits, queued := b.dec.ask(tokens(60, 1), nil), b.dec.ask(tokens(40, 2), nil), b.dec.ask(tokens(60, 3), nil)
 			computes.grant(0, 0)
 			<-waits.wants
+			synctest.Wait() // until the third has come, too
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if !patient {

@@ -380,7 +380,7 @@ func TestVirtualCluster(t *testing.T) {
 		"pauses for slow clients": seeds / 15, "left": seeds, "left while it was answered": seeds / 10, "frozen clients cut": seeds / 2,
 		"refused with 400": seeds, "refused with 503": seeds / 5, "refused with 504": seeds / 15,
 		"gateway gone": seeds / 10, "gateway stopped while it served": seeds / 15, "checked": seeds, "gossip": seeds / 6,
-		"remote prefills": 15 * seeds, "local prefills": 8 * seeds, "prefill failures": 3 * seeds, "preemptions": seeds,
+		"remote prefills": 15 * seeds, "local prefills": 8 * seeds, "prefill failures": 3 * seeds, "preemptions": seeds / 5, // rare: the gateway sends no more than KV memory is expected to hold
 		"edge cut": seeds / 3, "rpc connection cut": seeds / 5, "kv connection cut": seeds / 6, "lease taken away": seeds / 3, "silence": seeds / 5,
 		"decode node stopped": seeds / 10, "prefill node stopped": seeds / 10, "node drained": seeds / 5, "failed step": seeds / 5,
 		"lost Grant": seeds / 3, "lost GrantRequest": seeds / 3,
