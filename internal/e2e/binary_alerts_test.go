@@ -66,15 +66,17 @@ func (p *prom) fired(what string, alerts ...string) {
 // crowdClients is more than run (4) and wait (6) on two decode nodes.
 const crowdClients = 24
 
-// crowd sends more than the nodes have room for until stop is called.
-func (c *cluster) crowd(seed uint64) (stop func()) {
+// crowd sends more than the nodes have room for until stop is called: long prompts that
+// fill their KV memory, or short ones that fill their queues, which the gateway would
+// not send beyond KV memory.
+func (c *cluster) crowd(seed uint64, promptTokens, tokens int) (stop func()) {
 	var clients sync.WaitGroup
 	ctx, end := context.WithCancel(c.t.Context())
 	for i := range crowdClients {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		clients.Go(func() {
 			for ctx.Err() == nil {
-				resp, err := c.postFor(ctx, "/v1/completions", map[string]any{"prompt": c.prompt(r, 240), "max_tokens": 60, "ignore_eos": true})
+				resp, err := c.postFor(ctx, "/v1/completions", map[string]any{"prompt": c.prompt(r, promptTokens), "max_tokens": tokens, "ignore_eos": true})
 				if err != nil {
 					if ctx.Err() == nil {
 						c.t.Error(err)
@@ -115,10 +117,15 @@ func TestBinaryAlerts(t *testing.T) {
 	p.fired("latencies", live...)
 	mark("slow")
 
-	full := []string{"TandemKVCacheFull", "TandemPreemptions", "TandemQueueFull", "TandemRequestsRefused", "TandemErrors"}
-	stop := c.crowd(seed)
+	memory, queues := []string{"TandemKVCacheFull", "TandemPreemptions"}, []string{"TandemQueueFull", "TandemRequestsRefused", "TandemErrors"}
+	full := slices.Concat(memory, queues)
+	stop := c.crowd(seed, 240, 400) // longer answers than the gateway expects
 	defer stop()
-	p.fired("too much to do", full...)
+	p.fired("too much to keep", memory...)
+	stop()
+	stop = c.crowd(seed, 8, 40)
+	defer stop()
+	p.fired("too much to do", queues...)
 	stop()
 	c.holdRefusals(p)
 	mark("full")
