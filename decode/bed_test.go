@@ -122,7 +122,7 @@ type peer struct {
 	asked   []*nodepb.Prefill
 	grants  []*nodepb.Grant
 	cancels int
-	waits   int // told that a grant waits for room
+	waits   int // frames that say that a grant waits for room
 	grant   func(c *rpc.Conn, stream uint64, g *nodepb.Grant)
 }
 
@@ -157,7 +157,7 @@ func (p *peer) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 
 func (p *peer) Closed(*rpc.Conn, error) {}
 
-// waited is how often it was told that a grant waits for room.
+// waited is how many frames said that a grant waits for room.
 func (p *peer) waited() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -263,7 +263,7 @@ type reserved struct {
 }
 
 // reserve takes blocks. Where there is no room it waits for a bounded time, in the order
-// in which grants were asked for, and tells the prefill node, which computes for others
+// in which grants were asked for, and informs the prefill node, which computes for others
 // meanwhile; one of the version before ignores that and waits, too.
 func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (scheduler.Reservation, error) {
 	ready := make(chan reserved, 1)

@@ -98,7 +98,7 @@ func TestWhoMayOperate(t *testing.T) {
 		{[]string{"k"}, there, "PUT", "/log-level", nil, 401},
 		{[]string{"k"}, there, "PUT", "/log-level", key, 200},
 
-		// Views of the fleet tell what prompts other clients sent, and need the same right.
+		// Views of the fleet show what prompts other clients sent, and need the same right.
 		{nil, here, "GET", "/debug/nodes", nil, 200},
 		{nil, there, "GET", "/debug/nodes", nil, 403},
 		{nil, there, "HEAD", "/debug/nodes", nil, 403},

@@ -141,7 +141,7 @@ func (l Local) Announce(ctx context.Context, out io.Writer, url, key, cert strin
 	if err != nil {
 		return err
 	}
-	if len(models) == 0 { // keys lie in a file alone: whoever reads this has one
+	if len(models) == 0 { // keys lie in a file alone: the reader has one
 		models, key = []string{"MODEL"}, cmp.Or(key, "KEY")
 	}
 	_, err = io.WriteString(out, l.invite(url, key, cert, strings.Join(models, ", "), time.Since(began)))
