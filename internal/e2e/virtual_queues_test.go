@@ -56,7 +56,14 @@ func (m *meterBed) queues(slow *gate, sent *moments) {
 	}
 	waiting := float64(60 - owned)
 	m.is('G', "tandem:queue_length", `"waiting"`, waiting)
-	m.is('G', "tandem:gateway_queue_time_seconds_count", "", 0)
+	// What others have asked for and no node is charged with yet may have kept
+	// some from a node's KV memory, for no time.
+	const waits = "tandem:gateway_queue_time_seconds_count"
+	short := m.value('G', waits, "")
+	if short > float64(owned) {
+		m.errorf("%g have waited, of %d that nodes run", short, owned)
+	}
+	m.is('G', "tandem:gateway_queue_time_seconds_sum", "", 0)
 	m.is('G', "tandem:gateway_requests_in_flight", "", 60)
 	m.shows("Gateway queue: requests", 0, waiting, `{node="gw"}`)
 	m.shows("Requests in flight", 0, 60, `{node="gw"}`)
@@ -78,7 +85,7 @@ func (m *meterBed) queues(slow *gate, sent *moments) {
 	}
 	m.is('G', "vllm:admission_rejections_total", "", float64(refused))
 	m.shows("Refused", 0, float64(refused), `{role="gateway"}`)
-	m.is('G', "tandem:gateway_queue_time_seconds_count", "", waiting)
+	m.is('G', waits, "", short+waiting)
 	asked, waited := sent.since(began)
 	if asked != 60 || waited < time.Duration(waiting)*stood {
 		m.errorf("nodes were asked %d times, %v after the first", asked, waited)
