@@ -1,8 +1,8 @@
 // Command testall is `make test`: every check and every test of the tree, what
 // failed in full, what each package cost, and one line that counts.
 //
-// It runs the steps of one literal table in order and goes on after a failure,
-// so that a run tells all that is wrong. Invariant: it exits with 0 only if each
+// It runs the steps of one literal table in order, some of them two at a time, and
+// goes on after a failure, so that a run tells all that is wrong. Invariant: it exits with 0 only if each
 // step ran, no test failed, and no test was skipped that testdata/skips does not
 // list with its reason.
 //
@@ -15,6 +15,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"os/signal"
 	"slices"
@@ -86,6 +87,29 @@ func allPages(ran []string) bool {
 	return !slices.ContainsFunc(steps, func(s step) bool { return slices.Contains(ran, s.name) && !s.page })
 }
 
+// groups yields the wanted steps in order: neighbours that may run together in one
+// group, each of the others alone.
+func groups(all []step, wanted func(step) bool) iter.Seq[[]step] {
+	return func(yield func([]step) bool) {
+		var group []step
+		for _, s := range all {
+			if !wanted(s) {
+				continue
+			}
+			if len(group) > 0 && !(s.together && group[0].together) {
+				if !yield(group) {
+					return
+				}
+				group = nil
+			}
+			group = append(group, s)
+		}
+		if len(group) > 0 {
+			yield(group)
+		}
+	}
+}
+
 // run says whether all went well.
 func run(ctx context.Context, o options) (ok bool, err error) {
 	for _, name := range o.only {
@@ -111,22 +135,23 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		r.log = f
 	}
 	var ran []string
-	for _, s := range steps {
-		if !o.wants(s) {
-			continue
+	for group := range groups(steps, o.wants) {
+		for _, s := range group {
+			ran = append(ran, s.name)
 		}
-		ran = append(ran, s.name)
-		s.env = append(slices.Clone(s.env), o.env()...)
-		switch {
-		case s.packages == nil:
-			runCheck(ctx, r, s)
-		case s.fuzz:
-			runFuzz(ctx, r, s, s.packages(packages), o.fuzz)
-		default:
-			runTests(ctx, r, s, s.packages(packages), o)
-		}
+		r.together(group, func(r *report, s step) {
+			s.env = append(slices.Clone(s.env), o.env()...)
+			switch {
+			case s.packages == nil:
+				runCheck(ctx, r, s)
+			case s.fuzz:
+				runFuzz(ctx, r, s, s.packages(packages), o.fuzz)
+			default:
+				runTests(ctx, r, s, s.packages(packages), o)
+			}
+		})
 		if ctx.Err() != nil {
-			r.fail(s.name, "interrupted", "")
+			r.fail(group[len(group)-1].name, "interrupted", "")
 			break
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -149,9 +150,7 @@ func TestSkips(t *testing.T) {
 
 // Every package runs under some step, and the tables name packages that exist.
 func TestSteps(t *testing.T) {
-	if err := os.Chdir("../../.."); err != nil {
-		t.Fatal(err)
-	}
+	t.Chdir("../../..")
 	all, err := listPackages(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -232,5 +231,50 @@ func TestFuzzTargets(t *testing.T) {
 	}
 	if !fuzzFunc.MatchString("\nfunc FuzzX(f *testing.F) {") || fuzzFunc.MatchString("\nfunc fuzzX(f *testing.F) {") {
 		t.Error("fuzz functions are not found")
+	}
+}
+
+// Neighbours that may run together are one group, whatever is left out between
+// them, and what each finds is counted once.
+func TestStepsTogether(t *testing.T) {
+	all := []step{{name: "a"}, {name: "b", together: true}, {name: "left out"}, {name: "c", together: true}, {name: "d", together: true}, {name: "e"}, {name: "f", together: true}}
+	var got []string
+	for group := range groups(all, func(s step) bool { return s.name != "left out" }) {
+		names := ""
+		for _, s := range group {
+			names += s.name
+		}
+		got = append(got, names)
+	}
+	if want := []string{"a", "bcd", "e", "f"}; !slices.Equal(got, want) {
+		t.Errorf("groups %q, want %q", got, want)
+	}
+
+	var out bytes.Buffer
+	r := newReport(&out)
+	var mu sync.Mutex
+	var met sync.Once
+	running, most := 0, 0
+	two := make(chan struct{})
+	r.together(all[1:], func(r *report, s step) {
+		mu.Lock()
+		running++
+		most = max(most, running)
+		if running == atOnce {
+			met.Do(func() { close(two) })
+		}
+		mu.Unlock()
+		<-two
+		r.check(s.name, time.Second, nil, "")
+		r.events(s, strings.NewReader(strings.TrimSpace(stream)))
+		mu.Lock()
+		running--
+		mu.Unlock()
+	})
+	one := newReport(io.Discard)
+	one.check("vet", time.Second, nil, "")
+	one.events(step{name: "race"}, strings.NewReader(strings.TrimSpace(stream)))
+	if n := len(all) - 1; most != atOnce || r.passed != n*one.passed || r.failed == 0 || len(r.failures) != r.failed || len(r.times) != n*len(one.times) {
+		t.Errorf("%d at once, %d passed of %d, %d failed, %d failures, %d times of %d", most, r.passed, n*one.passed, r.failed, len(r.failures), len(r.times), n*len(one.times))
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -38,6 +40,41 @@ func (r *report) fail(step, what, output string) {
 	r.failures = append(r.failures, step+": "+what)
 	fmt.Fprintf(r.out, "FAIL %-12s %s\n", step, what)
 	r.show(output)
+}
+
+// atOnce is how many steps of a group run side by side: most end with one long
+// test, and the C compiler takes one file at a time.
+const atOnce = 2
+
+// together runs a group of steps side by side, and prints what each said when it
+// has ended.
+func (r *report) together(group []step, run func(*report, step)) {
+	if len(group) == 1 {
+		run(r, group[0])
+		return
+	}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
+	for _, s := range group {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			var out, log bytes.Buffer
+			own := &report{out: &out, log: &log, skips: r.skips}
+			if r.log == io.Discard {
+				own.log = io.Discard
+			}
+			run(own, s)
+			mu.Lock()
+			defer mu.Unlock()
+			out.WriteTo(r.out)
+			log.WriteTo(r.log)
+			r.passed, r.failed, r.skipped = r.passed+own.passed, r.failed+own.failed, r.skipped+own.skipped
+			r.times, r.notes, r.failures = append(r.times, own.times...), append(r.notes, own.notes...), append(r.failures, own.failures...)
+		})
+	}
+	wg.Wait()
 }
 
 // show prints output, indented; the middle of too much is left out.

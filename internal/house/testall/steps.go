@@ -26,6 +26,8 @@ type step struct {
 	each     bool                        // every package must have run a test
 	fuzz     bool                        // their fuzz targets, not their tests
 
+	together bool // may run beside neighbours of which this holds, too: nothing in it depends on time
+
 	soak bool // part of a soak
 	long bool // part of nothing else, and if no soak has it, run by its name alone
 }
@@ -48,22 +50,22 @@ var steps = []step{
 		packages: func(all []string) []string {
 			return slices.DeleteFunc(slices.Clone(all), func(p string) bool { return withoutRace[short(p)] != "" })
 		}},
-	{name: "plain", soak: true, what: "tests that the race detector would distort", args: []string{"-skip", "^TestBinary"}, each: true,
+	{name: "plain", together: true, soak: true, what: "tests that the race detector would distort", args: []string{"-skip", "^TestBinary"}, each: true,
 		packages: func(all []string) []string {
 			return slices.DeleteFunc(slices.Clone(all), func(p string) bool { return withoutRace[short(p)] == "" && alsoPlain[short(p)] == "" })
 		}},
-	{name: "portable", soak: true, what: "the engine's tests without C kernels", env: []string{"CGO_ENABLED=0"}, each: true,
+	{name: "portable", together: true, soak: true, what: "the engine's tests without C kernels", env: []string{"CGO_ENABLED=0"}, each: true,
 		packages: func([]string) []string { return []string{module + "/engine/backend/cpu", module + "/engine/model"} }},
-	{name: "sanitize", soak: true, what: "the C kernels under the address and undefined-behaviour sanitizers", each: true,
+	{name: "sanitize", together: true, soak: true, what: "the C kernels under the address and undefined-behaviour sanitizers", each: true,
 		env: []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O1 -fsanitize=undefined -fno-sanitize-recover=all", "CGO_LDFLAGS=-fsanitize=undefined"},
 		// The package's own Go is left as it is: naive references, which would take most of the time.
 		args:     []string{"-asan", "-gcflags=-asan=false", "-run", "/^(avx512|avx2|neon|generic)$|^TestQuantized/^(avx512vnni|avxvnni)$", "-skip", distorted},
 		packages: func([]string) []string { return []string{module + "/engine/backend/cpu"} }},
-	{name: "sanitize-cuda", soak: true, what: "the kernels for GPUs, on their host twin, under the same sanitizers", each: true,
+	{name: "sanitize-cuda", together: true, soak: true, what: "the kernels for GPUs, on their host twin, under the same sanitizers", each: true,
 		// Bits that are equal without sanitizers are equal with them.
 		env: []string{"CGO_ENABLED=1", "TANDEM_CUDA_SANITIZE=1", "ASAN_OPTIONS=detect_leaks=0"}, args: []string{"-asan", "-gcflags=-asan=false", "-skip", "Barriers|Deterministic|FusedBits"},
 		packages: func([]string) []string { return []string{module + "/engine/backend/cuda"} }},
-	{name: "arm64", what: "the kernels for 64-bit ARM, emulated", env: arm64, each: true,
+	{name: "arm64", together: true, what: "the kernels for 64-bit ARM, emulated", env: arm64, each: true,
 		args: []string{"-exec", "qemu-aarch64 -L /usr/aarch64-linux-gnu", "-run", "/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$/^neon$/^random$", "-skip", distorted},
 		packages: func([]string) []string {
 			return []string{module + "/engine/backend/cpu", module + "/engine/model"}
