@@ -139,7 +139,9 @@ func (s *side) first(r *Request, i int, far *remotes) float64 {
 	}
 	t := s.local(r, i)
 	if need := r.Uncached - n.Held; need >= r.MinRemote {
-		t = min(t, remote+float64(need)/transferRate)
+		if remote += float64(need) / transferRate; remote < t || n.forbidden(r) {
+			t = remote
+		}
 	}
 	return t + load
 }

@@ -203,7 +203,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	if state.Rate > 0 && known { // both are known: the faster one
 		local := decode.local(&r, d.Decode)
 		d.Local, d.Remote = seconds(local), seconds(remote)
-		if r.Policy == Prefix && r.MinRemote > 1 && staysLocal(state.delays(local), remote, state.Local) {
+		if r.Policy == Prefix && r.MinRemote > 1 && !state.forbidden(&r) && staysLocal(state.delays(local), remote, state.Local) {
 			d.PrefillReason = ReasonLocal
 			return d
 		}
