@@ -129,21 +129,12 @@ bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway be
 	$(GO) build -o .cache/bench-gateway/bench ./bench/gateway
 	$(PRIORITY) .cache/bench-gateway/bench -tandem $(BINARY) -vllm-router $(VLLM_ROUTER)/bin/vllm-router -smg $(SMG)/bin/smg $(ARGS)
 
-# The same two cores for the same model either way: one prefills and one decodes,
-# or both do both. Kinds of requests: chats, and long prompts with short answers.
-DEMO     := tandem up --port 9800 --threads 1 --kv-cache-memory-bytes 48MiB --max-num-batched-tokens 256 --state-dir .cache/demo
 DEMO_OUT := bench/results/demo-report
 
-demo-report: build ## a local cluster with and without disaggregation under a mixed load, as bench/results/demo-report/report.html; takes six minutes
-	$(PRIORITY) $(BINARY) bench sweep --port 9800 --tokenizer builtin --ignore-eos --temperature 0 --random-mix 0.7:64:128 --random-mix 0.3:1536:16 \
-		--request-rates 4,8,16,32 --run-seconds 10 --repeat 3 --num-warmups 8 --goodput ttft:250 --goodput tpot:10 --disable-tqdm --report-dir $(DEMO_OUT) \
-		--title "One prefill and one decode node, or two that do both" \
-		--serve-label disaggregated --serve-cmd "$(DEMO) --prefill 1 --decode 1" \
-		--serve-label aggregated --serve-cmd "$(DEMO) --prefill 0 --decode 2" \
-		--note "Load: 70 % requests of 64 tokens with 128 out, 30 % of 1536 tokens with 16 out. Prompts are chunked (256 tokens a step) in both." \
-		--note 'make demo-report$(if $(ARGS), ARGS="$(ARGS)"), commit $(shell git describe --always --dirty)' \
-		$(ARGS)
-	rm -f $(DEMO_OUT)/server-*.log $(DEMO_OUT)/sweep.json
+demo-report: build ## one prefill and one decode node beside two that do both, each pinned to a core, as bench/results/demo-report; takes an hour
+	@mkdir -p .cache/bench-demo
+	$(GO) build -o .cache/bench-demo/demo ./bench/demo
+	$(PRIORITY) .cache/bench-demo/demo -tandem $(BINARY) -out $(DEMO_OUT) -commit "$(shell git describe --always --dirty)" $(ARGS)
 
 lint: $(TOOLS)/staticcheck ## formatting, go vet and staticcheck only
 	@$(GO) run ./internal/house/testall gofmt vet staticcheck

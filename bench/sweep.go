@@ -27,6 +27,7 @@ type SweepOptions struct {
 	Concurrencies []int     // empty: the one of --max-concurrency
 	RunSeconds    int       // arrivals last so long at each finite rate; 0: --num-prompts
 	Repeat        int       // runs of each load, each with prompts of its own; 0: 1
+	Alternate     bool      // each repetition goes around all servers, which start anew
 	Dir           string    // of the report
 	Title         string
 	Notes         []string // for the page
@@ -100,6 +101,12 @@ type sweep struct {
 // report.html, sweep.csv and sweep.json. A run in which nothing succeeded is in
 // them as such.
 func Sweep(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Writer) error {
+	_, err := Points(ctx, o, so, out, errOut)
+	return err
+}
+
+// Points is Sweep and returns the runs, in their order.
+func Points(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Writer) ([]report.Point, error) {
 	s := &sweep{Options: o, SweepOptions: so, out: out, errOut: errOut}
 	if len(s.Rates) == 0 {
 		s.Rates = []float64{o.RequestRate}
@@ -109,35 +116,42 @@ func Sweep(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Writ
 	}
 	variants, err := s.variants()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if s.Repeat < 0 || s.Repeat > maxRuns {
-		return fmt.Errorf("%w: --repeat %d: want 1 to %d", ErrOption, s.Repeat, maxRuns)
+		return nil, fmt.Errorf("%w: --repeat %d: want 1 to %d", ErrOption, s.Repeat, maxRuns)
 	}
 	s.Repeat = max(s.Repeat, 1)
 	if s.total = len(s.Rates) * len(s.Concurrencies) * len(variants) * s.Repeat; s.total > maxRuns {
-		return fmt.Errorf("%w: %d runs, want at most %d", ErrOption, s.total, maxRuns)
+		return nil, fmt.Errorf("%w: %d runs, want at most %d", ErrOption, s.total, maxRuns)
 	}
 	for _, r := range s.Rates {
 		if !(r > 0) {
-			return fmt.Errorf("%w: --request-rates %g: want more than 0", ErrOption, r)
+			return nil, fmt.Errorf("%w: --request-rates %g: want more than 0", ErrOption, r)
 		}
 	}
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
-		return err
+		return nil, err
 	}
-	for i, v := range variants {
-		if err := s.server(ctx, i, v); err != nil {
-			return err
+	rounds, each := 1, s.Repeat
+	if s.Alternate {
+		rounds, each = s.Repeat, 1
+	}
+	for round := range rounds {
+		for i, v := range variants {
+			if err := s.server(ctx, round*len(variants)+i, v, round*each, each); err != nil {
+				return nil, err
+			}
 		}
 	}
-	return s.write()
+	return s.points, s.write()
 }
 
-// server runs all loads against one server.
-func (s *sweep) server(ctx context.Context, n int, v variant) error {
+// server runs repetitions of all loads against one server, the n-th that is
+// started.
+func (s *sweep) server(ctx context.Context, n int, v variant, first, repetitions int) error {
 	if v.command == "" {
-		return s.loads(ctx, v)
+		return s.loads(ctx, v, first, repetitions)
 	}
 	log, err := serverLog(s.Dir, n)
 	if err != nil {
@@ -157,19 +171,19 @@ func (s *sweep) server(ctx context.Context, n int, v variant) error {
 		_ = p.drain() // it did not come up: that is the error
 		return fmt.Errorf("%w; its output is in %s", err, log.Name())
 	}
-	err = s.loads(ctx, v)
+	err = s.loads(ctx, v, first, repetitions)
 	return errors.Join(err, p.drain())
 }
 
-// loads runs each concurrency and rate.
-func (s *sweep) loads(ctx context.Context, v variant) error {
+// loads runs each concurrency and rate, for some of the repetitions.
+func (s *sweep) loads(ctx context.Context, v variant, first, repetitions int) error {
 	metrics := s.Metrics
 	if len(metrics) == 0 {
 		metrics = nodeMetrics(ctx, s.base(), v.command != "")
 	}
 	n := len(s.Concurrencies) * len(s.Rates)
 	// Repetitions go around all loads, so that what changes slowly hits all of them.
-	for try := range s.Repeat * n {
+	for try := first * n; try < (first+repetitions)*n; try++ {
 		i, k := try%n/len(s.Rates), try%len(s.Rates)
 		c, rate := s.Concurrencies[i], s.Rates[k]
 		if len(s.points) > 0 {
@@ -210,7 +224,7 @@ func (s *sweep) run(ctx context.Context, v variant, one *Options, repetition int
 	if err != nil && (res == nil || !errors.Is(err, ErrFailed)) {
 		return err
 	}
-	p.Summary, p.Limited, p.Start, p.Nodes = res.Summary, res.Self.Overloaded, res.Record.Start, res.Nodes
+	p.Summary, p.Limited, p.Start, p.Nodes, p.Client = res.Summary, res.Self.Overloaded, res.Record.Start, res.Nodes, res.Self.Cores
 	s.points = append(s.points, p)
 	if v.name != "" {
 		res.Head.Metadata = append(res.Head.Metadata, report.Field{Key: "server", Value: v.name})

@@ -150,13 +150,63 @@ func TestSweepStartsServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"A &amp; B", "because", "<h2>A max-num-seqs=1 against B max-num-seqs=2</h2>", "What the server&#39;s processes used", "A max-num-seqs=2: rate 100"} {
+	for _, part := range []string{"A &amp; B", "because", "<h2>A max-num-seqs=1 against B max-num-seqs=2</h2>", "What the server&#39;s processes and the client used", "<td>client</td>", "A max-num-seqs=2: rate 100"} {
 		if !strings.Contains(string(page), part) && !strings.Contains(string(page), strings.ReplaceAll(part, "&#39;", "'")) {
 			t.Errorf("the page has no %q", part)
 		}
 	}
 	if log, err := os.ReadFile(filepath.Join(dir, "server-3.log")); err != nil || string(log) != "words of the server\n" {
 		t.Errorf("log %q, %v", log, err)
+	}
+}
+
+// Servers that alternate start anew for each repetition, which sends all of them
+// the same and none what another sent.
+func TestSweepAlternates(t *testing.T) {
+	var mu sync.Mutex
+	prompts := map[string]int{}
+	url := fake(t, func(path string, body map[string]any) {
+		mu.Lock()
+		defer mu.Unlock()
+		if path == "/v1/completions" {
+			prompts[fmt.Sprint(body["prompt"])]++
+		}
+	})
+	dir := t.TempDir()
+	seen := filepath.Join(dir, "seen")
+	command := `sh -c 'echo began "$@" >> "` + seen + `"; trap "exit 0" TERM; while :; do sleep 0.01; done' x `
+	points, err := Points(t.Context(), parse(t, "--base-url", url, "--num-prompts", "2", "--input-len", "40"), SweepOptions{
+		Commands: []string{command + "--a", command + "--b"}, Labels: []string{"A", "B"}, Rates: []float64{100, 200}, Repeat: 3, Alternate: true,
+		Metrics: []string{url + "/metrics"}, Dir: dir,
+	}, io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order string
+	for i := range points {
+		order += fmt.Sprintf("%s %g %d, ", points[i].Server, points[i].Rate, points[i].Repetition)
+		if n := points[i].Figure("completed"); n != 2 {
+			t.Errorf("run %d completed %g", i, n)
+		}
+	}
+	var want, began string
+	for r := range 3 {
+		want += fmt.Sprintf("A 100 %d, A 200 %d, B 100 %d, B 200 %d, ", r, r, r, r)
+		began += "began --a\nbegan --b\n"
+	}
+	if order != want {
+		t.Errorf("runs: %s want %s", order, want)
+	}
+	if data, err := os.ReadFile(seen); err != nil || string(data) != began {
+		t.Errorf("servers: %q, %v, want %q", data, err, began)
+	}
+	if len(prompts) != 3*2*2 {
+		t.Errorf("%d different prompts", len(prompts))
+	}
+	for p, n := range prompts {
+		if n != 2 {
+			t.Errorf("%.40s… was asked %d times, want once of each server", p, n)
+		}
 	}
 }
 

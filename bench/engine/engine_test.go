@@ -4,30 +4,32 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/tandem-serving/tandem/bench/checkpoint"
 )
 
 // The model has the parameters of Llama-3.2-1B, and every type of tensor is as
 // long as its header says.
 func TestWeights(t *testing.T) {
 	total := 0
-	for _, m := range matrices() {
-		total += m.out * max(m.in, 1)
+	for _, m := range shape.Matrices() {
+		total += m.Elements()
 	}
 	if total != 1_235_814_400 {
 		t.Errorf("%d parameters", total)
 	}
-	random := noise(3)
+	random := checkpoint.Noise(3)
 	for _, kind := range []uint32{typeF32, typeQ4, typeQ8, typeQ6K, typeBF16} {
-		m := matrix{out: 3, in: 512}
+		m := checkpoint.Matrix{Out: 3, In: 512}
 		if kind == typeF32 {
-			m.in = 0
+			m.In = 0
 		}
 		var b bytes.Buffer
-		if err := m.data(&b, kind, &random); err != nil {
+		if err := write(&b, &m, kind, &random); err != nil {
 			t.Fatal(err)
 		}
-		if b.Len() != m.bytes(kind) {
-			t.Errorf("type %d: %d bytes, want %d", kind, b.Len(), m.bytes(kind))
+		if b.Len() != size(&m, kind) {
+			t.Errorf("type %d: %d bytes, want %d", kind, b.Len(), size(&m, kind))
 		}
 	}
 }

@@ -21,7 +21,8 @@ type Point struct {
 	Summary     *Summary
 	Limited     string // why the client was the limit; empty: it was not
 	Start       time.Time
-	Nodes       []Node // what the server's processes told meanwhile
+	Nodes       []Node  // what the server's processes told meanwhile
+	Client      float64 // cores that the client used on average
 }
 
 // Load says what was sent.
@@ -62,6 +63,16 @@ var sweepColumns = []struct {
 	{"p99_tpot_ms", -1, func(s *Summary) float64 { return s.quantile("tpot", 99) }},
 	{"p99_itl_ms", -1, func(s *Summary) float64 { return s.quantile("itl", 99) }},
 	{"p99_e2el_including_client_queue_ms", -1, func(s *Summary) float64 { return s.quantile("e2el_including_client_queue", 99) }},
+}
+
+// Figure is a column of the run by its name in the CSV; NaN: there is none.
+func (p *Point) Figure(name string) float64 {
+	for _, c := range sweepColumns {
+		if c.name == name {
+			return c.of(p.Summary)
+		}
+	}
+	return math.NaN()
 }
 
 func (s *Summary) quantile(key string, percent float64) float64 {
@@ -382,7 +393,7 @@ func writeNodes(b *strings.Builder, points []Point) {
 	if !slices.ContainsFunc(points, func(p Point) bool { return len(p.Nodes) > 0 }) {
 		return
 	}
-	b.WriteString("<h2>What the server's processes used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>prompt tokens computed</th><th>requests in its steps</th><th>a step, ms</th><th>queue, ms</th><th>prompt, ms</th><th>KV exposed, ms</th><th>peak KV fill</th></tr>\n")
+	b.WriteString("<h2>What the server's processes and the client used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>prompt tokens computed</th><th>requests in its steps</th><th>a step, ms</th><th>queue, ms</th><th>prompt, ms</th><th>KV exposed, ms</th><th>peak KV fill</th></tr>\n")
 	for _, p := range middles(points) {
 		for k := range p.Nodes {
 			n := &p.Nodes[k]
@@ -400,6 +411,7 @@ func writeNodes(b *strings.Builder, points []Point) {
 			}
 			fmt.Fprintf(b, "<td>%.1f %%</td></tr>\n", 100*n.PeakFill())
 		}
+		fmt.Fprintf(b, "<tr><th>%s</th><td>client</td><td>%.2f</td></tr>\n", html.EscapeString(p.Name()), p.Client)
 	}
 	b.WriteString("</table>\n")
 }

@@ -100,6 +100,7 @@ func benchSweep(v *Invocation) error {
 	v.IntSliceVar(&s.Concurrencies, "max-concurrencies", nil, "--max-concurrency of each run, for every rate")
 	v.IntVar(&s.RunSeconds, "run-seconds", 0, "seconds of arrivals in each run at a finite rate; 0: --num-prompts requests")
 	v.IntVar(&s.Repeat, "repeat", 1, "runs of each load: the page shows medians and from where to where they spread")
+	v.BoolVar(&s.Alternate, "alternate", false, "with several servers: each repetition goes around all of them, which start anew, so that what changes slowly on the machine hits all alike")
 	v.StringArrayVar(&s.Commands, "serve-cmd", nil, "command line of a server to start for its runs and to end after them, such as 'tandem up --port 8000'; may be repeated")
 	v.StringArrayVar(&s.Labels, "serve-label", nil, "what the report calls it; one for each --serve-cmd")
 	v.StringArrayVar(&s.Vary, "vary", nil, "NAME=V1,V2: a flag of the servers, a server for each value; several flags: for each combination")

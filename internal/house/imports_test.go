@@ -46,7 +46,9 @@ var mayImport = map[string][]string{
 
 	"bench":            {"bench/dataset", "bench/load", "bench/native", "bench/report", "engine/builtin", "engine/kvcache", "engine/tokenizer", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/dataset":    {},
-	"bench/engine":     {"engine/backend", "engine/backend/cpu", "engine/model"},
+	"bench/checkpoint": {},
+	"bench/demo":       {"bench", "bench/checkpoint", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route", "internal/launch"},
+	"bench/engine":     {"bench/checkpoint", "engine/backend", "engine/backend/cpu", "engine/model"},
 	"bench/kvtransfer": {"bench/report"},
 	"bench/gateway":    {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/links":      {"bench/report", "internal/netlab", "kvtransfer"},
@@ -190,7 +192,7 @@ func badTable(table map[string][]string) []string {
 			case to == "internal/meter" && p != ".":
 				say("%s may import %s, which only main knows", p, to)
 			case p == "internal/meter" && (slices.Contains(roles, roleOf(to)) || roleOf(to) == "kvtransfer"): // main's own part
-			case slices.Contains(roles, roleOf(to)) && p != "." && roleOf(p) != roleOf(to) && !(strings.HasPrefix(p, "bench/sim") && slices.Contains(pure, to)): // which runs the real deciders
+			case slices.Contains(roles, roleOf(to)) && p != "." && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo") && slices.Contains(pure, to)): // which run the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
 			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{".", "prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/command"}, p): // which measure it
 				say("%s may import %s: only nodes move KV", p, to)
