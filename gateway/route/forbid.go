@@ -5,8 +5,9 @@ const (
 	// two tokens of a decode node's streams while a prefill node can compute it. Readers
 	// notice a pause of about this length.
 	interTokenTarget = 0.1
-	// chunkTokens is the default of --max-num-batched-tokens: a longer prompt is computed
-	// in several steps, and streams get a token after each.
+	// chunkTokens is how many tokens of a prompt a step is taken to have at most: nodes do
+	// not tell. A longer prompt is computed in several steps, and streams get a token
+	// after each.
 	chunkTokens = 2048
 )
 
