@@ -97,6 +97,7 @@ type Job struct {
 	RootDigest kvcache.RootDigest // as Request has it
 	Tokens     []int32
 	Priority   int
+	Ticket     uint64 // names the job to the function of OrderJobs
 
 	Adapter       string // as Request has it
 	AdapterDigest uint64
@@ -183,7 +184,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 			return
 		}
 		cached, err = e.sched.Add(scheduler.Request{
-			ID: id, Root: j.Root, RootDigest: j.RootDigest, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority,
+			ID: id, Root: j.Root, RootDigest: j.RootDigest, Tokens: j.Tokens, ComputeOnly: true, Priority: j.Priority, Ticket: j.Ticket,
 		}, e.now())
 		if err == nil {
 			run := &run{job: j, prompt: len(j.Tokens), life: Life{Job: true, Prompt: len(j.Tokens), Added: came}}
@@ -194,6 +195,13 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 		err = derr
 	}
 	return id, cached, err
+}
+
+// OrderJobs has order sort the jobs before each step, best first, on the step goroutine:
+// see scheduler.Scheduler.OrderBy. It is for an engine that has nothing but jobs. order
+// must not block.
+func (e *Engine) OrderJobs(order func(work []scheduler.Work)) {
+	e.later(func() { e.sched.OrderBy(order) })
 }
 
 // CheckJob says what AddJob would refuse whatever the load is, so that a job can

@@ -192,8 +192,8 @@ func (b *bed) idle() {
 	b.must(b.n.Check())
 	b.n.mu.Lock()
 	defer b.n.mu.Unlock()
-	if b.n.ahead != 0 || len(b.n.jobs)+len(b.n.queue) != 0 {
-		b.t.Errorf("left in the node: %d tokens ahead, %d jobs, %d queued", b.n.ahead, len(b.n.jobs), len(b.n.queue))
+	if b.n.line.Len()+len(b.n.jobs) != 0 {
+		b.t.Errorf("left in the node: %d jobs, %d in the line", len(b.n.jobs), b.n.line.Len())
 	}
 	if c := b.n.count; c.Accepted != c.Done+c.Cancelled+c.Failed {
 		b.t.Errorf("%d accepted, but %+v", c.Accepted, c)

@@ -32,12 +32,9 @@ func (n *Node) stats() *nodepb.Stats {
 	u := st.Scheduler.Blocks
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	queued := st.Scheduler.Pending
-	for _, j := range n.queue { // admitted ones are the engine's
-		queued += len(j.tokens)
-	}
+	queued := st.Scheduler.Pending + n.line.WaitingTokens() // admitted ones are the engine's
 	return &nodepb.Stats{
-		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + len(n.queue)),
+		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + n.line.Waiting()),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining.On(),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(queued),
 		Adapters: n.adapters.List(),

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
 // job is one Prefill from its queueing to its answer.
@@ -30,13 +31,8 @@ type job struct {
 	span     trace.Span
 
 	// Guarded by Node.mu.
-	admitted bool
-	asking   bool        // has asked for its grant and has none
-	ahead    int         // its share of Node.ahead
-	arrival  uint64      // in order of enqueue
-	aside    bool        // waits for room on its decode node, and others may pass
-	passed   int         // by later jobs, while aside
-	patience *time.Timer // of a job that has stepped aside once
+	ticket   line.ID // in the line, and in the engine
+	admitted bool    // has asked for its grant
 	stop     context.CancelCauseFunc
 	timer    *time.Timer // JobTimeout
 }
@@ -130,7 +126,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 		return nil, errors.Join(err, push.Abort(err))
 	}
 	ej := &engine.Job{
-		Root: j.root, RootDigest: j.digest, Tokens: j.tokens, Priority: j.priority, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
+		Root: j.root, RootDigest: j.digest, Tokens: j.tokens, Priority: j.priority, Ticket: j.ticket, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
 		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
 		Ended: func(l engine.Life) { n.engineSpans(j, l) },
 	}

@@ -1,9 +1,10 @@
 // Package prefill computes prompts' KV for decode nodes and pushes it into the
 // blocks they grant, layer by layer while the next layer computes.
 //
-// Jobs wait in one queue here, in front of the engine. Only when the engine is
-// about to have room for a job does the node ask decode for a grant, so that
-// no decode node sets blocks aside for a prompt that still waits in line.
+// Jobs wait in one line here (package line), in front of the engine. Only when the
+// engine is about to have room for a job does the node ask decode for a grant, so that
+// no decode node sets blocks aside for a prompt that still waits. The line also says
+// which of the granted jobs get a step's tokens first.
 //
 // Invariant: a job holds source blocks from its first layer until its push has
 // ended one way or the other, and each Prefill is answered by exactly one
@@ -28,6 +29,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/trace"
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
 // Identity is what must agree with the decode nodes that ask.
@@ -47,10 +49,10 @@ type Options struct {
 	Tracer   *trace.Tracer // nil: no spans
 
 	// RunAheadTokens bounds the tokens of jobs that have asked for their grant
-	// and are not computed yet, without those that wait for room on their decode
-	// node and those found in the prefix cache. About two steps' worth keeps the
-	// engine busy while a grant travels; more would hold decode's blocks for nothing.
-	// Default 4096.
+	// and are not computed yet, without those of the job that lacks the most, of jobs
+	// that wait for room on their decode node, and those found in the prefix cache.
+	// About two steps' worth keeps the engine busy while a grant travels; more would
+	// hold decode's blocks for nothing. Default 4096.
 	RunAheadTokens int
 	// MaxQueued bounds the jobs that wait; more are sent elsewhere. Default 1024.
 	MaxQueued int
@@ -113,12 +115,11 @@ type Node struct {
 
 	mu       sync.Mutex
 	jobs     map[key]*job
+	byTicket map[line.ID]*job
 	gateways map[*rpc.Conn]bool // that hear heartbeats
-	queue    []*job             // waiting for their turn to ask for a grant
-	asking   int                // jobs that have asked and have no grant yet
-	aside    int                // of these, jobs that others may pass
-	arrivals uint64             // jobs that were ever queued
-	ahead    int                // tokens of admitted jobs that are not computed yet
+	line     *line.Line         // of the jobs that are not computed yet
+	tickets  line.ID            // that were ever given
+	start    time.Time
 	draining rpc.Draining
 	count    Counters
 	wg       sync.WaitGroup
@@ -136,10 +137,15 @@ type key struct {
 	stream uint64
 }
 
-// New makes a node.
+// New makes a node. From now on it orders the engine's jobs.
 func New(o Options) *Node {
 	o.setDefaults()
-	return &Node{o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter), jobs: make(map[key]*job), gateways: make(map[*rpc.Conn]bool)}
+	n := &Node{
+		o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter), jobs: make(map[key]*job), byTicket: make(map[line.ID]*job),
+		gateways: make(map[*rpc.Conn]bool), line: line.New(o.RunAheadTokens), start: time.Now(),
+	}
+	o.Engine.OrderJobs(n.order)
+	return n
 }
 
 // Frame handles one frame of a decode node.
@@ -226,7 +232,7 @@ func (n *Node) room(k key) (nodepb.Code, string) {
 	switch {
 	case n.draining.On():
 		return nodepb.Code_CODE_DRAINING, errDrained.Error()
-	case len(n.queue)+n.aside >= n.o.MaxQueued:
+	case n.line.Waiting()+n.line.Aside() >= n.o.MaxQueued:
 		n.count.Overloaded++
 		return nodepb.Code_CODE_OVERLOADED, fmt.Sprintf("%d prefills wait already (the bound)", n.o.MaxQueued)
 	case n.jobs[k] != nil:
@@ -293,5 +299,5 @@ func (n *Node) Limit() int { return n.o.MaxQueued }
 func (n *Node) Queued() (waiting, asking, all int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.queue), n.asking, len(n.jobs)
+	return n.line.Waiting(), n.line.Asking(), len(n.jobs)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
 func TestPush(t *testing.T) {
@@ -54,7 +55,7 @@ func TestPush(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.MaxQueued = 1 })
+		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.MaxQueued, o.RunAheadTokens = 1, 50 })
 		defer b.close()
 		for name, c := range map[string]struct {
 			change func(*nodepb.Prefill)
@@ -155,14 +156,14 @@ func TestEndsAtEachMoment(t *testing.T) {
 	for _, how := range []string{"cancel", "connection", "lease"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBed(t, nil)
+				b := newBed(t, func(o *Options, _ *scheduler.Config) { o.RunAheadTokens = 50 })
 				defer b.close()
 				done := uint64(0)
 				const moments = 24
 				for i := range moments {
 					d := b.decode("short-lived")
 					busy := b.dec.ask(tokens(60, 100+i), nil) // 2 chunks of 2 ms
-					a := d.ask(tokens(90, i), nil)            // its turn comes when that is computed
+					a := d.ask(tokens(90, i), nil)            // its turn comes when half of that is computed
 					var grants sync.WaitGroup
 					grants.Go(func() { busy.grant(0, 0) })
 					grants.Go(func() {
@@ -210,8 +211,8 @@ func TestEndsAtEachMoment(t *testing.T) {
 	}
 }
 
-// Grants are asked for while the jobs ahead are at most RunAheadTokens; a
-// larger job goes alone; lower priorities first, then by arrival.
+// Grants are asked for while the jobs ahead are at most RunAheadTokens beside the
+// largest; lower priorities first, then the least work.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)
@@ -220,7 +221,7 @@ func TestTurns(t *testing.T) {
 		for i, c := range []struct {
 			n        int
 			priority int32
-		}{{50, 0}, {50, 0}, {40, 1}, {150, 0}, {30, 0}} {
+		}{{80, 0}, {80, 0}, {40, 1}, {150, 0}, {30, 0}} {
 			as = append(as, b.dec.ask(tokens(c.n, i), func(p *nodepb.Prefill) { p.Priority = c.priority }))
 		}
 		time.Sleep(1500 * time.Millisecond)
@@ -236,7 +237,7 @@ func TestTurns(t *testing.T) {
 			t.Errorf("asked %v", got)
 		}
 		b.dec.mu.Lock()
-		if !slices.Equal(as[3].queued, []uint32{1}) || !slices.Equal(as[4].queued, []uint32{2}) || !slices.Equal(as[2].queued, []uint32{3}) || as[0].queued != nil {
+		if !slices.Equal(as[4].queued, []uint32{1}) || !slices.Equal(as[3].queued, []uint32{2}) || !slices.Equal(as[2].queued, []uint32{3}) || as[0].queued != nil {
 			t.Errorf("positions %v, %v, %v", as[2].queued, as[3].queued, as[4].queued)
 		}
 		b.dec.mu.Unlock()
@@ -247,13 +248,13 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%d of %d wait", w, all)
 		}
 		as[0].grant(0, 0)
-		as[0].arrived(50)
-		if got := asked(); got[3] {
-			t.Error("150 tokens asked behind 50 of 100")
+		as[0].arrived(80)
+		if got := asked(); !slices.Equal(got, []bool{true, true, false, false, true}) {
+			t.Errorf("asked %v, want 30 tokens before 150 that came earlier", got)
 		}
 		as[1].grant(0, 0)
-		as[1].arrived(50)
-		if got := asked(); !slices.Equal(got, []bool{true, true, false, true, false}) {
+		as[1].arrived(80)
+		if got := asked(); !slices.Equal(got, []bool{true, true, true, true, true}) {
 			t.Errorf("asked %v", got)
 		}
 		as[3].grant(0, 0)
@@ -262,8 +263,8 @@ func TestTurns(t *testing.T) {
 		as[2].grant(30, 0)
 		as[4].arrived(30)
 		as[2].arrived(40)
-		if as[2].asked.Before(as[4].asked) {
-			t.Error("priority 1 asked before priority 0")
+		if !as[4].asked.Before(as[3].asked) || as[2].asked.Before(as[3].asked) {
+			t.Error("priority 1 asked before priority 0, or 150 tokens before 30")
 		}
 	})
 }
@@ -277,7 +278,7 @@ func TestStepsAside(t *testing.T) {
 		<-full.wants
 		return b, full
 	}
-	other := func(b *bed, i int) *ask { return b.dec.ask(tokens(100, i), nil) }
+	other := func(b *bed, i int) *ask { return b.dec.ask(tokens(110, i), nil) }
 	asked := func(a *ask) bool {
 		synctest.Wait()
 		a.d.mu.Lock()
@@ -290,7 +291,7 @@ func TestStepsAside(t *testing.T) {
 			defer b.close()
 			second := other(b, 2)
 			if asked(second) {
-				t.Error("250 tokens are ahead, with a bound of 100, and nobody is aside")
+				t.Error("110 tokens are ahead beside the largest job, with a bound of 100, and nobody is aside")
 			}
 			full.send(rpc.FrameQueued, &nodepb.Queued{})
 			full.send(rpc.FrameQueued, &nodepb.Queued{})
@@ -298,7 +299,7 @@ func TestStepsAside(t *testing.T) {
 				t.Fatal("a job that waits for room holds up another")
 			}
 			second.grant(0, 0)
-			second.arrived(100)
+			second.arrived(110)
 			full.grant(20, 0)
 			full.arrived(150)
 		})
@@ -319,13 +320,13 @@ func TestStepsAside(t *testing.T) {
 					t.Fatal(last.end)
 				}
 			}
-			if passed != 16 || time.Since(began) >= maxAside {
+			if passed != line.MaxPassed || time.Since(began) >= line.MaxAside {
 				t.Errorf("%d jobs have passed in %v", passed, time.Since(began))
 			}
 			full.grant(20, 0)
 			full.arrived(150)
 			last.grant(0, 0)
-			last.arrived(100)
+			last.arrived(110)
 		})
 	})
 	t.Run("at most 2 s", func(t *testing.T) {
@@ -339,7 +340,7 @@ func TestStepsAside(t *testing.T) {
 				t.Error("nobody passes after 1.9 s")
 			}
 			early.grant(0, 0)
-			early.arrived(100)
+			early.arrived(110)
 			time.Sleep(200 * time.Millisecond)
 			late := other(b, 3)
 			if asked(late) {
@@ -351,7 +352,7 @@ func TestStepsAside(t *testing.T) {
 			}
 			full.ended(nodepb.Code_CODE_OVERLOADED) // no grant has come
 			late.grant(0, 0)
-			late.arrived(100)
+			late.arrived(110)
 		})
 	})
 	t.Run("as many as may wait", func(t *testing.T) {
@@ -382,7 +383,7 @@ func TestStepsAside(t *testing.T) {
 // What the prefix cache has does not count as ahead of the engine.
 func TestAheadWithoutCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t, nil)
+		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.RunAheadTokens = 50 })
 		defer b.close()
 		first := b.dec.ask(tokens(90, 1), nil)
 		first.grant(0, 0)
@@ -395,7 +396,7 @@ func TestAheadWithoutCached(t *testing.T) {
 		synctest.Wait()
 		b.dec.mu.Lock()
 		if next.asked.IsZero() {
-			t.Error("2 tokens to compute keep 90 from asking, with a bound of 100")
+			t.Error("2 tokens to compute keep 90 from asking, with a bound of 50 beside the largest")
 		}
 		b.dec.mu.Unlock()
 		again.arrived(2)
@@ -430,7 +431,7 @@ func TestGrantIsAskedDuringAStep(t *testing.T) {
 // its pages still travel.
 func TestGrantIsAskedDuringATransfer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t, nil)
+		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.RunAheadTokens = 50 })
 		defer b.close()
 		b.write.Store(int64(100 * layerTime))
 		first, second := b.dec.ask(tokens(90, 1), nil), b.dec.ask(tokens(60, 2), nil)
@@ -509,13 +510,12 @@ func TestGarbledPrefill(t *testing.T) {
 // Check finds what it says it verifies.
 func TestCheckFindsDamage(t *testing.T) {
 	for name, damage := range map[string]func(*Node){
-		"tokens ahead": func(n *Node) { n.ahead++ },
-		"a lost job":   func(n *Node) { n.count.Accepted++ },
-		"asking":       func(n *Node) { n.asking++ },
-		"negative":     func(n *Node) { n.asking-- },
-		"queue":        func(n *Node) { n.queue = append(n.queue, &job{}) },
+		"a lost job": func(n *Node) { n.count.Accepted++ },
+		"a ticket":   func(n *Node) { n.byTicket[1] = &job{} },
+		"a job":      func(n *Node) { n.jobs[key{}] = &job{} },
+		"the line":   func(n *Node) { n.line.Add(1, 1, 0) },
 	} {
-		n := &Node{}
+		n := &Node{jobs: map[key]*job{}, byTicket: map[line.ID]*job{}, line: line.New(1)}
 		if err := n.Check(); err != nil {
 			t.Fatal(err)
 		}
@@ -549,7 +549,7 @@ func TestFailedStep(t *testing.T) {
 func TestDrain(t *testing.T) {
 	for _, patient := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			b := newBed(t, nil)
+			b := newBed(t, func(o *Options, _ *scheduler.Config) { o.RunAheadTokens = 50 })
 			defer b.close()
 			computes, waits, queued := b.dec.ask(tokens(60, 1), nil), b.dec.ask(tokens(40, 2), nil), b.dec.ask(tokens(60, 3), nil)
 			computes.grant(0, 0)
@@ -620,7 +620,9 @@ func TestDrainAsked(t *testing.T) {
 // JobTimeout ends a job whatever it waits for, its turn included.
 func TestJobTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.JobTimeout, o.GrantTimeout = 3*time.Second, time.Minute })
+		b := newBed(t, func(o *Options, _ *scheduler.Config) {
+			o.JobTimeout, o.GrantTimeout, o.RunAheadTokens = 3*time.Second, time.Minute, 50
+		})
 		defer b.close()
 		first := b.dec.ask(tokens(90, 1), nil)
 		time.Sleep(100 * time.Millisecond)
@@ -656,5 +658,33 @@ func TestSlowEngineKeepsItsLeases(t *testing.T) {
 		stuck.ended(nodepb.Code_CODE_INTERNAL)
 		stuck.lost()
 		time.Sleep(4 * time.Minute)
+	})
+}
+
+// A prompt that comes while a longer one is computed shares the next step with it: the
+// bytes that land are the same, and the short prompt does not wait for the long one.
+func TestShortBesideLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		long := b.dec.ask(tokens(160, 1), nil) // 5 steps alone
+		long.grant(0, 0)
+		time.Sleep(layerTime) // into its first step
+		began := time.Now()
+		short := b.dec.ask(tokens(9, 2), nil)
+		short.grant(30, 0)
+		<-short.over
+		if took := time.Since(began); took > 4*layerTime {
+			t.Errorf("the short prompt took %v, want the rest of a step and one step of %v", took, layers*layerTime)
+		}
+		if long.done != nil {
+			t.Error("the long prompt was computed before the short one")
+		}
+		steps := b.eng.Stats().Steps
+		short.arrived(9)
+		long.arrived(160)
+		if n := b.eng.Stats().Steps; steps > 3 || n != 6 {
+			t.Errorf("%d steps, %d when the short prompt had ended; want 6 for 169 tokens", n, steps)
+		}
 	})
 }

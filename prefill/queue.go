@@ -3,49 +3,34 @@ package prefill
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
+	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// A job whose decode node has no room yet steps aside: until its grant comes, its tokens
-// do not count as ahead of the engine, so that jobs for other decode nodes are
-// computed. After so many of them, or so long, it steps back into its place, and
-// none passes any more.
-const (
-	maxPassed = 16
-	maxAside  = 2 * time.Second
-)
+// now is the time that the line judges by.
+func (n *Node) now() time.Duration { return time.Since(n.start) }
 
-// enqueue files a job behind those of its priority; n.mu is held.
+// enqueue gives a job its place in the line; n.mu is held.
 func (n *Node) enqueue(j *job) {
+	n.tickets++
+	j.ticket = n.tickets
 	n.jobs[j.key] = j
-	n.arrivals++
-	j.arrival = n.arrivals
-	at, _ := slices.BinarySearchFunc(n.queue, j, func(q, j *job) int {
-		if q.priority <= j.priority { // lower runs first, equals in order of arrival
-			return -1
-		}
-		return 1
-	})
-	n.queue = slices.Insert(n.queue, at, j)
+	n.byTicket[j.ticket] = j
+	n.line.Add(j.ticket, len(j.tokens), j.priority)
 }
 
-// admit starts jobs while the engine is about to have room; n.mu is held. A
-// job larger than the whole bound starts when nothing else is ahead.
+// admit starts jobs while the engine is about to have room; n.mu is held.
 func (n *Node) admit() {
-	for len(n.queue) > 0 {
-		j := n.queue[0]
-		if n.ahead > 0 && n.ahead+len(j.tokens) > n.o.RunAheadTokens {
+	for {
+		ticket, ok := n.line.Next(n.now())
+		if !ok {
 			return
 		}
-		n.queue = slices.Delete(n.queue, 0, 1)
-		j.ahead = len(j.tokens)
-		n.ahead += j.ahead
-		j.admitted, j.asking = true, true
-		n.asking++
+		j := n.byTicket[ticket]
+		j.admitted = true
 		ctx, cancel := context.WithCancelCause(context.Background())
 		j.stop = cancel
 		n.wg.Add(1)
@@ -53,69 +38,46 @@ func (n *Node) admit() {
 	}
 }
 
+// order ranks the engine's jobs before a step, and starts others for what the step
+// before has computed. It runs on the step goroutine.
+func (n *Node) order(work []scheduler.Work) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.line.Order(work)
+	n.admit()
+}
+
 // stepAside lets others pass a job that waits for its grant, as its decode node says.
 func (n *Node) stepAside(k key) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	j := n.jobs[k]
-	if j == nil || !j.asking || j.patience != nil {
-		return // nothing asked, or aside once already
+	if j == nil || !n.line.StepAside(j.ticket, n.now()) {
+		return
 	}
 	j.span.Event("stepped aside", time.Now())
-	j.aside = true
-	n.aside++
-	j.patience = time.AfterFunc(maxAside, func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		n.stepBack(j)
-	})
-	n.ahead -= j.ahead
-	j.ahead = 0
 	n.admit()
 }
 
-// stepBack ends that: the job's tokens count again; n.mu is held.
-func (n *Node) stepBack(j *job) {
-	if !j.aside {
-		return
-	}
-	j.patience.Stop()
-	j.aside = false
-	n.aside--
-	j.ahead = len(j.tokens)
-	n.ahead += j.ahead
-}
-
-// grantEnded takes note that a job waits for its grant no more, because it has it or
-// has failed. One that has it passes those before it that are aside.
+// grantEnded takes note that a job waits for its grant no more, because it has the grant
+// or has failed.
 func (n *Node) grantEnded(j *job, granted bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	j.asking = false
-	n.asking--
-	n.stepBack(j)
-	if !granted || n.aside == 0 {
-		return
+	if granted {
+		n.line.Grant(j.ticket)
+	} else {
+		n.line.Remove(j.ticket)
 	}
-	for _, other := range n.jobs {
-		if other.aside && other.arrival < j.arrival {
-			if other.passed++; other.passed >= maxPassed {
-				n.stepBack(other)
-			}
-		}
-	}
+	n.admit()
 }
 
 // cachedHere takes note that so many of a job's tokens need no computing.
 func (n *Node) cachedHere(j *job, cached int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	cached = min(cached, j.ahead)
-	j.ahead -= cached
-	n.ahead -= cached
-	if cached > 0 {
-		n.admit()
-	}
+	n.line.Cached(j.ticket, cached)
+	n.admit()
 }
 
 // computed says that a job no longer waits for the engine, so that the next can
@@ -123,8 +85,7 @@ func (n *Node) cachedHere(j *job, cached int) {
 func (n *Node) computed(j *job) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.ahead -= j.ahead
-	j.ahead = 0
+	n.line.Remove(j.ticket)
 	n.admit()
 }
 
@@ -141,9 +102,6 @@ func (n *Node) cancel(k key, why error) {
 		j.stop(why)
 		n.mu.Unlock()
 		return
-	}
-	if i := slices.Index(n.queue, j); i >= 0 {
-		n.queue = slices.Delete(n.queue, i, i+1)
 	}
 	n.forget(j, why)
 	n.mu.Unlock()
@@ -162,10 +120,9 @@ func (n *Node) forget(j *job, err error) {
 	}
 	j.endSpan(err)
 	delete(n.jobs, j.key)
+	delete(n.byTicket, j.ticket)
 	j.timer.Stop()
-	n.stepBack(j)
-	n.ahead -= j.ahead
-	j.ahead = 0
+	n.line.Remove(j.ticket)
 	n.admit()
 	n.draining.Left(len(n.jobs))
 }
@@ -182,7 +139,10 @@ func (n *Node) Positions(ctx context.Context) {
 		case <-tick.C:
 		}
 		n.mu.Lock()
-		waiting := slices.Clone(n.queue)
+		waiting := make([]*job, 0, n.line.Waiting())
+		for _, ticket := range n.line.AppendWaiting(nil) {
+			waiting = append(waiting, n.byTicket[ticket])
+		}
 		n.mu.Unlock()
 		for i, j := range waiting {
 			// One that does not get through is followed by the next.
@@ -193,28 +153,24 @@ func (n *Node) Positions(ctx context.Context) {
 	}
 }
 
-// Check verifies the node's conservation laws: each job it took is here or has
-// ended, those that wait are not admitted, and the tokens ahead of the engine are
-// the jobs' own.
+// Check verifies the node's conservation laws and the line's: each job it took is here or
+// has ended, and those that wait in the line are not admitted.
 func (n *Node) Check() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	ahead, admitted, aside := 0, 0, 0
+	if err := n.line.Check(); err != nil {
+		return err
+	}
+	admitted := 0
 	for _, j := range n.jobs {
-		ahead += j.ahead
-		if j.aside {
-			aside++
-		}
-		if j.aside && (j.ahead > 0 || !j.asking || j.passed >= maxPassed) {
-			return fmt.Errorf("%w: a job is aside with %d tokens ahead, asking %v, passed by %d", errBroken, j.ahead, j.asking, j.passed)
-		}
 		if j.admitted {
 			admitted++
 		}
 	}
-	if c := n.count; ahead != n.ahead || admitted+len(n.queue) != len(n.jobs) || n.asking < 0 || n.asking > admitted || n.aside != aside || c.Accepted != uint64(len(n.jobs))+c.Done+c.Cancelled+c.Failed {
-		return fmt.Errorf("%w: %d tokens ahead, jobs say %d; %d jobs, %d admitted, %d asking, %d queued; %+v",
-			errBroken, n.ahead, ahead, len(n.jobs), admitted, n.asking, len(n.queue), c)
+	if c := n.count; admitted+n.line.Waiting() != len(n.jobs) || n.line.Asking() > admitted || len(n.byTicket) != len(n.jobs) ||
+		c.Accepted != uint64(len(n.jobs))+c.Done+c.Cancelled+c.Failed {
+		return fmt.Errorf("%w: %d jobs, %d by ticket, %d admitted, %d asking, %d waiting; %+v",
+			errBroken, len(n.jobs), len(n.byTicket), admitted, n.line.Asking(), n.line.Waiting(), c)
 	}
 	return nil
 }

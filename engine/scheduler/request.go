@@ -34,6 +34,7 @@ type request struct {
 	tokens      []int32 // prompt and output so far, owned
 	computeOnly bool
 	noCacheRead bool
+	ticket      uint64
 	rank        rank
 	level       int // its priority
 	preempted   int // times that it gave its blocks back
@@ -84,6 +85,7 @@ func (s *Scheduler) newRequest(q Request) *request {
 		chain:       s.pool.NewChain(q.Root, room),
 		computeOnly: q.ComputeOnly,
 		noCacheRead: q.NoCacheRead,
+		ticket:      q.Ticket,
 		score:       q.Score,
 	}
 	r.chain.StartAt(q.RootDigest)

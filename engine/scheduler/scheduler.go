@@ -100,6 +100,7 @@ type Request struct {
 	Hold        bool               // KV is expected from another node: not scheduled until Arrived or Proceed
 	NoCacheRead bool               // compute everything; what it computes is still cached
 	Priority    int                // lower goes first; clamped to ±65536
+	Ticket      uint64             // names the request to the function of OrderBy
 	MaxNew      int                // tokens it may still sample; only a hint that sizes buffers, 0 is fine
 
 	// Score leading tokens, fewer than all, have the logits after each of them
@@ -174,6 +175,9 @@ type Scheduler struct {
 	views      [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 
 	maxScores int // of LimitScores; 0: none
+
+	order func([]Work) // of OrderBy; nil: by arrival
+	work  []Work       // reused
 
 	then    ahead             // the step after it, where Ahead has given it out
 	doubles []kvcache.BlockID // blocks that tables have no more, and that step may read

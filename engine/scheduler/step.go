@@ -63,6 +63,9 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
 	s.scoreRows = cmp.Or(s.maxScores, s.cfg.MaxOutputs)
 	s.placed, s.inStep, s.views = s.placed[:0], s.inStep[:0], s.views[:0]
+	if s.order != nil {
+		s.rerank()
+	}
 	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0], Admitted: s.batch.Admitted[:0]}
 
 	// Preemption removes requests from the end of running only, behind i.
@@ -71,13 +74,21 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 			s.grow(r)
 		}
 	}
-	s.admit(now, 1) // whose KV has arrived starts to decode without waiting for others' chunks
+	s.admit(now, 1, nil) // whose KV has arrived starts to decode without waiting for others' chunks
 	for i := 0; i < len(s.running) && s.budget > 0; i++ {
-		if r := s.running[i]; r.missing() > 1 {
-			s.grow(r)
+		r := s.running[i]
+		if r.missing() <= 1 {
+			continue
 		}
+		if s.order != nil {
+			s.admit(now, s.cfg.MaxModelLen, r)
+			if i = slices.Index(s.running, r); i < 0 {
+				break // it gave way
+			}
+		}
+		s.grow(r)
 	}
-	s.admit(now, s.cfg.MaxModelLen)
+	s.admit(now, s.cfg.MaxModelLen, nil)
 
 	for _, r := range s.placed {
 		if r.scheduled > 0 { // not preempted after it was placed
@@ -313,8 +324,9 @@ func (s *Scheduler) preempt(r *request) {
 // admit starts waiting requests that lack at most longest tokens, in rank order
 // and none before its turn, while slots and budget last and the whole of their
 // tokens fits beside what running requests still need. When nothing runs the
-// first one may have all there is, so that it gets on.
-func (s *Scheduler) admit(now time.Duration, longest int) {
+// first one may have all there is, so that it gets on. Where before is not nil, only
+// requests that rank before it start.
+func (s *Scheduler) admit(now time.Duration, longest int, before *request) {
 	if s.budget == 0 || len(s.waiting) == 0 || len(s.running) == s.cfg.MaxSeqs {
 		return // without a look at who runs: this is most steps
 	}
@@ -327,7 +339,7 @@ func (s *Scheduler) admit(now time.Duration, longest int) {
 			return // memory is short, and who gave way cannot be in this batch a second time
 		}
 		r := s.waiting[0]
-		if r.missing() > longest || len(s.running) > 0 && !s.fits(r, claimed) {
+		if r.missing() > longest || before != nil && !r.rank.before(before.rank) || len(s.running) > 0 && !s.fits(r, claimed) {
 			return
 		}
 		s.attach(r)

@@ -32,6 +32,7 @@ var parsers = map[string][]string{
 	"internal/rpc":       {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"}, // frames between nodes
 	"internal/tlsconf":   {"FuzzRead"},                                            // certificates, keys, secrets
 	"kvtransfer":         {"FuzzGrant", "FuzzMessages"},                           // grants and the frames of KV
+	"prefill/line":       {"FuzzLine"},                                            // no bytes of others: calls in any order
 }
 
 // parsed are packages that decode with a library or by what another package of

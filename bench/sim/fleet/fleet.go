@@ -2,10 +2,9 @@
 // (gateway/route), scheduler (engine/scheduler) and KV block pool
 // (engine/kvcache) run on every node.
 //
-// Three things are modelled: how long a step takes (StepTimes), how long a
-// transfer takes, and the queue of a prefill node, which follows
-// prefill/queue.go and decode/fetch.go. Gateways learn of nodes as they do in a
-// cluster: by heartbeats, block events and their own decisions.
+// Two things are modelled: how long a step takes (StepTimes), and how long messages
+// and transfers take. Prefill nodes have the real line (prefill/line). Gateways learn
+// of nodes as they do in a cluster: by heartbeats, block events and their own decisions.
 //
 // Invariant: equal traces, options and seeds give equal results. Every request
 // is served once or refused, and the conservation laws of every scheduler hold at

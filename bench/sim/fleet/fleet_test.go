@@ -160,6 +160,40 @@ func TestRunsRepeat(t *testing.T) {
 	}
 }
 
+// Short prompts do not wait behind long ones on a prefill node, and long ones are served.
+func TestShortPromptsPassLongOnes(t *testing.T) {
+	o := dynamoFleet(t, 1, 1, route.Prefix, 1)
+	o.BlockTokens, o.Blocks, o.BatchedTokens, o.MinRemote = 16, 25_000, 2048, 1
+	var err error
+	if o.Steps, err = StepTimesOf("h100"); err != nil {
+		t.Fatal(err)
+	}
+	kinds, err := sim.ParseMix("0.95:256:16,0.05:16000:16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(sim.Mix(kinds, 1000, 30, 1), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var short, long time.Duration
+	longs := 0
+	for i := range r.Requests {
+		if q := &r.Requests[i]; q.Prompt > 1000 {
+			longs++
+			long += q.First - q.At
+		} else {
+			short += q.First - q.At
+		}
+	}
+	long /= time.Duration(longs)
+	short /= time.Duration(len(r.Requests) - longs)
+	t.Logf("note: short prompts take %v to their first token on the mean, %d long ones %v", short, longs, long)
+	if longs < 30 || 4*short > long {
+		t.Errorf("short prompts take %v to their first token, %d long ones %v", short, longs, long)
+	}
+}
+
 // A prompt that no pool holds is refused; the others are served.
 func TestTooLongIsRefused(t *testing.T) {
 	o := dynamoFleet(t, 0, 1, route.Prefix, 1)

@@ -202,10 +202,7 @@ func (n *node) heartbeat() {
 // fill it.
 func (n *node) report() route.Report {
 	st := n.s.Stats()
-	r := route.Report{Running: st.Running, Waiting: st.Waiting + len(n.queue), Held: st.Held, Queued: st.Pending, Rate: n.rate}
-	for _, q := range n.queue {
-		r.Queued += q.Prompt - 1
-	}
+	r := route.Report{Running: st.Running, Waiting: st.Waiting + n.line.Waiting(), Held: st.Held, Queued: st.Pending + n.line.WaitingTokens(), Rate: n.rate}
 	r.Memory = route.Memory{Total: st.Blocks.Blocks, Free: st.Blocks.Free, Cached: st.Blocks.Cached, Reserved: st.Wanted}
 	return r
 }

@@ -7,10 +7,6 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// grantRetry is how often a grant that found no room is tried again, as in
-// decode/fetch.go.
-const grantRetry = 10 * time.Millisecond
-
 // take adds a routed request to its decode node and asks the first prefill node
 // for its prompt.
 func (f *fleet) take(r *Request) {
@@ -57,65 +53,106 @@ func (f *fleet) ask(r *Request) {
 	}
 	p := f.prefill[r.prefill[0]]
 	r.prefill = r.prefill[1:]
-	f.clock.at(f.clock.now+f.o.RoundTrip/2, func() {
-		p.queue = append(p.queue, r)
+	f.later(func() {
+		p.tickets++
+		r.ticket = p.tickets
+		p.jobs[r.ticket] = r
+		p.line.Add(r.ticket, r.Prompt-1, 0)
 		p.admit()
 	})
 }
 
-// admit has jobs ask for their grants while the node is about to compute them,
-// as prefill/queue.go does.
+// later has something happen after a message has travelled.
+func (f *fleet) later(do func()) { f.clock.at(f.clock.now+f.o.RoundTrip/2, do) }
+
+// admit has jobs ask for their grants while the node is about to compute them.
 func (p *node) admit() {
-	for len(p.queue) > 0 {
-		r := p.queue[0]
-		if p.ahead > 0 && p.ahead+r.Prompt-1 > p.f.o.RunAhead {
+	for {
+		ticket, ok := p.line.Next(p.f.clock.now)
+		if !ok {
 			return
 		}
-		p.queue = p.queue[1:]
-		r.ahead = r.Prompt - 1
-		p.ahead += r.ahead
-		p.f.clock.at(p.f.clock.now+p.f.o.RoundTrip/2, func() { p.f.grant(r, p, p.f.clock.now) })
+		r, asked := p.jobs[ticket], p.f.clock.now
+		p.f.later(func() { p.f.grant(r, p, asked) })
 	}
 }
 
-// leave ends a job's time ahead of the node's engine.
+// leave ends a job's time in the node's line.
 func (p *node) leave(r *Request) {
-	p.ahead -= r.ahead
-	r.ahead = 0
+	p.line.Remove(r.ticket)
+	delete(p.jobs, r.ticket)
 	p.admit()
 }
 
-// grant reserves the blocks of a prompt that p is about to compute. asked is
-// when p asked for them.
+// grant reserves the blocks of a prompt that p is about to compute, or has it wait for
+// room in turn. asked is when p asked for them.
 func (f *fleet) grant(r *Request, p *node, asked time.Duration) {
-	res, err := f.decode[r.decode].s.Reserve(r.id, r.Prompt-1)
+	n := f.decode[r.decode]
+	ready := func(res scheduler.Reservation, err error) { f.granted(r, p, asked, res, err) }
+	res, err := n.s.ReserveInTurn(r.id, r.Prompt-1)
+	if !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
+		ready(res, err)
+		return
+	}
+	f.result.GrantsDeferred++
+	n.awaiting[r.id] = ready
+	f.later(func() {
+		p.line.StepAside(r.ticket, f.clock.now)
+		p.admit()
+	})
+	if f.o.GrantTimeout == 0 {
+		return
+	}
+	f.clock.at(f.clock.now+f.o.GrantTimeout, func() {
+		if r.reservation == 0 && n.s.StopWaiting(r.id) {
+			delete(n.awaiting, r.id)
+			f.result.GrantTimeouts++
+			p.leave(r)
+			f.ask(r)
+		}
+	})
+}
+
+// granted sends p the grant, or has the decode node compute the prompt where no
+// prefill node can.
+func (f *fleet) granted(r *Request, p *node, asked time.Duration, res scheduler.Reservation, err error) {
 	switch {
 	case err == nil:
 		r.reservation, r.from = res.ID, res.From
 		f.result.GrantWait += f.clock.now - asked
-		f.clock.at(f.clock.now+f.o.RoundTrip/2, func() { f.compute(r, p) })
+		f.later(func() { f.compute(r, p) })
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
 		p.leave(r)
 		f.proceed(r)
-	case !errors.Is(err, scheduler.ErrNoRoom):
-		f.fail(err)
-	case f.o.GrantTimeout > 0 && f.clock.now-asked >= f.o.GrantTimeout:
-		f.result.GrantTimeouts++
-		p.leave(r)
-		f.ask(r)
 	default:
-		f.result.GrantRetries++
-		f.clock.at(f.clock.now+grantRetry, func() { f.grant(r, p, asked) })
+		f.fail(err)
+	}
+}
+
+// reserveWaiting gives blocks to the grants that wait for them, as far as there are any.
+func (n *node) reserveWaiting() {
+	for {
+		id, res, err, ok := n.s.NextReserved()
+		if !ok {
+			return
+		}
+		ready := n.awaiting[id]
+		delete(n.awaiting, id)
+		ready(res, err)
 	}
 }
 
 // compute adds a granted job to the prefill node's scheduler.
 func (f *fleet) compute(r *Request, p *node) {
 	r.pushed = f.clock.now
-	if _, _, err := p.add(r, scheduler.Request{Tokens: f.prompt(r)[:r.Prompt-1], ComputeOnly: true}); err != nil {
+	p.line.Grant(r.ticket)
+	_, cached, err := p.add(r, scheduler.Request{Tokens: f.prompt(r)[:r.Prompt-1], ComputeOnly: true, Ticket: r.ticket})
+	if err != nil {
 		f.fail(err)
 		return
 	}
+	p.line.Cached(r.ticket, cached)
+	p.admit()
 	p.start()
 }
 

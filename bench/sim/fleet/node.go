@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
 const (
@@ -33,13 +34,19 @@ type node struct {
 	results  []scheduler.Result
 	sampled  [][]int32 // one-token slices for results
 
-	queue []*Request // prefill: jobs that have not asked for a grant
-	ahead int        // prefill: tokens of jobs that have, and are not computed
+	line    *line.Line // prefill: jobs that are not computed yet
+	jobs    map[line.ID]*Request
+	tickets line.ID // that were ever given
+
+	awaiting map[scheduler.RequestID]func(scheduler.Reservation, error) // decode: grants that wait for room
 }
 
 // newNode makes the i-th node: decode nodes come first.
 func (f *fleet) newNode(i int) (*node, error) {
-	n := &node{f: f, at: i, requests: map[scheduler.RequestID]*Request{}}
+	n := &node{
+		f: f, at: i, requests: map[scheduler.RequestID]*Request{}, line: line.New(f.o.RunAhead), jobs: map[line.ID]*Request{},
+		awaiting: map[scheduler.RequestID]func(scheduler.Reservation, error){},
+	}
 	if i >= f.o.Decode {
 		n.at, n.computes = i-f.o.Decode, true
 	}
@@ -48,11 +55,20 @@ func (f *fleet) newNode(i int) (*node, error) {
 		Pool:             kvcache.Config{Blocks: f.o.Blocks, BlockTokens: f.o.BlockTokens, MaxEvents: maxEvents},
 		MaxBatchedTokens: f.o.BatchedTokens, MaxSeqs: f.o.MaxSeqs, MaxQueued: len(f.result.Requests) + 1<<20,
 	})
+	if err != nil {
+		return nil, err
+	}
+	if n.computes {
+		n.s.OrderBy(func(work []scheduler.Work) {
+			n.line.Order(work)
+			n.admit()
+		})
+	}
 	n.sampled = make([][]int32, f.o.MaxSeqs)
 	for i := range n.sampled {
 		n.sampled[i] = make([]int32, 1)
 	}
-	return n, err
+	return n, nil
 }
 
 // add gives the scheduler a request and returns its id and its cached tokens.
@@ -69,6 +85,7 @@ func (n *node) add(r *Request, q scheduler.Request) (scheduler.RequestID, int, e
 // start begins the next step, unless one is under way or there is nothing to
 // compute.
 func (n *node) start() {
+	n.reserveWaiting()
 	for !n.stepping {
 		n.batch = n.s.Schedule(n.f.clock.now)
 		if len(n.batch.Seqs) > 0 {

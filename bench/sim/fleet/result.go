@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
 // Request is a request of the trace and what its client measured. Times are
@@ -28,7 +29,7 @@ type Request struct {
 	id          scheduler.RequestID // on its decode node
 	reservation scheduler.ReservationID
 	from        int           // first token that is transferred
-	ahead       int           // tokens counted in its prefill node's ahead
+	ticket      line.ID       // in its prefill node's line
 	pushed      time.Duration // when its transfer began
 	emitted     int
 	blocks      int // that it was expected to take of its node
@@ -36,19 +37,19 @@ type Request struct {
 
 // Result is what came out of a run.
 type Result struct {
-	Requests      []Request
-	Span          time.Duration // until the last token
-	Tokens        int           // of answers
-	Waited        int           // requests that waited for room
-	Local         int           // prompts computed by decode nodes
-	Preemptions   uint64
-	GrantRetries  int
-	GrantTimeouts int
-	GrantWait     time.Duration // sum
-	Reuse         float64       // share of prompt tokens that the computing nodes had cached
-	PrefillBusy   float64       // share of the time
-	DecodeBusy    float64
-	Steps         int
+	Requests       []Request
+	Span           time.Duration // until the last token
+	Tokens         int           // of answers
+	Waited         int           // requests that waited for room
+	Local          int           // prompts computed by decode nodes
+	Preemptions    uint64
+	GrantsDeferred int // that waited for room
+	GrantTimeouts  int
+	GrantWait      time.Duration // sum
+	Reuse          float64       // share of prompt tokens that the computing nodes had cached
+	PrefillBusy    float64       // share of the time
+	DecodeBusy     float64
+	Steps          int
 
 	open int
 	gaps histogram
@@ -125,8 +126,11 @@ func (f *fleet) finish() error {
 			return fmt.Errorf("fleet: node %d: %w", n.at, err)
 		}
 		st := n.s.Stats()
-		if len(n.requests) > 0 || st.Running+st.Waiting+st.Held > 0 || n.ahead != 0 {
-			return fmt.Errorf("fleet: node %d: %d requests are left, %d tokens ahead, %+v", n.at, len(n.requests), n.ahead, st)
+		if err := n.line.Check(); err != nil {
+			return fmt.Errorf("fleet: node %d: %w", n.at, err)
+		}
+		if len(n.requests)+len(n.jobs)+len(n.awaiting) > 0 || st.Running+st.Waiting+st.Held > 0 || n.line.Len() > 0 {
+			return fmt.Errorf("fleet: node %d: %d requests are left, %d in the line, %d wait for room, %+v", n.at, len(n.requests), n.line.Len(), len(n.awaiting), st)
 		}
 		r.Preemptions += st.Preemptions
 		r.Steps += n.steps

@@ -31,15 +31,20 @@ func main() {
 
 // options are the command's flags.
 type options struct {
-	trace, fleets, policies, steps string
-	goals                          fleet.Goals
-	fleet                          fleet.Options
+	trace, mix, fleets, policies, steps string
+	requests                            int
+	rate                                float64
+	goals                               fleet.Goals
+	fleet                               fleet.Options
 }
 
 func run(args []string, w io.Writer) error {
 	var o options
 	f := flag.NewFlagSet("replay", flag.ContinueOnError)
 	f.StringVar(&o.trace, "trace", "bench/sim/testdata/mooncake_conversation.jsonl.gz", "trace in Mooncake's format, .gz or not")
+	f.StringVar(&o.mix, "mix", "", "instead of a trace, drawn requests: SHARE:PROMPT:ANSWER with commas, such as 0.8:64:96,0.2:1024:16")
+	f.IntVar(&o.requests, "requests", 10_000, "of the mix")
+	f.Float64Var(&o.rate, "rate", 1, "of the mix: requests per second")
 	f.StringVar(&o.fleets, "fleet", "0P8D", "fleets to play, with commas: 6P2D has 6 prefill and 2 decode nodes, 0P8D 8 colocated ones")
 	f.StringVar(&o.policies, "policy", "prefix", "policies of the gateway, with commas: "+route.Policies())
 	f.StringVar(&o.steps, "steps", "dynamo", "step times: "+fleet.StepTimesNames())
@@ -53,13 +58,13 @@ func run(args []string, w io.Writer) error {
 	f.DurationVar(&o.fleet.GrantTimeout, "grant-timeout", 0, "after which a grant without room goes to the next prefill node; 0: never")
 	f.BoolVar(&o.fleet.NoEvents, "no-block-events", false, "gateways learn nothing of caches")
 	f.BoolVar(&o.fleet.NoRoom, "no-room", false, "the router does not look at KV memory")
-	f.Uint64Var(&o.fleet.Seed, "seed", 1, "of the router's draws")
+	f.Uint64Var(&o.fleet.Seed, "seed", 1, "of the router's draws, and of the mix")
 	f.DurationVar(&o.goals.TTFT, "ttft", 2*time.Second, "goodput: longest time to the first token")
 	f.DurationVar(&o.goals.TPOT, "tpot", 50*time.Millisecond, "goodput: longest mean time per further token")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	trace, err := read(o.trace)
+	trace, err := o.load()
 	if err != nil {
 		return err
 	}
@@ -89,6 +94,21 @@ func run(args []string, w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// load reads the trace or draws the mix.
+func (o *options) load() ([]sim.Request, error) {
+	if o.mix == "" {
+		return read(o.trace)
+	}
+	if o.requests < 1 || !(o.rate > 0) {
+		return nil, fmt.Errorf("%d requests at %g per second: both have to be positive", o.requests, o.rate)
+	}
+	kinds, err := sim.ParseMix(o.mix)
+	if err != nil {
+		return nil, err
+	}
+	return sim.Mix(kinds, o.requests, o.rate, o.fleet.Seed), nil
 }
 
 // read reads a trace, compressed or not.
