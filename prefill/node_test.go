@@ -21,7 +21,17 @@ import (
 
 func TestPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t, nil)
+		var (
+			mu          sync.Mutex
+			transferred []int64 // bytes of each push
+		)
+		b := newBed(t, func(o *Options, _ *scheduler.Config) {
+			o.Transferred = func(t Transfer) {
+				mu.Lock()
+				defer mu.Unlock()
+				transferred = append(transferred, t.Bytes)
+			}
+		})
 		defer b.close()
 		a := b.dec.ask(tokens(77, 1), nil) // three chunks, a partial last block
 		a.grant(3, 0)
@@ -49,6 +59,12 @@ func TestPush(t *testing.T) {
 		}
 		if got, want := b.writer.Stats().Pieces, uint64(layers*(10+10+6+9+10+10)); got != want {
 			t.Errorf("%d pages sent, want %d", got, want)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		const of = layers * pageBytes
+		if want := []int64{10 * of, 10 * of, 6 * of, 9 * of, 10 * of, 10 * of}; !slices.Equal(transferred, want) {
+			t.Errorf("pushes with %v bytes were reported, want %v", transferred, want)
 		}
 	})
 }

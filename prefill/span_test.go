@@ -3,12 +3,14 @@ package prefill
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/tandem-serving/tandem/engine/scheduler"
@@ -55,6 +57,7 @@ func TestSpans(t *testing.T) {
 	spans := traced(t, func(t *testing.T, tr *trace.Tracer) {
 		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.Tracer = tr })
 		defer b.close()
+		time.Sleep(time.Second) // because the engine's time 0 means never
 		a := b.dec.ask(tokens(77, 1), nil)
 		a.grant(3, 0)
 		a.arrived(77)
@@ -86,7 +89,19 @@ func TestSpans(t *testing.T) {
 	if half.Status.Code != codes.Error || value(half, trace.HiddenSeconds) != nil {
 		t.Errorf("a push that was cut short: %+v", half)
 	}
-	if len(spans["queue"]) == 0 || len(spans["prompt"]) == 0 {
-		t.Error("no spans of the engine's")
+	queues, prompts := spans["queue"], spans["prompt"]
+	if len(queues) != 3 || len(prompts) != 3 {
+		t.Fatalf("%d queue and %d prompt spans of the engine, want one of each for 3 jobs", len(queues), len(prompts))
+	}
+	for i, p := range prompts {
+		if job := p.Parent.SpanID(); queues[i].Parent.SpanID() != job || jobs[i].SpanContext.SpanID() != job || !queues[i].EndTime.Equal(p.StartTime) || p.EndTime.Before(p.StartTime) {
+			t.Errorf("job %d: queue %v to %v, prompt %v to %v; want one after the other below the job's span", i, queues[i].StartTime, queues[i].EndTime, p.StartTime, p.EndTime)
+		}
+		if !slices.ContainsFunc(jobs[i].Events, func(e sdktrace.Event) bool { return e.Name == "asked for a grant" }) {
+			t.Errorf("job %d: events %v, want that it asked for a grant", i, jobs[i].Events)
+		}
+	}
+	if value(prompts[0], trace.Computed) != int64(77) || value(prompts[0], trace.Cached) != int64(0) || value(prompts[0], trace.Preemptions) != int64(0) {
+		t.Errorf("the first prompt's span: %v, want 77 tokens computed and none cached", prompts[0].Attributes)
 	}
 }

@@ -31,44 +31,39 @@ func (s *Scratch) topP(k Kernels, target float64) float32 {
 // the threshold.
 func (s *Scratch) search(k Kernels, target float64) (threshold float32, above float64, ties int) {
 	low, high := uint32(0), one+1 // bits of numbers: what is kept reaches target from low on, not from high on
-	for probe, n := s.guess(k, target); ; probe, n = low+(high-low)/2, unknown {
+	for probe := min(s.guess(k, target), one); ; probe = low + (high-low)/2 {
 		threshold = math.Float32frombits(probe)
 		k.Mass(s.sums, s.weights, threshold)
 		if inOrder(s.sums) < target {
 			high = probe
 			continue
 		}
-		if n == unknown {
-			n = k.Count(s.weights, math.Nextafter32(threshold, lowest)) - k.Count(s.weights, threshold)
-		}
-		if above = s.above(k, threshold, n); above < target {
-			return threshold, above, n
+		if above, ties = s.above(k, threshold); above < target {
+			return threshold, above, ties
 		}
 		low = probe + 1
 	}
 }
 
-// unknown is the number of ties where nobody has counted them.
-const unknown = -1
-
-// above returns the sum of the weights above w, to which so many are equal. s.sums has
+// above returns the sum of the weights above w and how many are equal to it. s.sums has
 // the blocks' sums of the weights that are at least w.
-func (s *Scratch) above(k Kernels, w float32, ties int) float64 {
+func (s *Scratch) above(k Kernels, w float32) (sum float64, ties int) {
 	next := math.Nextafter32(w, 2)
-	switch ties {
-	case 0:
-		return inOrder(s.sums)
-	case 1: // Only the sum of its block is another without it.
-		b := k.Equal(s.weights, 0, w) / Block
-		own := s.sums[b]
-		k.Mass(s.sums[b:b+1], s.weights[b*Block:min(len(s.weights), (b+1)*Block)], next)
-		sum := inOrder(s.sums)
-		s.sums[b] = own
-		return sum
+	first := k.Equal(s.weights, 0, w)
+	if first == len(s.weights) {
+		return inOrder(s.sums), 0
 	}
-	s.others = grow(s.others, len(s.sums))
-	k.Mass(s.others, s.weights, next)
-	return inOrder(s.others)
+	if k.Equal(s.weights, first+1, w) < len(s.weights) {
+		s.others = grow(s.others, len(s.sums))
+		k.Mass(s.others, s.weights, next)
+		return inOrder(s.others), k.Count(s.weights, math.Nextafter32(w, lowest)) - k.Count(s.weights, w)
+	}
+	// Only the sum of its block is another without it.
+	b := first / Block
+	own := s.sums[b]
+	k.Mass(s.sums[b:b+1], s.weights[b*Block:min(len(s.weights), (b+1)*Block)], next)
+	sum, s.sums[b] = inOrder(s.sums), own
+	return sum, 1
 }
 
 // dropTies sets all weights equal to w to zero but for the first so many.
@@ -85,10 +80,9 @@ func (s *Scratch) dropTies(w float32, stay int) {
 	}
 }
 
-// guess returns the bits of the threshold of top_p as sums in another order have it,
-// almost always the right one, which search checks, and how many weights are equal
-// to it, or unknown.
-func (s *Scratch) guess(k Kernels, target float64) (at uint32, ties int) {
+// guess returns the bits of the threshold of top_p as sums in another order have it:
+// almost always the right one, and topP checks it.
+func (s *Scratch) guess(k Kernels, target float64) uint32 {
 	s.list = grow(s.list, len(s.weights))
 	// All weights below this number together are no more than what may be left out.
 	least := float32((inOrder(s.sums) - target) / float64(len(s.weights)))
@@ -101,12 +95,9 @@ func (s *Scratch) guess(k Kernels, target float64) (at uint32, ties int) {
 			low, high = high, one+1
 			continue
 		}
-		at, ties := s.refine(k, s.list[:n], target-above, low, high)
-		if ties > 0 {
-			return at, ties
-		}
-		if low <= floor {
-			return min(at, one), unknown
+		at, found := s.refine(k, s.list[:n], target-above, low, high)
+		if found || low <= floor {
+			return at
 		}
 		low, high = floor, low
 	}
@@ -139,8 +130,7 @@ func (s *Scratch) bracket(k Kernels, target float64, floor uint32) (low, high ui
 			return 0, false
 		}
 		list := s.list[:copy(s.list, s.sample)]
-		edge, ties := s.refine(k, list, share, least, most+1)
-		return edge, ties > 0
+		return s.refine(k, list, share, least, most+1)
 	}
 	part, share := target, target/float64(stride)
 	if below := inOrder(s.sums) - target; below < target {
@@ -163,12 +153,11 @@ func (s *Scratch) bracket(k Kernels, target float64, floor uint32) (low, high ui
 }
 
 // refine returns the bits of the weight of list, all of them in [low, high), at which
-// the weights from the largest on reach target, and how many are equal to it; 0 if they
-// do not reach target. It changes list.
-func (s *Scratch) refine(k Kernels, list []float32, target float64, low, high uint32) (at uint32, ties int) {
+// the weights from the largest on reach target, and whether they do. It changes list.
+func (s *Scratch) refine(k Kernels, list []float32, target float64, low, high uint32) (at uint32, found bool) {
 	const digits = 256
 	var mass [digits]float64
-	found := true
+	found = true
 	for high-low > 1 && len(list) > 0 {
 		shift := bits.Len32((high - low - 1) / digits)
 		clear(mass[:])
@@ -187,10 +176,7 @@ func (s *Scratch) refine(k Kernels, list []float32, target float64, low, high ui
 		n, _ := k.Between(list, list, math.Float32frombits(low), math.Float32frombits(high))
 		list = list[:n]
 	}
-	if !found {
-		return low, 0
-	}
-	return low, len(list)
+	return low, found && len(list) > 0
 }
 
 // grow returns a slice of n elements, s where it has room. Contents are undefined.

@@ -21,6 +21,7 @@
 package admit
 
 import (
+	"cmp"
 	"container/heap"
 	"container/list"
 	"fmt"
@@ -305,15 +306,7 @@ func (q *Queue) has(c *class) bool {
 }
 
 func (q *Queue) find(priority int32) (int, bool) {
-	return slices.BinarySearchFunc(q.classes, priority, func(c *class, p int32) int {
-		switch {
-		case c.priority < p:
-			return -1
-		case c.priority > p:
-			return 1
-		}
-		return 0
-	})
+	return slices.BinarySearchFunc(q.classes, priority, func(c *class, p int32) int { return cmp.Compare(c.priority, p) })
 }
 
 // class finds or makes one; where there are too many, one without requests goes.

@@ -365,6 +365,9 @@ func TestPredict(t *testing.T) {
 	want("behind all", a, 1, 18*time.Second)
 	want("ahead of all", a, -1, 0)
 	want("another flow", b, 0, 0)
+	if wait, _ := q.Predict(now, b, 0); wait != 0 {
+		t.Errorf("a flow of which nothing waits is to wait for %v: want 0, its first request goes next", wait)
+	}
 	if no := push(a, 1, 17*time.Second); no == nil || no.Reason != Late || no.Wait < 17900*time.Millisecond {
 		t.Errorf("%+v", no)
 	}

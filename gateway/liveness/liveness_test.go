@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 )
@@ -352,9 +353,56 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// The next look comes when the silence of a node is complete, if that is before the
+// regular one, and a node whose silence is complete asks for no early look.
+func TestNextLookIsAtTheEndOfASilence(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for quiet, want := range map[time.Duration]time.Duration{
+		0:                                LookInterval,
+		silence - LookInterval - 1:       LookInterval,
+		silence - LookInterval + 30e6:    LookInterval - 30e6,
+		silence - 50*time.Millisecond:    50 * time.Millisecond,
+		silence - minWait:                minWait,
+		silence - 1:                      minWait,
+		silence:                          LookInterval,
+		silence + 10*time.Millisecond:    LookInterval,
+		silence + 3*LookInterval:         LookInterval,
+		2*silence + 7*time.Millisecond/2: LookInterval,
+	} {
+		d, node := New(silence), []Node{{Name: "a", HeardAt: start}}
+		d.Look(start, node)
+		for at := time.Duration(0); at < quiet; {
+			at = min(at+LookInterval, quiet)
+			d.Look(start.Add(at), node)
+		}
+		if d.Silence("a") != quiet || d.Next() != want {
+			t.Errorf("after %v of silence (counted: %v) the next look is in %v: want %v", quiet, d.Silence("a"), d.Next(), want)
+		}
+	}
+}
+
+// Streams move only while another node was heard within half of the silence: a gateway
+// that hears nobody may itself be without a network.
+func TestSpeakerIsHeardRecently(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for last, want := range map[time.Duration]Verdict{0: Held, silence/2 - 1: Held, silence / 2: Held, silence/2 + 1: Lost, silence * 5 / 8: Lost, silence: Lost} {
+		d := New(silence)
+		var verdicts []Verdict
+		for at := time.Duration(0); at <= silence; at += LookInterval {
+			speaker := start.Add(min(at, last))
+			verdicts = d.Look(start.Add(at), []Node{{Name: "silent", HeardAt: start}, {Name: "speaker", HeardAt: speaker}})
+		}
+		if verdicts[0] != want {
+			t.Errorf("another node was heard %v before the end of the silence: verdict %v, want %v", silence-last, verdicts[0], want)
+		}
+	}
+}
+
 func TestCheckFindsDamage(t *testing.T) {
 	for name, damage := range map[string]func(*Decider){
-		"order":   func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"y", d.clock - 1}}, 2 },
+		"order": func(d *Decider) {
+			d.moved, d.room = []move{{"early", d.clock - 2}, {"x", d.clock}, {"y", d.clock - 1}}, 3
+		},
 		"old":     func(d *Decider) { d.moved, d.room = []move{{"x", d.clock - Window}}, 2 },
 		"twice":   func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"x", d.clock}}, 2 },
 		"room":    func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"y", d.clock}}, 1 },
@@ -368,6 +416,9 @@ func TestCheckFindsDamage(t *testing.T) {
 			damage(d)
 			if err := d.Check(); !errors.Is(err, ErrBroken) {
 				t.Errorf("Check = %v: want %v", err, ErrBroken)
+			}
+			if err := d.Check(); name == "order" && !strings.Contains(fmt.Sprint(err), fmt.Sprintf("y moved at %v, after x at %v", d.clock-1, d.clock)) {
+				t.Errorf("Check = %v: want both nodes, y and x, and their times", err)
 			}
 		})
 	}

@@ -40,8 +40,7 @@ type model struct {
 	current map[Key]*modelLease // not Free
 	past    []Key               // every key ever granted, and some never
 	hits    map[string]int      // how often each path ran
-	stale   uint64
-	dups    uint64
+	counts  Counts              // without ByState
 }
 
 func TestAgainstModel(t *testing.T) {
@@ -191,6 +190,7 @@ func (m *model) grant() error {
 	}
 	switch want {
 	case nil:
+		m.counts.Granted++
 		m.hits["granted"]++
 		if m.current[k] != nil {
 			return fmt.Errorf("key %v granted while in use", k)
@@ -285,7 +285,8 @@ func (m *model) admit(k Key, l *modelLease) error {
 	}
 	switch want {
 	case Stale:
-		m.stale += uint64(len(index))
+		m.counts.StaleFrames++
+		m.counts.StalePieces += uint64(len(index))
 		m.hits["stale"]++
 		if bound {
 			m.hits["other writer"]++
@@ -300,9 +301,9 @@ func (m *model) admit(k Key, l *modelLease) error {
 	for n, i := range index {
 		piece := [2]uint32{region, i}
 		if l.claimed[piece] {
-			m.dups++
+			m.counts.DuplicatePieces++
 			m.hits["duplicate"]++
-			if dst[n] != NoPage {
+			if dst[n] != NoPage || dst[n] >= 0 { // a number from 0 is a page
 				return fmt.Errorf("piece %v of %v admitted twice", piece, k)
 			}
 			continue
@@ -331,7 +332,8 @@ func (m *model) beginRead(k Key, l *modelLease, r modelRead) error {
 		return fmt.Errorf("reading for %v, %v: %t, want %t", k, l.state, got, want)
 	}
 	if !want {
-		m.stale += uint64(len(r.index))
+		m.counts.StaleFrames++
+		m.counts.StalePieces += uint64(len(r.index))
 		m.hits["fenced"]++
 		return nil
 	}
@@ -356,6 +358,7 @@ func (m *model) endRead(k Key, l *modelLease) error {
 		}
 		if len(l.landed) == m.o.Regions*len(l.pages) {
 			l.state, l.open = Complete, false
+			m.counts.Completed++
 			m.hits["complete"]++
 		}
 	} else if len(l.reads) == 0 && !l.open {
@@ -384,11 +387,13 @@ func (m *model) end(k Key, l *modelLease) error {
 }
 
 func (m *model) ended(l *modelLease) {
+	m.counts.Ended++
 	if len(l.reads) == 0 && !l.open {
 		l.state = Released
 		m.hits["released at once"]++
 		return
 	}
+	m.counts.Quarantines++
 	l.state = Quarantined
 	l.deadline = m.now + m.o.Quarantine
 }
@@ -423,6 +428,7 @@ func (m *model) expire() error {
 			return fmt.Errorf("at %v %v expired, it is %+v", m.now, e, l)
 		}
 		m.ended(l)
+		m.counts.Expired++
 		m.hits["expired"]++
 	}
 	for _, k := range overdue {
@@ -447,9 +453,13 @@ func (m *model) compare() error {
 			return fmt.Errorf("%v is %v, want %v", k, got, want)
 		}
 	}
-	c := m.t.Counts()
-	if c.StalePieces != m.stale || c.DuplicatePieces != m.dups {
-		return fmt.Errorf("%d stale and %d duplicate pieces, want %d and %d", c.StalePieces, c.DuplicatePieces, m.stale, m.dups)
+	want := m.counts
+	for _, l := range m.current {
+		want.ByState[l.state]++
+	}
+	want.ByState[Free] = len(m.t.slots) - len(m.current)
+	if got := m.t.Counts(); got != want {
+		return fmt.Errorf("counts %+v, want %+v", got, want)
 	}
 	for p := range m.o.Pages {
 		l := m.ownerOf(int32(p))
