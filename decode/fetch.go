@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tandem-serving/tandem/decode/course"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -60,42 +61,53 @@ var (
 	errMoved    = errors.New("decode: KV did not arrive")
 )
 
-// fill brings a held request's KV here: from the prefill nodes in the order the
-// gateway ranked them, or, when none delivers, by computing it.
+// fill brings a held request's KV here, by the request's course: from the prefill nodes in
+// the order the gateway ranked them, or, when none delivers, by computing it.
 func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *nodepb.Generate, tokens []int32, cached int) {
-	upTo := len(tokens) - 1
-	// What is left after a hit may be less than a block: moving that costs a
-	// round trip and saves nothing, since this node computes a token anyway.
-	worth := upTo > cached && (cached == 0 || upTo-cached >= n.o.BlockTokens)
-	short := upTo < n.o.BlockTokens // leaves nothing that a later request could hit
-	if worth && short {
-		worth = !n.movedLately(g, tokens[:upTo])
-	}
-	if worth {
-		for _, addr := range g.Prefill {
-			err := n.legs.do(addr, func() error { return n.fetchFrom(ctx, a, id, g, addr, tokens[:upTo], cached) })
-			if err == nil {
-				n.addCount(&n.count.RemotePrefills)
-				if short {
-					n.rememberMoved(g, tokens[:upTo])
-				}
-				return
+	wanted := tokens[:len(tokens)-1]
+	p := course.Prompt{UpTo: len(wanted), Cached: cached, Block: n.o.BlockTokens, Nodes: len(g.Prefill)}
+	p.Moved = p.Short() && n.movedLately(g, wanted)
+	way := course.New(p)
+	for {
+		step, node := way.Next()
+		switch step {
+		case course.Compute:
+			n.addCount(&n.count.LocalPrefills)
+			n.o.Engine.Proceed(id)
+			return
+		case course.Stop:
+			return
+		}
+		addr := g.Prefill[node]
+		err := n.legs.do(addr, func() error { return n.fetchFrom(ctx, a, id, g, addr, wanted, cached) })
+		out := outcome(ctx, err)
+		switch out {
+		case course.Delivered:
+			n.addCount(&n.count.RemotePrefills)
+			if p.Short() {
+				n.rememberMoved(g, wanted)
 			}
-			if ctx.Err() != nil {
-				return
-			}
-			if errors.Is(err, scheduler.ErrNothingMissing) || errors.Is(err, scheduler.ErrNeverFits) {
-				break // the cache has it by now, or this pool never takes it: no prefill node can help
-			}
-			if errors.Is(err, errLeg) {
-				continue // it was not asked
-			}
+		case course.Failed:
 			n.addCount(&n.count.PrefillFailures)
 			n.log.Warn("prefill node did not deliver", "request", a.request, "prefill", addr, "err", err)
 		}
+		way.Report(out)
 	}
-	n.addCount(&n.count.LocalPrefills)
-	n.o.Engine.Proceed(id)
+}
+
+// outcome sorts the end of a fetch.
+func outcome(ctx context.Context, err error) course.Outcome {
+	switch {
+	case err == nil:
+		return course.Delivered
+	case ctx.Err() != nil:
+		return course.Over
+	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
+		return course.Useless
+	case errors.Is(err, errLeg):
+		return course.Skipped
+	}
+	return course.Failed
 }
 
 // movedLately says whether a short prompt's KV has come from elsewhere before.

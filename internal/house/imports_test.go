@@ -38,9 +38,10 @@ var mayImport = map[string][]string{
 	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/upstream/upstreamtest":         {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
-	"prefill":      {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
-	"prefill/line": {"engine/scheduler"}, // and what a scheduler is ordered by
-	"decode":       {"engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
+	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
+	"prefill/line":  {"engine/scheduler"}, // and what a scheduler is ordered by
+	"decode/course": {},
+	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 
 	"cuda":       {},
 	"cuda/build": {"cuda"},
@@ -59,7 +60,7 @@ var mayImport = map[string][]string{
 	"bench/native":           {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline":          {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
 	"bench/sim":              {"gateway/route", "engine/kvcache"},
-	"bench/sim/fleet":        {"bench/sim", "gateway/route", "prefill/line", "engine/kvcache", "engine/scheduler"},
+	"bench/sim/fleet":        {"bench/sim", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
 	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":            {"bench", "bench/load", "bench/report", "engine/builtin"},
@@ -118,7 +119,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line"}
+var pure = []string{"gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

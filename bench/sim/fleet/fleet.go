@@ -3,8 +3,9 @@
 // (engine/kvcache) run on every node.
 //
 // Two things are modelled: how long a step takes (StepTimes), and how long messages
-// and transfers take. Prefill nodes have the real line (prefill/line). Gateways learn
-// of nodes as they do in a cluster: by heartbeats, block events and their own decisions.
+// and transfers take. Prefill nodes have the real line (prefill/line), decode nodes the
+// real course over them (decode/course). Gateways learn of nodes as they do in a
+// cluster: by heartbeats, block events and their own decisions.
 //
 // Invariant: equal traces, options and seeds give equal results. Every request
 // is served once or refused, and the conservation laws of every scheduler hold at

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/tandem-serving/tandem/decode/course"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
@@ -23,14 +24,22 @@ func (f *fleet) take(r *Request) {
 		return
 	}
 	r.id = id
-	switch missing := r.Prompt - 1 - cached; {
-	case len(r.prefill) == 0:
+	if len(r.prefill) == 0 {
 		f.result.Local++
 		n.start()
-	case cached > 0 && missing < f.o.BlockTokens: // a transfer would save nothing
+		return
+	}
+	r.course = course.New(course.Prompt{UpTo: r.Prompt - 1, Cached: cached, Block: f.o.BlockTokens, Nodes: len(r.prefill)})
+	f.follow(r)
+}
+
+// follow takes the next step of a held request's course.
+func (f *fleet) follow(r *Request) {
+	switch step, node := r.course.Next(); step {
+	case course.Ask:
+		f.ask(r, f.prefill[r.prefill[node]])
+	case course.Compute:
 		f.proceed(r)
-	default:
-		f.ask(r)
 	}
 }
 
@@ -44,15 +53,8 @@ func (f *fleet) proceed(r *Request) {
 	n.start()
 }
 
-// ask sends a request's prompt to its next prefill node, or has its decode node
-// compute it when none is left.
-func (f *fleet) ask(r *Request) {
-	if len(r.prefill) == 0 {
-		f.proceed(r)
-		return
-	}
-	p := f.prefill[r.prefill[0]]
-	r.prefill = r.prefill[1:]
+// ask sends a request's prompt to a prefill node.
+func (f *fleet) ask(r *Request, p *node) {
 	f.later(func() {
 		p.tickets++
 		r.ticket = p.tickets
@@ -107,8 +109,7 @@ func (f *fleet) grant(r *Request, p *node, asked time.Duration) {
 		if r.reservation == 0 && n.s.StopWaiting(r.id) {
 			delete(n.awaiting, r.id)
 			f.result.GrantTimeouts++
-			p.leave(r)
-			f.ask(r)
+			f.end(r, p, course.Failed)
 		}
 	})
 }
@@ -122,11 +123,17 @@ func (f *fleet) granted(r *Request, p *node, asked time.Duration, res scheduler.
 		f.result.GrantWait += f.clock.now - asked
 		f.later(func() { f.compute(r, p) })
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
-		p.leave(r)
-		f.proceed(r)
+		f.end(r, p, course.Useless)
 	default:
 		f.fail(err)
 	}
+}
+
+// end takes a request out of p's line and goes on with its course.
+func (f *fleet) end(r *Request, p *node, o course.Outcome) {
+	p.leave(r)
+	r.course.Report(o)
+	f.follow(r)
 }
 
 // reserveWaiting gives blocks to the grants that wait for them, as far as there are any.
@@ -167,6 +174,7 @@ func (f *fleet) computed(p *node, r *Request) {
 		if err := n.s.Arrived(r.reservation); err != nil {
 			f.fail(err)
 		}
+		r.course.Report(course.Delivered)
 		n.start()
 	})
 }

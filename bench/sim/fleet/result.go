@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tandem-serving/tandem/decode/course"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -22,9 +23,10 @@ type Request struct {
 	Refused        bool          // no node can hold it
 
 	ids         []kvcache.Hash
-	decode      int   // index of its node
-	prefill     []int // indices of the nodes that may still be asked
-	claimed     int   // tokens counted in claimedOf
+	decode      int           // index of its node
+	prefill     []int         // indices of the nodes that may be asked
+	course      course.Course // over them
+	claimed     int           // tokens counted in claimedOf
 	claimedOf   *route.Sent
 	id          scheduler.RequestID // on its decode node
 	reservation scheduler.ReservationID

@@ -37,7 +37,7 @@ import (
 // packages are what a run samples: the deciders that internal/house holds to be
 // pure, and the two roles of nodes.
 var packages = []string{
-	"gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line",
+	"gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course",
 	"decode", "prefill",
 }
 
@@ -245,7 +245,7 @@ func share(all []*sampled, n int) {
 	}
 	rest := max(0, n-minPerPackage*len(all))
 	for _, s := range all {
-		s.want = minPerPackage + (rest*s.lines+lines-1)/lines
+		s.want = min(minPerPackage, len(s.mutants)/3) + (rest*s.lines+lines-1)/lines // fewer of a small package
 	}
 }
 

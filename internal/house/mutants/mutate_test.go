@@ -171,7 +171,7 @@ func TestPackages(t *testing.T) {
 	n := 0
 	for _, s := range all {
 		n += s.want
-		if s.want < minPerPackage || len(s.mutants) < 2*s.want {
+		if s.want < min(minPerPackage, len(s.mutants)/3) || len(s.mutants) < 2*s.want {
 			t.Errorf("%s: draws %d of %d mutants", s.name, s.want, len(s.mutants))
 		}
 	}
