@@ -1,8 +1,10 @@
 package prefill
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -544,7 +546,8 @@ func TestCheckFindsDamage(t *testing.T) {
 
 func TestFailedStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t, nil)
+		var log bytes.Buffer
+		b := newBed(t, func(o *Options, _ *scheduler.Config) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 		defer b.close()
 		a := b.dec.ask(tokens(90, 1), nil)
 		a.grant(0, 0)
@@ -554,6 +557,9 @@ func TestFailedStep(t *testing.T) {
 		a.ended(nodepb.Code_CODE_INTERNAL)
 		if took := time.Since(began); took > time.Second || !strings.Contains(a.end.Message, "on fire") {
 			t.Errorf("after %v: %v: want the engine's error at once", took, a.end)
+		}
+		if lines := log.String(); strings.Count(lines, "prefill failed") != 1 || !strings.Contains(lines, "on fire") || !strings.Contains(lines, "request=r") || !strings.Contains(lines, "tokens=90") {
+			t.Errorf("log: %q, want one line with the request, its tokens and the engine's error", lines)
 		}
 		a.lost()
 		again := b.dec.ask(tokens(90, 1), nil)

@@ -61,6 +61,9 @@ func TestSpans(t *testing.T) {
 		a := b.dec.ask(tokens(77, 1), nil)
 		a.grant(3, 0)
 		a.arrived(77)
+		again := b.dec.ask(tokens(77, 1), nil)
+		again.grant(3, 0)
+		again.arrived(5)
 		halfway := b.dec.ask(tokens(90, 2), nil) // its second chunk fails
 		halfway.grant(20, 0)
 		time.Sleep(layerTime)
@@ -74,15 +77,21 @@ func TestSpans(t *testing.T) {
 		none.lost()
 	})
 	jobs, pushes := spans["prefill"], spans["KV transfer"]
-	if len(jobs) != 3 || len(pushes) != 2 {
-		t.Fatalf("%d jobs, %d transfers, want 3 and 2", len(jobs), len(pushes))
+	if len(jobs) != 4 || len(pushes) != 3 {
+		t.Fatalf("%d jobs, %d transfers, want 4 and 3", len(jobs), len(pushes))
 	}
-	for i, want := range []codes.Code{codes.Unset, codes.Error, codes.Error} {
-		if jobs[i].Status.Code != want {
-			t.Errorf("job %d: status %v, want %v", i, jobs[i].Status, want)
+	for i, want := range []struct {
+		status codes.Code
+		tokens int64
+	}{{codes.Unset, 77}, {codes.Unset, 77}, {codes.Error, 90}, {codes.Error, 9}} {
+		if jobs[i].Status.Code != want.status {
+			t.Errorf("job %d: status %v, want %v", i, jobs[i].Status, want.status)
+		}
+		if value(jobs[i], trace.RequestID) != "r" || value(jobs[i], trace.Attempt) != int64(1) || value(jobs[i], trace.InputTokens) != want.tokens {
+			t.Errorf("job %d: attributes %v, want request r, attempt 1 and %d tokens", i, jobs[i].Attributes, want.tokens)
 		}
 	}
-	whole, half := pushes[0], pushes[1]
+	whole, half := pushes[0], pushes[2]
 	if value(whole, trace.TransferBytes) != int64(layers*10*pageBytes) || value(whole, trace.HiddenSeconds) == nil || value(whole, trace.ExposedSeconds) == nil || whole.Status.Code != codes.Unset {
 		t.Errorf("a push that landed: %+v", whole)
 	}
@@ -90,8 +99,8 @@ func TestSpans(t *testing.T) {
 		t.Errorf("a push that was cut short: %+v", half)
 	}
 	queues, prompts := spans["queue"], spans["prompt"]
-	if len(queues) != 3 || len(prompts) != 3 {
-		t.Fatalf("%d queue and %d prompt spans of the engine, want one of each for 3 jobs", len(queues), len(prompts))
+	if len(queues) != 4 || len(prompts) != 4 {
+		t.Fatalf("%d queue and %d prompt spans of the engine, want one of each for 4 jobs", len(queues), len(prompts))
 	}
 	for i, p := range prompts {
 		if job := p.Parent.SpanID(); queues[i].Parent.SpanID() != job || jobs[i].SpanContext.SpanID() != job || !queues[i].EndTime.Equal(p.StartTime) || p.EndTime.Before(p.StartTime) {
@@ -101,7 +110,9 @@ func TestSpans(t *testing.T) {
 			t.Errorf("job %d: events %v, want that it asked for a grant", i, jobs[i].Events)
 		}
 	}
-	if value(prompts[0], trace.Computed) != int64(77) || value(prompts[0], trace.Cached) != int64(0) || value(prompts[0], trace.Preemptions) != int64(0) {
-		t.Errorf("the first prompt's span: %v, want 77 tokens computed and none cached", prompts[0].Attributes)
+	for i, want := range [][2]int64{{77, 0}, {5, 72}} {
+		if p := prompts[i]; value(p, trace.Computed) != want[0] || value(p, trace.Cached) != want[1] || value(p, trace.Preemptions) != int64(0) {
+			t.Errorf("prompt %d: %v, want %d tokens computed and %d cached", i, p.Attributes, want[0], want[1])
+		}
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -326,6 +328,48 @@ func TestArrangePowersOfTwo(t *testing.T) {
 		spec, _ := arrange(kinds(n.Layers), n, 2, 1, pow2)
 		if got := spec.Groups[1].BlockTokens; got != want {
 			t.Errorf("pow2 %t: blocks of %d tokens: want %d", pow2, got, want)
+		}
+	}
+}
+
+// The derivation names every group once and all of the model's layers.
+func TestExplanationCountsEveryLayer(t *testing.T) {
+	line := regexp.MustCompile(`^groups? (\d+)(?:-(\d+))? +(?:(\d+) x )?(\d+) layers`)
+	number := func(s string) int {
+		n, _ := strconv.Atoi(s)
+		return n
+	}
+	for name, all := range map[string][]backend.KVShape{
+		"one kind":                     layers(16, 0, 8, 64),
+		"as many of each":              alternating(24, 2, backend.KVShape{Window: 128, KVHeads: 8, HeadDim: 64}, backend.KVShape{KVHeads: 8, HeadDim: 64}),
+		"twice as many with a window":  layers(20, 128, 8, 64, layers(10, 0, 8, 64)...),
+		"three times as many":          layers(30, 128, 8, 64, layers(10, 0, 8, 64)...),
+		"five times as many":           layers(50, 128, 8, 64, layers(10, 0, 8, 64)...),
+		"a few of another size":        layers(20, 128, 2, 64, layers(7, 0, 8, 64)...),
+		"many, and one of another one": layers(9, 64, 3, 8, layers(1, 0, 7, 8)...),
+	} {
+		p, err := Fit(Need{Budget: 8 << 30, Layers: all, BlockTokens: 16, DType: backend.BF16, MaxModelLen: 8192, MaxBatchedTokens: 512})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		groups, sum := 0, 0
+		for _, l := range p.Lines {
+			m := line.FindStringSubmatch(l)
+			if m == nil {
+				continue
+			}
+			same := 1
+			if m[2] != "" {
+				same = number(m[2]) - number(m[1]) + 1
+			}
+			if number(m[1]) != groups || (same > 1) != (m[3] != "") || same > 1 && number(m[3]) != same {
+				t.Errorf("%s: after %d groups: %s", name, groups, l)
+			}
+			groups += same
+			sum += same * number(m[4])
+		}
+		if groups != len(p.KV.Groups) || sum != len(all) {
+			t.Errorf("%s: %d groups with %d layers are explained, want %d with %d:\n%s", name, groups, sum, len(p.KV.Groups), len(all), strings.Join(p.Lines, "\n"))
 		}
 	}
 }

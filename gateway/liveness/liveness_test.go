@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -176,7 +177,7 @@ func TestPromptMove(t *testing.T) {
 		w.pass(time.Duration(w.r.IntN(200)) * time.Millisecond)
 		w.stop(p)
 		w.turn()
-		for len(w.lost) == 0 {
+		for turns := 0; len(w.lost) == 0 && turns < 10_000; turns++ {
 			w.turn()
 		}
 		if took := w.now.Sub(p.stopped); took > silence+2*minWait+LookInterval {
@@ -381,6 +382,50 @@ func TestNextLookIsAtTheEndOfASilence(t *testing.T) {
 	}
 }
 
+// Of nodes whose silence is complete, the one that has been silent for longest moves
+// first.
+func TestLongestSilenceMovesFirst(t *testing.T) {
+	start := time.Unix(1000, 0)
+	heard := map[string]time.Duration{"a": 300 * time.Millisecond, "b": 100 * time.Millisecond, "c": 200 * time.Millisecond}
+	for _, order := range [][]string{{"a", "b", "c"}, {"c", "b", "a"}, {"b", "c", "a"}} {
+		d := New(silence)
+		var verdicts []Verdict
+		const end = silence + 3*LookInterval
+		for at := time.Duration(0); at <= end; at += LookInterval {
+			var nodes []Node
+			for _, name := range order {
+				nodes = append(nodes, Node{Name: name, HeardAt: start.Add(min(at, heard[name]))})
+			}
+			if at == end { // none moves before, because no other node is heard
+				nodes = append(nodes, Node{Name: "speaker", HeardAt: start.Add(at), Unread: true})
+			}
+			verdicts = d.Look(start.Add(at), nodes)
+		}
+		var lost []string
+		for i, name := range order {
+			if verdicts[i] == Lost {
+				lost = append(lost, name)
+			}
+		}
+		if !slices.Equal(lost, []string{"b", "c"}) && !slices.Equal(lost, []string{"c", "b"}) {
+			t.Errorf("nodes in the order %v: %v are lost, want b and c, which are silent for longest", order, lost)
+		}
+	}
+}
+
+// A clock that goes back counts as no time.
+func TestTimeGoesBack(t *testing.T) {
+	d, now := New(silence), time.Unix(1000, 0)
+	node := []Node{{Name: "a", HeardAt: now}}
+	d.Look(now, node)
+	for i := range 10 {
+		d.Look(now.Add(time.Duration(-i)*time.Second), node)
+	}
+	if got := d.Silence("a"); got != 0 {
+		t.Errorf("silent for %v by a clock that goes back: want 0", got)
+	}
+}
+
 // Streams move only while another node was heard within half of the silence: a gateway
 // that hears nobody may itself be without a network.
 func TestSpeakerIsHeardRecently(t *testing.T) {
@@ -403,10 +448,11 @@ func TestCheckFindsDamage(t *testing.T) {
 		"order": func(d *Decider) {
 			d.moved, d.room = []move{{"early", d.clock - 2}, {"x", d.clock}, {"y", d.clock - 1}}, 3
 		},
-		"old":     func(d *Decider) { d.moved, d.room = []move{{"x", d.clock - Window}}, 2 },
-		"twice":   func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"x", d.clock}}, 2 },
-		"room":    func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"y", d.clock}}, 1 },
-		"earlier": func(d *Decider) { d.spare["x"] = state{} },
+		"first two": func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"y", d.clock - 1}}, 2 },
+		"old":       func(d *Decider) { d.moved, d.room = []move{{"x", d.clock - Window}}, 2 },
+		"twice":     func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"x", d.clock}}, 2 },
+		"room":      func(d *Decider) { d.moved, d.room = []move{{"x", d.clock}, {"y", d.clock}}, 1 },
+		"earlier":   func(d *Decider) { d.spare["x"] = state{} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, _ := silentAfter("a")

@@ -51,6 +51,30 @@ func TestPoliciesAgainstModel(t *testing.T) {
 	}
 }
 
+// Consistent hashing, of the prompt or of the session, depends on the key alone while
+// loads are equal.
+func TestHashedPoliciesFollowTheKey(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 8))
+		tb, v := New(fleet(9, ""), nil), View{Decode: idle(9)}
+		chosen := map[int]bool{}
+		for range 40 {
+			r := Request{Key: kvcache.Hash(rng.Uint64()), Uncached: 1}
+			home, _ := (&side{ring: &tb.decode, states: v.Decode, most: -1}).home(r.Key)
+			chosen[home] = true
+			for _, r.Policy = range []Policy{ConsistentHash, Session} {
+				r.Turn, r.Draw = rng.Uint64(), rng.Uint64()
+				if d := tb.Pick(r, v, nil); d.Decode != home || d.Reason != ReasonPrefix {
+					t.Fatalf("seed %d: %s chose node %d (%s), want %d, the key's home", seed, r.Policy, d.Decode, d.Reason, home)
+				}
+			}
+		}
+		if len(chosen) < 5 {
+			t.Errorf("seed %d: 40 keys have %d homes of 9 nodes", seed, len(chosen))
+		}
+	}
+}
+
 // TestUnknownRateIsTheAssumedOne verifies that a node without a measured rate is
 // chosen exactly as one that was measured at unknownRate.
 func TestUnknownRateIsTheAssumedOne(t *testing.T) {

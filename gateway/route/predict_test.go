@@ -86,6 +86,18 @@ func TestLocalOrRemote(t *testing.T) {
 	}
 }
 
+// A fleet that sends every prompt of a token to prefill nodes does so whatever is
+// predicted; from two tokens on the faster node computes.
+func TestMinRemoteOfOneIsAlwaysRemote(t *testing.T) {
+	tb := New(fleet(1, ""), fleet(1, ""))
+	v := View{Decode: []State{{Usable: true, Rate: 10000}}, Prefill: []State{{Usable: true, Rate: 10000, Queued: 90000}}}
+	for min, want := range map[int]Reason{0: ReasonRemote, 1: ReasonRemote, 2: ReasonLocal, 3: ReasonLocal, 64: ReasonLocal} {
+		if d := tb.Pick(Request{Key: 9, Uncached: 1000, MinRemote: min}, v, nil); d.PrefillReason != want {
+			t.Errorf("at least %d tokens, and a queue at the prefill node: %s, want %s", min, d.PrefillReason, want)
+		}
+	}
+}
+
 // What a client is predicted to wait is the time of whoever computes the prompt.
 func TestFirstTokenIsForetold(t *testing.T) {
 	tb, alone := New(fleet(1, ""), fleet(1, "")), New(fleet(1, ""), nil)

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -58,17 +59,10 @@ func newRing(nodes []Node, known classes) ring {
 	}
 	slices.SortFunc(r.sorted, func(a, b int32) int { return strings.Compare(nodes[a].Name, nodes[b].Name) })
 	slices.SortFunc(r.points, func(a, b point) int {
-		switch {
-		case a.hash < b.hash:
-			return -1
-		case a.hash > b.hash:
-			return 1
-		case nodes[a.node].Name < nodes[b.node].Name:
-			return -1
-		case nodes[a.node].Name > nodes[b.node].Name:
-			return 1
+		if c := cmp.Compare(a.hash, b.hash); c != 0 {
+			return c
 		}
-		return 0
+		return strings.Compare(nodes[a.node].Name, nodes[b.node].Name)
 	})
 	return r
 }

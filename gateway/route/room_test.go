@@ -63,6 +63,13 @@ func TestFullNodesAreNotChosen(t *testing.T) {
 	if d := table.Pick(Request{Demand: Demand{20, 5}}, View{Decode: make([]State, 3)}, nil); d.Reason != ReasonNoDecode {
 		t.Errorf("without usable nodes: %s", d.Reason)
 	}
+	gone := states(20, 20, 10)
+	for i := range gone {
+		gone[i].Usable = false
+	}
+	if d := table.Pick(Request{Demand: Demand{20, 5}}, View{Decode: gone}, nil); d.Reason != ReasonNoDecode {
+		t.Errorf("no node is usable, and none had room: %s, want %s", d.Reason, ReasonNoDecode)
+	}
 }
 
 // Room is what is free and evictable without what is reserved, what running
@@ -97,5 +104,39 @@ func TestAnswers(t *testing.T) {
 	}
 	if got := a.Expect(12); got != 12 {
 		t.Errorf("%d tokens of at most 12", got)
+	}
+}
+
+// Three of four of the last 256 answers decide: a model that turns to short answers is
+// expected to give long ones until more than three quarters of those are short.
+func TestAnswersLooksBack256(t *testing.T) {
+	var a Answers
+	for range 300 {
+		a.Add(1000)
+	}
+	for a.n%256 != 0 {
+		a.Add(1000)
+	}
+	for range 192 {
+		a.Add(1)
+	}
+	if got := a.Expect(10_000); got != 1000 {
+		t.Errorf("192 of 256 answers had one token: %d tokens are expected, want 1000", got)
+	}
+	for range 16 {
+		a.Add(1)
+	}
+	if got := a.Expect(10_000); got != 1 {
+		t.Errorf("208 of 256 answers had one token: %d tokens are expected, want 1", got)
+	}
+}
+
+func TestLoadBoundOfNobodyIsZero(t *testing.T) {
+	for name, states := range map[string][]State{
+		"no nodes": nil, "not usable": {{Load: 3}}, "full": {{Usable: true, Full: true, Load: 3}},
+	} {
+		if got := loadBound(states, make([]int32, len(states)), anyClass); got != 0 {
+			t.Errorf("%s: %d", name, got)
+		}
 	}
 }

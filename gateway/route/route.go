@@ -189,7 +189,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 		return d
 	}
 	prefill := side{ring: &t.prefill, states: v.Prefill, class: t.decode.class[d.Decode], most: -1}
-	best := -1
+	var best int
 	if r.Policy == Prefix {
 		best, _ = prefill.nearest(&r, func(i int) float64 { return prefill.price(&r, i) })
 	} else {
