@@ -152,7 +152,7 @@ func meteredQueues(t *testing.T, ds []*engine.Loaded, seen *watched) {
 				o.MaxSeqs = 1
 			}
 		}
-		m.measured.prefill = func(o *prefill.Options) { o.RunAheadTokens = 2 * (prompt - 1) } // which two jobs are
+		m.measured.prefill = func(o *prefill.Options) { o.RunAheadTokens = prompt - 1 } // beside one job that is one more
 		m.measured.framed = func(addr string, t rpc.Type) {
 			switch t {
 			case rpc.FrameGenerate:
