@@ -94,3 +94,16 @@ func TestLegs(t *testing.T) {
 		t.Errorf("%d legs", n)
 	}
 }
+
+// Each error that speaks of the way to a node opens its leg after legFailures, alone.
+func TestErrorsThatBreakALeg(t *testing.T) {
+	for _, cause := range []error{errReach, errSilent, errGone, errMoved} {
+		l := legs{by: map[string]*gobreaker.CircuitBreaker[struct{}]{}}
+		for range legFailures {
+			_ = l.do("bad", func() error { return fmt.Errorf("%w: a reason", cause) })
+		}
+		if l.states("open") != 1 {
+			t.Errorf("%d times %q: the leg is not open", legFailures, cause)
+		}
+	}
+}

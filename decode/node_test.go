@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
 const (
@@ -38,6 +40,7 @@ func TestRefusals(t *testing.T) {
 			"no tokens":   {func(g *nodepb.Generate) { g.MaxTokens = 0 }, nodepb.Code_CODE_INVALID, "max_tokens"},
 			"all out":     {func(g *nodepb.Generate) { g.Output, g.MaxTokens = []int32{1, 2}, 2 }, nodepb.Code_CODE_INVALID, "out already"},
 			"too long":    {func(g *nodepb.Generate) { g.Prompt = make([]int32, maxLen) }, nodepb.Code_CODE_INVALID, "128"},
+			"resumed":     {func(g *nodepb.Generate) { g.Output, g.MaxTokens = make([]int32, maxLen-8), maxLen }, nodepb.Code_CODE_INVALID, "128 tokens leave no room"},
 			"other model": {func(g *nodepb.Generate) { g.Model = "n" }, nodepb.Code_CODE_NOT_FOUND, `"n"`},
 			"vocabulary":  {func(g *nodepb.Generate) { g.Prompt[3] = vocab }, nodepb.Code_CODE_INVALID, "vocabulary"},
 			"digest":      {func(g *nodepb.Generate) { g.PrefixDigest = make([]byte, 8) }, nodepb.Code_CODE_INVALID, "8 bytes"},
@@ -52,7 +55,7 @@ func TestRefusals(t *testing.T) {
 			}
 		}
 		b.want(b.gw.ask(generate(maxLen-1, 1, 100)), 1, length)
-		if c := b.n.Counters(); c.Refused != 6 || c.Accepted != 3 || c.FinishedError != 2 {
+		if c := b.n.Counters(); c.Refused != 7 || c.Accepted != 3 || c.FinishedError != 2 {
 			t.Errorf("%+v", c)
 		}
 	})
@@ -498,4 +501,65 @@ func TestLogProbsOnTheWire(t *testing.T) {
 	if len(gw.prompts) != 1 || len(gw.tokens) != 0 {
 		t.Errorf("of an attempt that has ended: %v, %v", gw.prompts[1:], gw.tokens)
 	}
+}
+
+// What a gateway asks of adapters is answered on its stream.
+func TestAdapterFramesAreAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t, nil)
+		defer b.close()
+		answers := make(chan *nodepb.AdapterDone, 2)
+		admin := adminPeer(answers)
+		pool := rpc.NewPool(rpc.Options{Hello: &nodepb.Hello{NodeId: "admin", Role: "gateway"}, Dial: b.net.Dial}, admin)
+		defer pool.Close()
+		c, err := pool.Get(t.Context(), "decode")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for frame, m := range map[rpc.Type]proto.Message{
+			rpc.FrameLoadAdapter: &nodepb.LoadAdapter{Name: "a", Path: "/nowhere"}, rpc.FrameUnloadAdapter: &nodepb.UnloadAdapter{Name: "a"},
+		} {
+			if err := c.Send(frame, c.NewStream(), m); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case a := <-answers:
+				if a.Code == 0 || a.Message == "" {
+					t.Errorf("frame %v: %v, want an error: this engine takes no adapters", frame, a)
+				}
+			case <-time.After(time.Minute):
+				t.Errorf("frame %v is not answered", frame)
+			}
+		}
+	})
+}
+
+// adminPeer gets the answers about adapters.
+type adminPeer chan *nodepb.AdapterDone
+
+func (adminPeer) Closed(*rpc.Conn, error) {}
+
+func (p adminPeer) Frame(_ *rpc.Conn, t rpc.Type, _ uint64, payload []byte) {
+	m := new(nodepb.AdapterDone)
+	if t == rpc.FrameAdapterDone && proto.Unmarshal(payload, m) == nil {
+		p <- m
+	}
+}
+
+// An event of a lease that the node does not know changes nothing and is logged.
+func TestEventOfAnUnknownLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		b := newBed(t, func(o *Options, _ *scheduler.Config, _ *rpc.Options) {
+			o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		})
+		defer b.close()
+		for _, kind := range []kvtransfer.EventKind{kvtransfer.Arrived, kvtransfer.Failed, kvtransfer.Released} {
+			b.n.TransferEvent(kvtransfer.Event{Kind: kind, Lease: 77})
+		}
+		if lines := log.String(); strings.Count(lines, "unknown lease") != 3 || !strings.Contains(lines, "level=ERROR") {
+			t.Errorf("log: %q, want an error for each of 3 events", lines)
+		}
+		b.want(b.gw.ask(generate(8, 1, 4)), 4, length)
+	})
 }

@@ -2,11 +2,13 @@ package decode
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/tandem-serving/tandem/engine/scheduler"
@@ -59,8 +61,10 @@ func TestSpans(t *testing.T) {
 		late := generate(8, 2, 100)
 		late.DeadlineMs = 1
 		b.wantEnd(b.gw.ask(late), nodepb.Code_CODE_DEADLINE)
+		b.n.StartDrain()
+		b.wantEnd(b.gw.ask(generate(8, 3, 5)), nodepb.Code_CODE_DRAINING)
 	})
-	for name, want := range map[string]int{"decode": 2, "fetch KV": 1, "tokens": 1} {
+	for name, want := range map[string]int{"decode": 3, "fetch KV": 1, "tokens": 1} {
 		if len(spans[name]) < want {
 			t.Fatalf("%d spans %q, want %d at least", len(spans[name]), name, want)
 		}
@@ -71,6 +75,12 @@ func TestSpans(t *testing.T) {
 	}
 	if bad.Status.Code != codes.Error {
 		t.Errorf("an attempt past its deadline: %+v", bad)
+	}
+	if refused := spans["decode"][2]; refused.Status.Code != codes.Error || value(refused, trace.InputTokens) != int64(8) {
+		t.Errorf("an attempt that a draining node refused: %+v", refused)
+	}
+	if f := spans["fetch KV"][0]; !slices.ContainsFunc(f.Events, func(e sdktrace.Event) bool { return e.Name == "granted" }) {
+		t.Errorf("a fetch whose grant was given has the events %v", f.Events)
 	}
 	if f := spans["fetch KV"][0]; value(f, trace.Peer) != "p1" || value(f, trace.Cached) != int64(0) || f.Status.Code != codes.Unset {
 		t.Errorf("a fetch: %+v", f)
