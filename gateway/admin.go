@@ -170,8 +170,8 @@ func (g *Gateway) serveAdmin(ctx context.Context) {
 		ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: headBytes, Concurrency: min(adminConns, max(4, g.o.MaxConns/8)),
 		CloseOnShutdown: true, NoDefaultDate: true, Logger: serverLog{g}, ExpectHandler: g.expect,
 		HeaderReceived: func(h *fasthttp.RequestHeader) (defaults fasthttp.RequestConfig) {
-			if faultyFraming(h) {
-				refuseFraming(h)
+			if err := checkHead(h); err != nil {
+				refuseHead(h, err)
 			}
 			return defaults
 		},

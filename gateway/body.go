@@ -20,10 +20,9 @@ const (
 // go on. So requests with such bodies are taken for those, with a second value that
 // says that nobody waits. The same way leads requests that headCame refuses to an answer.
 const (
-	expectHeader  = "Expect"
-	expectGoOn    = "100-continue"
-	expectLoan    = "loan"
-	expectRefusal = "refusal"
+	expectHeader = "Expect"
+	expectGoOn   = "100-continue"
+	expectLoan   = "loan"
 )
 
 // loan is the memory of a request's body, lent until the request is over.
@@ -42,15 +41,11 @@ type loanKey struct{}
 // headCame is what the server asks when it has a request's head.
 func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	most := g.lim().MaxBodyBytes
-	switch {
-	case faultyFraming(h):
-		refuseFraming(h)
+	if err := checkHead(h); err != nil {
+		refuseHead(h, err)
 		return fasthttp.RequestConfig{}
-	case !h.IsHTTP11(): // does not know 100 Continue
-		h.Del(expectHeader)
-		return fasthttp.RequestConfig{MaxRequestBodySize: most}
 	}
-	if n := h.ContentLength(); n >= lendFrom && n <= most && len(h.Peek(expectHeader)) == 0 {
+	if n := h.ContentLength(); n >= lendFrom && n <= most && h.IsHTTP11() && len(h.Peek(expectHeader)) == 0 {
 		h.Set(expectHeader, expectGoOn)
 		h.Add(expectHeader, expectLoan)
 	}
@@ -62,10 +57,13 @@ func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 // is allocated, and it is as long as the body: the server rounds up to a power of two.
 func (g *Gateway) expect(ctx *fasthttp.RequestCtx) int {
 	h := &ctx.Request.Header
-	if all := h.PeekAll(expectHeader); len(all) == 2 && string(all[1]) == expectRefusal {
-		g.badHTTP(ctx, errFraming)
-		return fasthttp.StatusBadRequest
-	} else if len(all) == 2 && string(all[1]) == expectLoan {
+	if all := h.PeekAll(expectHeader); len(all) == 2 {
+		for i := range headFaults {
+			if f := &headFaults[i]; string(all[1]) == f.mark {
+				g.badHTTP(ctx, f.err)
+				return f.status
+			}
+		}
 		if c, ok := ctx.Conn().(*clientConn); ok {
 			c.unasked = true
 		}

@@ -56,6 +56,85 @@ func TestFaultyFraming(t *testing.T) {
 	}
 }
 
+// Versions, header names and expectations that the server's parser lets through get their
+// status and the end of the connection. Minor versions above 1 are served as HTTP/1.1.
+func TestRefusedHeads(t *testing.T) {
+	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	const hidden = "GET /v1/models HTTP/1.1\r\nHost: t\r\n\r\n"
+	const body = `{"prompt":"x","max_tokens":1}`
+	for name, c := range map[string]struct{ request, want, says string }{
+		"HTTP/2.0":               {"GET /livez HTTP/2.0\r\nHost: t\r\n\r\n", "505", "HTTP/1.1"},
+		"HTTP/2's preface":       {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "505", "HTTP/1.1"},
+		"HTTP/0.9":               {"GET /livez HTTP/0.9\r\nHost: t\r\n\r\n", "505", "HTTP/1.1"},
+		"HTTP/1.9 without Host":  {"GET /livez HTTP/1.9\r\n\r\n", "400", "Host"},
+		"unknown expectation":    {"POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 200-ok\r\nContent-Length: 29\r\n\r\n" + body, "417", "100-continue"},
+		"one of two unknown":     {"POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nExpect: 200-ok\r\nContent-Length: 29\r\n\r\n" + body, "417", "100-continue"},
+		"the gateway's own mark": {"POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nExpect: loan\r\nContent-Length: 29\r\n\r\n" + body, "417", "100-continue"},
+		"a space in a name":      {"GET /livez HTTP/1.1\r\nHost: t\r\nFoo Bar: x\r\n\r\n", "400", "space"},
+		"a space at its end":     {"GET /livez HTTP/1.1\r\nHost: t\r\nFoo : x\r\n\r\n", "400", "invalid header key"},
+		"a hidden length":        {"POST /nope HTTP/1.1\r\nHost: t\r\nContent Length: 9\r\n\r\n", "400", "space"},
+	} {
+		conn := b.dial()
+		if _, err := io.WriteString(conn, c.request+hidden); err != nil {
+			t.Fatal(err)
+		}
+		all, err := io.ReadAll(conn.r)
+		conn.Close()
+		if answer := string(all); err != nil || strings.Count(answer, requestIDHeader+": ") != 1 || !strings.HasPrefix(answer, "HTTP/1.1 "+c.want+" ") ||
+			!strings.Contains(answer, c.says) || !strings.Contains(answer, "Connection: close\r\n") {
+			t.Errorf("%s: %q, %v; want %s", name, answer, err, c.want)
+		}
+	}
+	for name, request := range map[string]string{
+		"HTTP/1.9":                     "POST /v1/completions HTTP/1.9\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n1d\r\n" + body + "\r\n0\r\n\r\n",
+		"expectation in HTTP/1.0":      "POST /v1/completions HTTP/1.0\r\nExpect: 200-ok\r\nContent-Length: 29\r\n\r\n" + body,
+		"expectation in capitals":      "POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nExpect: 100-CONTINUE\r\nContent-Length: 29\r\n\r\n" + body,
+		"colons and spaces in a value": "POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nX: a b: c\r\n d e: f\r\nContent-Length: 29\r\n\r\n" + body,
+	} {
+		conn := b.dial()
+		if _, err := io.WriteString(conn, request); err != nil {
+			t.Fatal(err)
+		}
+		all, err := io.ReadAll(conn.r)
+		conn.Close()
+		if answer := strings.TrimPrefix(string(all), string(goOn)); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") || !strings.Contains(answer, `"text"`) {
+			t.Errorf("%s: %q, %v", name, all, err)
+		}
+	}
+}
+
+// A client that closes its side in the middle of a head or a body is no fault of the
+// gateway's: no status of 5xx is answered or counted.
+func TestBrokenOffRequests(t *testing.T) {
+	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	for name, request := range map[string]string{
+		"head":          "POST /v1/completions HTTP/1.1\r\nHos",
+		"after a line":  "POST /v1/completions HTTP/1.1\r\nHost: t\r\n",
+		"body":          "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 29\r\n\r\n{",
+		"large body":    "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 29000\r\n\r\n{",
+		"chunk":         "POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n1d\r\n{",
+		"body to come":  "POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 29\r\n\r\n",
+		"head as ended": "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 29\r\n",
+	} {
+		conn := b.dial()
+		if _, err := io.WriteString(conn, request); err != nil {
+			t.Fatal(err)
+		}
+		half, ok := conn.Conn.(interface{ CloseWrite() error })
+		if !ok {
+			t.Fatalf("%T has no CloseWrite", conn.Conn)
+		}
+		if err := half.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		all, err := io.ReadAll(conn.r)
+		conn.Close()
+		if answer := strings.TrimPrefix(string(all), string(goOn)); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 400 ") || !strings.Contains(answer, "Connection: close\r\n") {
+			t.Errorf("%s: %q, %v", name, all, err)
+		}
+	}
+}
+
 // Each request's head is looked at without an allocation.
 func TestFramingCheckDoesNotAllocate(t *testing.T) {
 	var h fasthttp.RequestHeader
@@ -64,8 +143,8 @@ func TestFramingCheckDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		if faultyFraming(&h) {
-			t.Fatal("a plain request is refused")
+		if err := checkHead(&h); err != nil {
+			t.Fatal(err)
 		}
 	}); n != 0 {
 		t.Fatalf("%g allocations", n)
@@ -79,7 +158,9 @@ func BenchmarkFramingCheck(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		faultyFraming(&h)
+		if err := checkHead(&h); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -100,6 +100,10 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 			Message: fmt.Sprintf("the request's head is larger than %d bytes", headBytes)}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.lim().HeaderTimeout, g.lim().MinBodyRate)}
+	case errors.Is(err, errVersion):
+		e = &openai.Error{Status: 505, Type: "HTTP Version Not Supported", Message: err.Error()}
+	case errors.Is(err, errExpect):
+		e = &openai.Error{Status: 417, Type: "Expectation Failed", Message: err.Error()}
 	case errors.Is(err, errNoMemory):
 		g.refused("body_memory")
 		e = g.noMemory()
