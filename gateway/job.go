@@ -82,6 +82,7 @@ type choice struct {
 	home     *upstream.Node   // that holds its prompt's KV; nil: not known
 	node     *upstream.Node   // that has it in hand; nil: none
 	last     string           // node that had it last
+	class    string           // numerics class of the node that sent its last token; empty: not known
 	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
 	computes *upstream.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
 	held     int              // leading tokens that the decode node of the attempt that begins has cached
@@ -192,9 +193,9 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 	if !c.started() {
 		demand = j.demand(c.prompt)
 	}
-	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, c.tried)
+	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, c.tried, c.class)
 	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
-		d = j.g.route(fleet, view, j.model, c.prompt, &j.by, route.Demand{}, len(c.output), remote, c.tried)
+		d = j.g.route(fleet, view, j.model, c.prompt, &j.by, route.Demand{}, len(c.output), remote, c.tried, c.class)
 	}
 	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.tried, c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
@@ -391,6 +392,7 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 	if e.Token >= 0 {
 		if len(c.output) == c.from {
 			j.prefilled(c)
+			j.enterClass(c)
 		}
 		j.measure(c, at)
 		j.served()

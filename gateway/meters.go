@@ -13,6 +13,7 @@ type meters struct {
 	set *metrics.Set
 
 	tokens, stale, attempts, resumes, paused *metrics.Value
+	classChanges                             *metrics.Value // of streams that were resumed
 	prompt, cached                           *metrics.Value // tokens
 	predicted, actual                        *metrics.Value // tokens in decode nodes' caches
 	full                                     *metrics.Value // requests refused for want of a place
@@ -40,6 +41,7 @@ func newMeters(s *metrics.Set) meters {
 		stale:        s.Counter(metrics.GatewayStaleTokens),
 		attempts:     s.Counter(metrics.GatewayAttempts),
 		resumes:      s.Counter(metrics.GatewayResumes),
+		classChanges: s.Counter(metrics.GatewayClassChanges),
 		paused:       s.Counter(metrics.GatewayStreamsPaused),
 		ttft:         s.Histogram(metrics.TimeToFirstToken),
 		interToken:   s.Histogram(metrics.InterTokenLatency),

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -142,6 +143,55 @@ func (b *bed) breaksOff(gate chan struct{}) *client {
 	}
 	b.nodes["d1"].Stop()
 	return c
+}
+
+// A stream whose node is gone continues on a node of its numerics class. Where none is
+// usable it continues on another: what was sent stays, and the change is counted.
+func TestResumePrefersItsClass(t *testing.T) {
+	other := func(*nodepb.Generate, int) int32 { return 'X' }
+	for name, c := range map[string]struct {
+		same    []string // nodes of the stream's class, besides the one that is lost
+		want    string
+		changes float64
+	}{
+		"a node of its class": {[]string{"s"}, lore[:40], 0},
+		"none of its class":   {nil, lore[:1] + strings.Repeat("X", 39), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gate := make(chan struct{})
+			b := newBed(t, Options{}, one(upstreamtest.Options{Gate: gate}))
+			conn := b.dial()
+			defer conn.Close()
+			conn.send("POST", "/v1/completions", streamed)
+			gate <- struct{}{}
+			if _, err := conn.r.Peek(1); err != nil {
+				t.Fatal(err)
+			}
+			members := []upstream.Member{decodeMember("d1")}
+			for _, addr := range c.same {
+				b.node(addr, upstreamtest.Options{})
+				members = append(members, decodeMember(addr))
+			}
+			for _, addr := range []string{"x1", "x2", "x3", "x4", "x5", "x6"} {
+				b.node(addr, upstreamtest.Options{Token: other})
+				m := decodeMember(addr)
+				m.Class = "another"
+				members = append(members, m)
+			}
+			b.g.SetMembers(members)
+			b.until(func() bool { return b.g.usable() == len(members) })
+			b.nodes["d1"].Stop()
+			if got := text(t, conn.receive()); got != fmt.Sprintf("0 %q length <nil>; ", c.want) {
+				t.Error(got)
+			}
+			if got := b.g.meters.classChanges.Get(); got != c.changes {
+				t.Errorf("%g changes of class, want %g", got, c.changes)
+			}
+			if got := strings.Count(b.log.String(), "stream continues in another numerics class"); got != int(c.changes) {
+				t.Errorf("%d lines in the log, want %g", got, c.changes)
+			}
+		})
+	}
 }
 
 // Where nobody takes a stream within the bound, it ends in a visible error.

@@ -85,6 +85,19 @@ func (j *job) failed(c *choice, node *upstream.Node, err error, unseen bool) *op
 	return nil
 }
 
+// enterClass notes the numerics class of the node that sends a choice's next token.
+// A stream that enters another class keeps the tokens that it has; those that follow
+// may differ from what the class before would have drawn.
+func (j *job) enterClass(c *choice) {
+	class := c.node.Class()
+	if c.started() && c.class != "" && class != "" && class != c.class {
+		j.g.meters.classChanges.Inc()
+		j.g.log.Warn("stream continues in another numerics class: no node of its own is usable", "request", j.req.RequestID,
+			"node", c.node.Name, "tokens", len(c.output), "class", class, "before", c.class)
+	}
+	c.class = class
+}
+
 // nowhere is what becomes of a choice that no node is left for: a stream that
 // has begun waits for one, within ResumeTimeout. node is one that would be asked
 // again, or nil.

@@ -44,12 +44,12 @@ func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
 }
 
 // route decides where a prompt with nOut tokens of output goes, whose prefill may
-// be elsewhere from minRemote uncached tokens on. view is filled
-// and stays the caller's.
-func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p *prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*upstream.Node) route.Decision {
+// be elsewhere from minRemote uncached tokens on. Decode nodes of class are preferred
+// to all others, where it is given. view is filled and stays the caller's.
+func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p *prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*upstream.Node, class string) route.Decision {
 	n := len(p.tokens) + nOut - 1 // the last token is decode's own
 	q := m.query(p, n)
-	q.Avoid = avoid
+	q.Avoid, q.Class = avoid, class
 	fleet.Look(view, q)
 	r := route.Request{Policy: how.policy, Key: p.key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.turn}
 	switch {
@@ -110,7 +110,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	p.key = route.Key(root, p.hashes, p.tokens)
 	fleet, view := g.fleet.Now(), new(route.View)
 	minRemote := max(1, g.o.MinRemotePrefillTokens)
-	d := g.route(fleet, view, m, &p, &how, m.demand(len(p.tokens), math.MaxInt32, 1), 0, minRemote, nil)
+	d := g.route(fleet, view, m, &p, &how, m.demand(len(p.tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
 	e := explanation{Tokens: len(p.tokens), Policy: how.policy.String(), Nodes: []routeNode{}}
 	e.Words = fleet.Table.Explain(d, *view, len(p.tokens), minRemote)
 	if d.Decode >= 0 {

@@ -14,6 +14,7 @@ type Query struct {
 	Fingerprint uint64         // of the model; 0: any
 	Adapter     uint64         // digest of the adapter; 0: none
 	Avoid       []*Node        // decode nodes that are used only when no other is left
+	Class       string         // decode nodes of other numerics classes are used only when none of it is usable; empty: any
 	Hashes      []kvcache.Hash // of the prompt's full blocks
 	BlockTokens int
 	Groups      []kvcache.Group // of the model's caches; none: one
@@ -33,13 +34,16 @@ func (s *Snapshot) View(fingerprint uint64, avoid []*Node) (v route.View) {
 // Of the nodes that are ready and not draining, those that get on and have an
 // open connection are usable; failing that, those whose breaker is not open;
 // failing that, one in Avoid that is connected, since what it failed may be over;
-// failing that, all: a breaker never leaves a request without candidates.
+// failing that, all: a breaker never leaves a request without candidates. Where a
+// decode node of q.Class gets on and has an open connection, those of other classes
+// are not usable.
 func (s *Snapshot) Look(v *route.View, q Query) {
 	v.Decode = sized(v.Decode, len(s.Decode))
 	v.Prefill = sized(v.Prefill, len(s.Prefill))
 	if s.blocks == nil || len(q.Hashes) == 0 {
 		fill(s.Decode, v.Decode, nil, nil, &q)
 		fill(s.Prefill, v.Prefill, nil, nil, &q)
+		s.keepClass(v.Decode, q.Class)
 		return
 	}
 	s.blocks.mu.RLock()
@@ -48,7 +52,29 @@ func (s *Snapshot) Look(v *route.View, q Query) {
 	fill(s.Prefill, v.Prefill, s.blocks, *held, &q)
 	s.blocks.match.Put(held)
 	s.blocks.mu.RUnlock()
+	s.keepClass(v.Decode, q.Class)
 }
+
+// keepClass makes the decode nodes of other classes unusable where one of the class is
+// usable and connected. A node whose class is not known is of every class.
+func (s *Snapshot) keepClass(states []route.State, class string) {
+	if class == "" {
+		return
+	}
+	of := func(n *Node) bool { return n.Class() == "" || n.Class() == class }
+	for i, n := range s.Decode {
+		if !states[i].Usable || !of(n) || !n.connected() {
+			continue
+		}
+		for i, n := range s.Decode {
+			states[i].Usable = states[i].Usable && of(n)
+		}
+		return
+	}
+}
+
+// Class returns the node's numerics class; empty: not known.
+func (n *Node) Class() string { return n.member.Load().Class }
 
 func sized(s []route.State, n int) []route.State {
 	if cap(s) < n {

@@ -512,10 +512,16 @@ func (n *node) idle(when string) {
 // devices are loaded models, made once and lent to one cluster after the other.
 func devices(t *testing.T, dir, kernels string, n int, adapters engine.Adapters) []*engine.Loaded {
 	t.Helper()
+	return devicesWithKV(t, dir, kernels, "", n, adapters)
+}
+
+// devicesWithKV is devices with KV of a type, which is part of the numerics class.
+func devicesWithKV(t *testing.T, dir, kernels, kvType string, n int, adapters engine.Adapters) []*engine.Loaded {
+	t.Helper()
 	var out []*engine.Loaded
 	for range n {
 		l, err := engine.Load(engine.LoadOptions{
-			Model: dir, Kernels: kernels, Threads: 1, KVMemory: 8 << 20, MaxSeqs: 8, MaxBatchedTokens: 100, MaxModelLen: 13 * 16, Adapters: adapters,
+			Model: dir, Kernels: kernels, KVDType: kvType, Threads: 1, KVMemory: 8 << 20, MaxSeqs: 8, MaxBatchedTokens: 100, MaxModelLen: 13 * 16, Adapters: adapters,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -115,7 +115,7 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 	}
 	o.RequestTimeout = v.timeout
 	for i, d := range ds {
-		n := &node{c: v.storm, addr: []string{"d0", "d1", "p0", "p1"}[i], device: d}
+		n := &node{c: v.storm, addr: []string{"d0", "d1", "p0", "p1", "d2"}[i], device: d}
 		v.edges[n.addr] = new(wires)
 		n.start(rng)
 		v.nodes = append(v.nodes, n)

@@ -105,6 +105,7 @@ var Rows = [count]Row{
 	GatewayStreamBuffers: {"tandem:gateway_stream_buffer_bytes", KindGauge, Gateway, nil, nil, "Memory of events that streams' clients have not taken yet; each holds at most --stream-buffer-tokens of a choice."},
 	GatewayReloadFailed:  {"tandem:gateway_reload_failed", KindGauge, Gateway, []Label{{Name: "part", Values: []string{"certificates", "config"}}}, nil, "1 while what changed of a part could not be read anew; what was there stays."},
 	GatewayResumes:       {"tandem:gateway_resumes_total", KindCounter, Gateway, nil, nil, "Started streams whose node was lost and that looked for another."},
+	GatewayClassChanges:  {"tandem:gateway_class_changes_total", KindCounter, Gateway, nil, nil, "Started streams that another node continues in another numerics class, because no node of theirs was usable: what follows is valid and may differ."},
 	GatewayNodesLost: {"tandem:gateway_nodes_lost_total", KindCounter, Gateway, []Label{{Name: "reason", Values: []string{"silence", "stall"}}}, nil,
 		"Decode nodes that lost their streams to others over an open connection: no heartbeats for --node-silence, or no step for --stall-timeout."},
 	GatewayStaleTokens:     {"tandem:gateway_stale_tokens_total", KindCounter, Gateway, nil, nil, "Tokens refused because their attempt or stream was over."},

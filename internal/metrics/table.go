@@ -98,6 +98,7 @@ const (
 	GatewayAttempts
 	GatewayAttemptFailures
 	GatewayResumes
+	GatewayClassChanges
 	GatewayNodesLost
 	GatewayRefused
 	GatewayEvictedConns
