@@ -321,7 +321,11 @@ func TestCheckFinds(t *testing.T) {
 	for name, damage := range map[string]func(p *Pool, table []BlockID){
 		"a lost reference":     func(p *Pool, table []BlockID) { p.blocks[table[2]].refs = 0 },
 		"a pin from nowhere":   func(p *Pool, table []BlockID) { p.blocks[table[0]].pinOut++ },
-		"an arriving hit":      func(p *Pool, table []BlockID) { p.blocks[table[0]].pinIn++ },
+		"an arriving hit":      func(p *Pool, table []BlockID) { p.blocks[table[0]].pinIn++; p.arriving++ },
+		"an arrival uncounted": func(p *Pool, table []BlockID) { p.arriving++ },
+		"a read uncounted":     func(p *Pool, table []BlockID) { p.leaving++ },
+		"a state uncounted":    func(p *Pool, table []BlockID) { p.counts[stateUsed]-- },
+		"a list's end":         func(p *Pool, table []BlockID) { p.lists[stateFree].tail = p.lists[stateFree].head },
 		"a cut list":           func(p *Pool, table []BlockID) { p.lists[stateFree].head = NoBlock },
 		"a block out of index": func(p *Pool, table []BlockID) { p.buckets[p.bucket(0, p.blocks[table[0]].hash)] = NoBlock },
 		"a content twice":      func(p *Pool, table []BlockID) { p.blocks[table[1]].digest = p.blocks[table[0]].digest },
