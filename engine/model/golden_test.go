@@ -114,24 +114,27 @@ func loadOn(t testing.TB, src *Source, o cpu.Options, wrap func(backend.Backend)
 	if wrap != nil {
 		b = wrap(dev)
 	}
-	m, err := Load(src, b, testLimits, Options{})
+	m, err := Load(src, b, o.Limits, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.AllocKV(testKV(&m.config)); err != nil {
+	if err := b.AllocKV(kvWithin(&m.config, o.Limits)); err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-// testKV is the store of a model, with twice the blocks that a sequence of the
+// testKV is the store of a model within testLimits.
+func testKV(c *Config) backend.KVSpec { return kvWithin(c, testLimits) }
+
+// kvWithin is the store of a model, with twice the blocks that a sequence of the
 // longest table takes.
-func testKV(c *Config) backend.KVSpec {
+func kvWithin(c *Config, limits backend.Limits) backend.KVSpec {
 	kv := plan.Arrange(plan.Need{
 		Layers: c.KVLayers(), BlockTokens: blockTokens, DType: backend.F32,
-		MaxModelLen: testLimits.Blocks * blockTokens, MaxBatchedTokens: testLimits.Tokens,
+		MaxModelLen: limits.Blocks * blockTokens, MaxBatchedTokens: limits.Tokens,
 	})
-	kv.Blocks = 2 * testLimits.Blocks * len(kv.Groups)
+	kv.Blocks = 2 * limits.Blocks * len(kv.Groups)
 	return kv
 }
 
@@ -146,15 +149,19 @@ type sequence struct {
 }
 
 func newSequence(m *Model, prompt []int32, seed uint64) *sequence {
-	kv := testKV(&m.config)
+	return newSequenceWithin(m, testLimits, prompt, seed)
+}
+
+func newSequenceWithin(m *Model, limits backend.Limits, prompt []int32, seed uint64) *sequence {
+	kv := kvWithin(&m.config, limits)
 	s := &sequence{m: m, tokens: slices.Clone(prompt), groups: kv.Groups}
 	perm := rand.New(rand.NewPCG(seed, 7)).Perm(kv.Blocks)
 	for range kv.Groups {
 		var table []int32
-		for _, b := range perm[:testLimits.Blocks] {
+		for _, b := range perm[:limits.Blocks] {
 			table = append(table, int32(b))
 		}
-		s.tables, perm = append(s.tables, table), perm[testLimits.Blocks:]
+		s.tables, perm = append(s.tables, table), perm[limits.Blocks:]
 	}
 	return s
 }

@@ -52,31 +52,38 @@ func (c *RopeConfig) check() error {
 	return fmt.Errorf("%w: rope_type is %q; supported: default, llama3, yarn", ErrUnsupported, c.Type)
 }
 
-// table is the rotation of a head: one inverse frequency per pair of halves.
+// table returns the rotation of a head: one inverse frequency per pair of halves.
+//
+// All steps round to float32 in the order of transformers' modeling_rope_utils.py,
+// because an error of one ulp turns into an angle that grows with the position. The
+// conversions keep the compiler from fusing a product with a sum.
 func (c *RopeConfig) table(headDim int) backend.Rope {
 	inv := make([]float32, headDim/2)
+	factor := float32(c.Factor)
 	for i := range inv {
-		f := math.Pow(c.Theta, -2*float64(i)/float64(headDim))
+		exponent := float32(2*i) / float32(headDim)
+		power := float32(math.Pow(float64(float32(c.Theta)), float64(exponent)))
+		inv[i] = 1 / power
 		switch c.Type {
 		case "llama3":
-			f = c.stretch(f)
+			inv[i] = c.stretch(inv[i])
 		case "proportional":
 			if i >= int(c.Partial*float64(headDim)/2) {
-				f = 0
+				inv[i] = 0
 			}
-			f /= max(c.Factor, 1)
+			inv[i] /= max(factor, 1)
 		case "yarn":
-			ramp := c.ramp(i, headDim)
-			f = f/c.Factor*ramp + f*(1-ramp)
+			keep := 1 - c.ramp(i, headDim)
+			stretched := 1 / (factor * power)
+			inv[i] = float32(stretched*(1-keep)) + float32(inv[i]*keep)
 		}
-		inv[i] = float32(f)
 	}
 	return backend.Rope{InvFreq: inv, Scale: float32(c.scale())}
 }
 
 // ramp is how much of yarn's stretch pair i takes: 0 for those that turn often,
 // 1 for those that hardly turn at all.
-func (c *RopeConfig) ramp(i, headDim int) float64 {
+func (c *RopeConfig) ramp(i, headDim int) float32 {
 	pair := func(turns float64) float64 {
 		return float64(headDim) * math.Log(c.Original/(2*math.Pi*turns)) / (2 * math.Log(c.Theta))
 	}
@@ -88,7 +95,7 @@ func (c *RopeConfig) ramp(i, headDim int) float64 {
 	if lo == hi {
 		hi += 0.001
 	}
-	return min(max((float64(i)-lo)/(hi-lo), 0), 1)
+	return min(max((float32(i)-float32(lo))/float32(hi-lo), 0), 1)
 }
 
 // scale is on cosine and sine: a longer context wants sharper scores.
@@ -112,15 +119,16 @@ func mscale(factor, m float64) float64 {
 }
 
 // stretch divides low frequencies by the factor, leaves high ones, and passes
-// smoothly from one to the other between.
-func (c *RopeConfig) stretch(f float64) float64 {
-	wavelength := 2 * math.Pi / f
+// smoothly from one to the other between. A number divided by a tensor is the
+// tensor's reciprocal times the number in torch.
+func (c *RopeConfig) stretch(f float32) float32 {
+	wavelength := 1 / f * float32(2*math.Pi)
 	switch {
-	case wavelength > c.Original/c.LowFreq:
-		return f / c.Factor
-	case wavelength < c.Original/c.HighFreq:
+	case wavelength > float32(c.Original/c.LowFreq):
+		return f / float32(c.Factor)
+	case wavelength < float32(c.Original/c.HighFreq):
 		return f
 	}
-	mix := (c.Original/wavelength - c.LowFreq) / (c.HighFreq - c.LowFreq)
-	return (1-mix)*f/c.Factor + mix*f
+	mix := (float32(1/wavelength*float32(c.Original)) - float32(c.LowFreq)) / float32(c.HighFreq-c.LowFreq)
+	return float32((1-mix)*f/float32(c.Factor)) + float32(mix*f)
 }
