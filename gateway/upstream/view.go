@@ -74,7 +74,12 @@ func (s *Snapshot) keepClass(states []route.State, class string) {
 }
 
 // Class returns the node's numerics class; empty: not known.
-func (n *Node) Class() string { return n.member.Load().Class }
+func (n *Node) Class() string {
+	if m := n.member.Load(); m != nil {
+		return m.Class
+	}
+	return ""
+}
 
 func sized(s []route.State, n int) []route.State {
 	if cap(s) < n {

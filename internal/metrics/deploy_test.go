@@ -163,6 +163,7 @@ var unshown = map[string]string{
 	"tandem:kv_transfers_total":                          "KV transfer: bytes",
 	"tandem:kv_transfer_pieces_total":                    "KV transfer: bytes",
 	"tandem:gateway_attempts_total":                      "Routing decisions: one of each kind for an attempt",
+	"tandem:gateway_class_changes_total":                 "Failed attempts: resumed; a line of the log names each",
 	"tandem:tokenizer_cache_bytes":                       "bounded; its hits are shown",
 	"tandem:rpc_frames_total":                            "Traffic between nodes",
 }
