@@ -57,8 +57,11 @@ func randomFleet(seed uint64) (name string, trace []sim.Request, o Options) {
 	at := 0.0
 	for i := range requests {
 		pace := rate
-		if kind == "bursty" && i/25%2 == 0 {
-			pace *= 8
+		if kind == "bursty" { // half of the requests at 8 × the pace, and the rate on the mean
+			pace = 8 * rate
+			if i/25%2 == 1 {
+				pace = rate * 8 / 15
+			}
 		}
 		at += draw.ExpFloat64() / pace
 		q := sim.Request{At: time.Duration(at * 1e9), Tokens: lognormal(meanPrompt), Output: lognormal(meanAnswer)}
@@ -80,9 +83,9 @@ func randomFleet(seed uint64) (name string, trace []sim.Request, o Options) {
 // random fleets, and on none by much, with block events and fresh heartbeats as
 // well as without and 2 s old.
 func TestPrefixKeepsUpWithRoundRobin(t *testing.T) {
-	seeds, most := uint64(20), 0.05
+	seeds, most := uint64(20), 0.02
 	if soaking() {
-		seeds, most = 200, 0.15
+		seeds, most = 200, 0.11 // of 400 runs 10 are beyond .02: bench/results/sim.md
 	}
 	sum, beyond := 0.0, 0
 	for seed := range seeds {
