@@ -21,7 +21,11 @@ var longCheckpoints = []string{"long-default", "long-llama3"}
 func TestLongGoldens(t *testing.T) {
 	const tolerance = 2e-5
 	limits := backend.Limits{Tokens: 500, Outputs: 4, Seqs: 1, Blocks: 376}
-	for _, name := range longCheckpoints {
+	names, fast := longCheckpoints, len(cpu.Variants()) > 1
+	if !fast { // without C kernels each takes 8 s
+		names = names[1:]
+	}
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			g := readGoldensOf(t, name).Cases[0]
 			if len(g.Prompt) != 6000 || g.Positions[len(g.Positions)-1] != 5999 {
@@ -35,11 +39,15 @@ func TestLongGoldens(t *testing.T) {
 				off, _ := newSequenceWithin(m, limits, g.Prompt, 1).compare(t, &g, func() int { return limits.Tokens })
 				return off
 			}
-			off, rounded := worst(false), worst(true)
-			t.Logf("worst error of a logit %.2g; with frequencies rounded once %.2g", off, rounded)
+			off := worst(false)
 			if !(off <= tolerance) {
 				t.Errorf("a logit is off by %g, at most %g is allowed", off, tolerance)
 			}
+			if !fast {
+				return
+			}
+			rounded := worst(true)
+			t.Logf("worst error of a logit %.2g; with frequencies rounded once %.2g", off, rounded)
 			if !(rounded > tolerance) {
 				t.Errorf("with frequencies rounded once the worst error is %g: the golden does not see how they are rounded", rounded)
 			}
