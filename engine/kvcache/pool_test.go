@@ -453,3 +453,19 @@ func BenchmarkAppendHashes(b *testing.B) {
 		hashes = AppendHashes(hashes[:0], 1, tokens, DefaultBlockTokens)
 	}
 }
+
+// No block has the number that stands for none.
+func TestNoBlockIsNoBlock(t *testing.T) {
+	p, err := NewPool(Config{Blocks: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if id, ok := p.Alloc(); !ok || id == NoBlock {
+			t.Errorf("block %d, %v", id, ok)
+		}
+	}
+	if id, ok := p.Alloc(); ok || id != NoBlock {
+		t.Errorf("beyond the pool: block %d, %v", id, ok)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -549,6 +550,9 @@ func TestConfig(t *testing.T) {
 		"fraction":          {Pool: pool, ArrivingFraction: 1.5},
 		"watermark":         {Pool: pool, Watermark: 1},
 		"head start":        {Pool: pool, PriorityHeadStart: 2 * time.Hour},
+		"outputs":           {Pool: pool, MaxSeqs: 8, MaxOutputs: 7},
+		"drafts":            {Pool: pool, MaxDrafts: DraftLimit + 1},
+		"negative drafts":   {Pool: pool, MaxDrafts: -1},
 	} {
 		if _, err := New(cfg); !errors.Is(err, ErrConfig) {
 			t.Errorf("%s: %v", name, err)
@@ -694,5 +698,56 @@ func TestLimitScores(t *testing.T) {
 		if err := s.Check(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Where nobody waits for room, ReserveInTurn reserves at once.
+func TestReserveInTurnAtOnce(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
+	add(t, s, Request{ID: 1, Tokens: text(1, 50), Hold: true}, 0)
+	res, err := s.ReserveInTurn(1, 49)
+	if err != nil || res.size() != 4 {
+		t.Errorf("%+v, %v, want 4 blocks", res, err)
+	}
+	if _, _, err, ok := s.NextReserved(); ok {
+		t.Errorf("one waits: %v", err)
+	}
+}
+
+// A reservation that nobody has is refused, and takes nothing from those that exist.
+func TestUnknownReservation(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
+	add(t, s, Request{ID: 1, Tokens: text(1, 50), Hold: true}, 0)
+	res, err := s.Reserve(1, 49)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, do := range map[string]func(ReservationID) error{"Lost": s.Lost, "Arrived": s.Arrived, "Release": s.Release} {
+		if err := do(res.ID + 7); !errors.Is(err, ErrUnknownReservation) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := s.Arrived(res.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// A request without tokens is refused, and nothing of it is cached.
+func TestEmptyRequest(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 4}})
+	if cached, err := s.Add(Request{ID: 1, Root: root}, 0); !errors.Is(err, ErrEmpty) || cached != 0 {
+		t.Errorf("%d cached, %v", cached, err)
+	}
+}
+
+// Check names a block of a running request that the network may write, though it may
+// do so once only.
+func TestCheckFindsIncomingPins(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 4}})
+	add(t, s, Request{ID: 1, Tokens: text(1, 6)}, 0)
+	step(t, s, 0)
+	s.pool.PinIn(s.running[0].tables[0].blocks[0])
+	if err := s.Check(); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), "has an incoming pin") {
+		t.Errorf("Check = %v", err)
 	}
 }
