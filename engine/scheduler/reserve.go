@@ -174,9 +174,11 @@ func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok
 	return r.id, res, err, true
 }
 
-// StopWaiting ends a request's wait for room, and says whether it waited.
+// StopWaiting ends a request's wait for room, and says whether it waited. Of requests
+// that had the id in turn it is the one that has it now, if there is one.
 func (s *Scheduler) StopWaiting(id RequestID) bool {
-	at := slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r.id == id })
+	r := s.byID[id]
+	at := slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r == r || r == nil && a.r.id == id })
 	if at < 0 {
 		return false
 	}

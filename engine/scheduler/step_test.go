@@ -751,3 +751,28 @@ func TestCheckFindsIncomingPins(t *testing.T) {
 		t.Errorf("Check = %v", err)
 	}
 }
+
+// An id that a request had which ended while it waited is another's now: only that one
+// stops waiting.
+func TestStopWaitingOfReusedID(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
+	wait := func(id RequestID) {
+		t.Helper()
+		add(t, s, Request{ID: id, Tokens: text(int(id), 100), Hold: true}, 0)
+		if _, err := s.ReserveInTurn(id, 99); !errors.Is(err, ErrNoRoom) {
+			t.Fatal(err)
+		}
+	}
+	add(t, s, Request{ID: 1, Tokens: text(1, 100), Hold: true}, 0)
+	if _, err := s.ReserveInTurn(1, 99); err != nil {
+		t.Fatal(err)
+	}
+	wait(2)
+	if err := s.Abort(2); err != nil {
+		t.Fatal(err)
+	}
+	wait(2)
+	if !s.StopWaiting(2) || s.StopWaiting(2) {
+		t.Error("the request that has the id does not wait once")
+	}
+}
