@@ -364,7 +364,9 @@ func test(ctx context.Context, dir, pkg string, files map[string][]byte, timeout
 	cmd := exec.CommandContext(ctx, "sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$@"`, maxMemory>>10), "sh",
 		"go", "test", "-overlay", filepath.Join(dir, "overlay.json"), "-p", "1", "-vet=off", "-short", "-failfast", "-count=1",
 		"-timeout", timeout.String(), "./"+pkg)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	// A soak's own variables would have the tests take their long form.
+	short := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "TANDEM_SOAK") })
+	cmd.Env = append(short, "CGO_ENABLED=0", "GOFLAGS=")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()
