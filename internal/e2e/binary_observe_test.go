@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -387,38 +388,64 @@ func TestBinaryObserve(t *testing.T) {
 	c.holdSeen()
 }
 
-// warmPrompt sends prompts twice until the gateway has heard of what the node
-// caches: the second time it knows beforehand what the node then says.
+// foretold is what the gateway says of a prompt: how many tokens it has, and how many
+// of them some decode node caches.
+func (c *cluster) foretold(text string) (tokens, cached int) {
+	c.t.Helper()
+	resp, err := http.Get(c.url("/debug/route?prompt=" + url.QueryEscape(text)))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var route struct {
+		Tokens int `json:"prompt_tokens"`
+		Nodes  []struct {
+			Role   string
+			Cached int `json:"cached_tokens"`
+		}
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&route); err != nil || route.Tokens == 0 {
+		c.t.Fatalf("/debug/route says %s, %+v: %v", resp.Status, route, err)
+	}
+	for _, node := range route.Nodes {
+		if node.Role == "decode" {
+			cached = max(cached, node.Cached)
+		}
+	}
+	return route.Tokens, cached
+}
+
+// warmPrompt sends a prompt, and again when the gateway has heard what the node caches
+// of it: it knows beforehand what the node then says.
 func (c *cluster) warmPrompt(r *rand.Rand) {
 	c.t.Helper()
 	const cached = (oPrompt - 1) / 16 * 16
-	g := []int{gatewayNode}
-	for try := 1; ; try++ {
-		prompt := c.prompt(r, oPrompt)
-		if _, err := c.complete(prompt, 1); err != nil {
-			c.t.Fatal(err)
-		}
-		time.Sleep(50 * time.Millisecond) // the news travel beside the tokens
-		predicted, actual := c.metric(gatewayNode, "tandem:gateway_predicted_cached_tokens_total", ""), c.metric(gatewayNode, "tandem:gateway_actual_cached_tokens_total", "")
-		hits := c.metric(2, "vllm:prefix_cache_hits_total", "") + c.metric(3, "vllm:prefix_cache_hits_total", "")
-		if _, err := c.complete(prompt, 1); err != nil {
-			c.t.Fatal(err)
-		}
-		c.hold("a warm prompt", []want{
-			{g, "tandem:gateway_actual_cached_tokens_total", "", float64(actual + cached)},
-			{decodeNodes, "vllm:prefix_cache_hits_total", "", float64(hits + cached)},
-			{decodeNodes, "vllm:prompt_tokens_cached_by_source_total", `source="device"`, float64(hits + cached)},
-			{g, "vllm:prompt_tokens_cached_total", "", float64(actual + cached)},
-		})
-		switch got := c.metric(gatewayNode, "tandem:gateway_predicted_cached_tokens_total", "") - predicted; {
-		case got == cached:
-			c.saw("tandem:gateway_predicted_cached_tokens_total", g)
-			c.hold("a known prompt", []want{{decodeNodes, "tandem:decode_prefills_total", `where="local"`, float64(try)}})
-			return
-		case got != 0 || try == 100:
-			c.t.Fatalf("the gateway expected %d cached tokens, want %d after %d prompts", got, cached, try)
-		}
+	var text strings.Builder
+	for n := 0; n < oPrompt; n, _ = c.foretold(text.String()) {
+		text.WriteByte(byte('a' + r.IntN(26)))
 	}
+	prompt := text.String()
+	if _, err := c.completeAny(prompt, oPrompt, 1); err != nil {
+		c.t.Fatal(err)
+	}
+	c.wait(10*time.Second, "the gateway knows what is cached", func() bool {
+		_, n := c.foretold(prompt)
+		return n == cached
+	})
+	g := []int{gatewayNode}
+	predicted, actual := c.metric(gatewayNode, "tandem:gateway_predicted_cached_tokens_total", ""), c.metric(gatewayNode, "tandem:gateway_actual_cached_tokens_total", "")
+	hits := c.value(decodeNodes, "vllm:prefix_cache_hits_total", "")
+	if _, err := c.completeAny(prompt, oPrompt, 1); err != nil {
+		c.t.Fatal(err)
+	}
+	c.hold("a warm prompt", []want{
+		{g, "tandem:gateway_predicted_cached_tokens_total", "", float64(predicted + cached)},
+		{g, "tandem:gateway_actual_cached_tokens_total", "", float64(actual + cached)},
+		{decodeNodes, "vllm:prefix_cache_hits_total", "", hits + cached},
+		{decodeNodes, "vllm:prompt_tokens_cached_by_source_total", `source="device"`, hits + cached},
+		{g, "vllm:prompt_tokens_cached_total", "", float64(actual + cached)},
+		{decodeNodes, "tandem:decode_prefills_total", `where="local"`, 1},
+	})
 }
 
 // chatTwice has the second request find the first one's message tokenized: each

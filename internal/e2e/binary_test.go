@@ -385,6 +385,11 @@ type answer struct {
 
 // complete asks for n greedy tokens after a prompt of token ids.
 func (c *cluster) complete(prompt []int32, n int) (*answer, error) {
+	return c.completeAny(prompt, len(prompt), n)
+}
+
+// completeAny asks for n greedy tokens after a prompt, ids or text, of so many tokens.
+func (c *cluster) completeAny(prompt any, tokens, n int) (*answer, error) {
 	resp, err := c.post("/v1/completions", map[string]any{
 		"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true,
 	})
@@ -403,8 +408,8 @@ func (c *cluster) complete(prompt []int32, n int) (*answer, error) {
 	if err := json.Unmarshal(text, a); err != nil {
 		return nil, fmt.Errorf("%w in %s", err, text)
 	}
-	if len(a.Choices) != 1 || a.Usage.Prompt != len(prompt) || a.Usage.Completion != n || a.Choices[0].Finish != "length" {
-		return nil, fmt.Errorf("asked for %d tokens after %d: %s", n, len(prompt), text)
+	if len(a.Choices) != 1 || a.Usage.Prompt != tokens || a.Usage.Completion != n || a.Choices[0].Finish != "length" {
+		return nil, fmt.Errorf("asked for %d tokens after %d: %s", n, tokens, text)
 	}
 	return a, nil
 }
