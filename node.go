@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/lengths"
 	"github.com/tandem-serving/tandem/internal/logs"
 	"github.com/tandem-serving/tandem/internal/meter"
 	"github.com/tandem-serving/tandem/internal/metrics"
@@ -100,6 +101,9 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	n.meters.Set = metrics.New(roles, l.Bundle.ModelName)
 	meter.Traces(n.meters.Set, n.tr)
 	eo := l.Options()
+	if role == "prefill" {
+		eo.StepTime = lengths.StepTime
+	}
 	eo.Logger, eo.OnStep, eo.OnBlocks, eo.Watch = d.Log, on.step, on.blocks, meter.Watch(n.meters.Set)
 	n.eng, err = engine.New(eo)
 	if err != nil {

@@ -135,6 +135,6 @@ func (e *Engine) landFirst() error {
 	e.landed = e.now()
 	e.ran(f.batch, f.prompts, e.landed-began)
 	e.emit(f.batch, f.sampled)
-	e.pace.ended(f.batch, e.landed-began)
+	e.paced(f.batch, e.landed-began)
 	return nil
 }

@@ -73,6 +73,10 @@ type Options struct {
 	Modules       []AdapterModule
 	AdapterRoot   string // absolute folder, without links, that LoadAdapter reads from; empty: any
 
+	// StepTime bounds how long the chunks of a step take, where the engine computes
+	// prompts for other nodes alone; 0: only Scheduler.MaxBatchedTokens bounds them.
+	StepTime time.Duration
+
 	// Synchronous has every step wait for the tokens of the one before, on devices
 	// that need not: for comparison.
 	Synchronous bool
@@ -131,6 +135,7 @@ type Engine struct {
 	ratings    []rating          // rows that rate looks at
 	rated      []*LogProbs       // [outputs of the step], nil where nobody asked
 	pace       scorePace
+	stepPace   stepPace
 	ruler      backend.Ruler  // nil: rules of a request are the host's
 	mirror     backend.Mirror // nil: KVRegion is the device's own
 	direct     backend.Direct // nil: nor does anybody else reach the device's
@@ -191,6 +196,7 @@ func New(o Options) (*Engine, error) {
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 		adapters: newAdapters(o.AdapterPlaces),
 	}
+	e.stepPace = newStepPace(o.StepTime, cmp.Or(o.Scheduler.MaxBatchedTokens, scheduler.DefaultMaxBatchedTokens))
 	e.mirror = mirrorOf(o.Backend)
 	e.direct = directOf(e.mirror)
 	e.scorer, _ = o.Backend.(backend.Scorer)
@@ -449,8 +455,17 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 	}
 	e.ran(b, prompts, time.Since(began))
 	e.emit(b, e.step.Sampled)
-	e.pace.ended(b, time.Since(began))
+	e.paced(b, time.Since(began))
 	return nil
+}
+
+// paced takes account of a step's time, for the bounds of those after it.
+func (e *Engine) paced(b scheduler.Batch, took time.Duration) {
+	e.pace.ended(b, took)
+	if e.stepPace.target > 0 {
+		e.stepPace.ended(b.Tokens, took)
+		e.sched.LimitTokens(e.stepPace.limit)
+	}
 }
 
 // ran counts a step that took so long on the device.

@@ -67,6 +67,34 @@ func (p *scorePace) ended(b scheduler.Batch, took time.Duration) {
 	}
 }
 
+// leastStepTokens is what a step may have whatever the time: fewer rows keep the
+// kernels from reading each weight for many tokens at once.
+const leastStepTokens = 64
+
+// stepPace bounds the tokens of a step so that it takes about target: a prompt that
+// arrives meanwhile and is to be computed first waits no longer. Steps that take longer
+// shrink it, and steps that fill it and take less let it grow.
+type stepPace struct {
+	target time.Duration // 0: no bound
+	most   int           // tokens of a step, without one
+	limit  int
+}
+
+func newStepPace(target time.Duration, most int) stepPace {
+	return stepPace{target: target, most: most, limit: most}
+}
+
+// ended takes account of a step of so many tokens.
+func (p *stepPace) ended(tokens int, took time.Duration) {
+	switch {
+	case p.target == 0 || tokens == 0:
+	case took > p.target:
+		p.limit = min(p.limit, max(leastStepTokens, int(float64(tokens)*float64(p.target)/float64(took))))
+	case tokens >= p.limit-p.limit/8: // the others say nothing of longer ones
+		p.limit = min(p.most, max(p.limit+1, int(float64(p.limit)*min(2, float64(p.target)/float64(max(1, took))))))
+	}
+}
+
 // average returns the mean with three parts of what was before; 0: nothing was.
 func average(before, now time.Duration) time.Duration {
 	if before == 0 {

@@ -52,10 +52,11 @@ const (
 	DefaultHost = "127.0.0.1" // plain HTTP stays on this machine unless told otherwise
 	DefaultPort = 8000
 
-	// DefaultMinRemotePrefillTokens: below this many uncached prompt tokens a
-	// transfer adds 40 % and more to the first token and spares the decode node's
-	// other streams a few steps at most; see bench/results/min-remote-prefill.md.
-	DefaultMinRemotePrefillTokens = 64
+	// DefaultMinRemotePrefillTokens: below this many uncached prompt tokens, a block, a
+	// transfer adds half to the first token and spares the decode node's other streams
+	// next to nothing. From there on predicted times decide; see
+	// bench/results/min-remote-prefill.md.
+	DefaultMinRemotePrefillTokens = 16
 
 	// DefaultShutdownTimeout is the time from the order to stop to the cut of
 	// what still runs. Kubernetes kills after 30 s unless told otherwise.

@@ -86,7 +86,7 @@ type choice struct {
 	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
 	computes *upstream.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
 	held     int              // leading tokens that the decode node of the attempt that begins has cached
-	queued   int64            // tokens of the prompt and the output that are to be computed
+	queued   int              // tokens of the prompt and the output that are to be computed
 	plan     *upstream.Node   // computes of the attempt that begins
 	tried    []*upstream.Node // that failed since the last token
 	refused  []*upstream.Node // those of them that said no
@@ -164,8 +164,8 @@ func (j *job) attempt(c *choice) *openai.Error {
 				c.prefill.InFlight.Add(1)
 			}
 			c.computes = c.plan
-			c.computes.Queued.Add(c.queued)
-			j.model.queue.tokens.Add(c.queued)
+			c.computes.Computes(c.queued)
+			j.model.queue.tokens.Add(int64(c.queued))
 			return nil
 		}
 		if fault := j.failed(c, node, err, false); fault != nil {
@@ -217,7 +217,7 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 	if c.plan = node; len(d.Prefill) > 0 {
 		c.plan, held = fleet.Prefill[d.Prefill[0]], view.Prefill[d.Prefill[0]].Held
 	}
-	c.queued = int64(max(0, len(c.prompt.tokens)+len(c.output)-1-held))
+	c.queued = max(0, len(c.prompt.tokens)+len(c.output)-1-held)
 	return node, d, fleet
 }
 
@@ -273,9 +273,9 @@ func (j *job) prefilled(c *choice) {
 		c.prefill = nil
 	}
 	if c.computes != nil {
-		c.computes.Queued.Add(-c.queued)
+		c.computes.Computed(c.queued)
 		c.computes = nil
-		j.model.queue.computed(c.queued)
+		j.model.queue.computed(int64(c.queued))
 	}
 }
 

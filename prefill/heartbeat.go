@@ -33,12 +33,17 @@ func (n *Node) stats() *nodepb.Stats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	queued := st.Scheduler.Pending + n.line.WaitingTokens() // admitted ones are the engine's
-	return &nodepb.Stats{
+	byLength := n.line.Lengths()
+	m := &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + n.line.Waiting()),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining.On(),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(queued),
-		Adapters: n.adapters.List(),
+		Adapters: n.adapters.List(), QueuedByLength: make([]uint32, len(byLength)),
 	}
+	for i, tokens := range byLength {
+		m.QueuedByLength[i] = uint32(tokens)
+	}
+	return m
 }
 
 // tell sends every gateway a heartbeat.

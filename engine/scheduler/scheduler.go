@@ -175,6 +175,7 @@ type Scheduler struct {
 	views      [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 
 	maxScores int // of LimitScores; 0: none
+	maxTokens int // of LimitTokens; 0: none
 
 	order func([]Work) // of OrderBy; nil: by arrival
 	work  []Work       // reused

@@ -59,7 +59,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 		panic("scheduler: Schedule before the last batch's Update")
 	}
 	s.stepping = true
-	s.budget = s.cfg.MaxBatchedTokens
+	s.budget = min(cmp.Or(s.maxTokens, s.cfg.MaxBatchedTokens), s.cfg.MaxBatchedTokens)
 	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
 	s.scoreRows = cmp.Or(s.maxScores, s.cfg.MaxOutputs)
 	s.placed, s.inStep, s.views = s.placed[:0], s.inStep[:0], s.views[:0]
@@ -125,7 +125,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 // grow places as many of r's missing tokens as budget and memory allow, and
 // reports how many. With none it stays as it is and tries again next step.
 func (s *Scheduler) grow(r *request) int {
-	want := r.computed + s.rows(r, min(r.missing(), s.budget))
+	want := r.computed + s.rows(r, s.share(r))
 	end := s.covered(r)
 	for end < want && s.lengthen(r, end) {
 		end = s.covered(r)
@@ -138,12 +138,32 @@ func (s *Scheduler) grow(r *request) int {
 		if r.computed+n < len(r.tokens) {
 			r.extra = max(0, r.extra-1) // it samples nothing, so that its own row is free
 		}
-		s.budget -= n
+		s.budget = max(0, s.budget-n)
 		s.spare -= r.extra
 		s.placed = append(s.placed, r)
 	}
 	return n
 }
+
+// share is how many of r's missing tokens the step has for it.
+func (s *Scheduler) share(r *request) int {
+	n, most := r.missing(), min(s.maxTokens, s.cfg.MaxBatchedTokens)
+	switch {
+	case n <= s.budget || s.maxTokens == 0:
+	case s.budget == most && n <= min(2*most, s.cfg.MaxBatchedTokens): // the first: two steps would take as long
+		return n
+	case s.budget <= most/2: // what the step completes does not wait for more
+		return 0
+	}
+	return min(n, s.budget)
+}
+
+// LimitTokens bounds the tokens of each later step below MaxBatchedTokens. A request of
+// up to twice as many tokens that comes first is computed in one step all the same; and a
+// step that has half of the tokens is not filled up with a part of a request. It is for
+// nodes that have ComputeOnly requests alone: requests that decode may have to wait for
+// their turns. 0: no bound but MaxBatchedTokens.
+func (s *Scheduler) LimitTokens(tokens int) { s.maxTokens = max(0, tokens) }
 
 // LimitScores bounds the prompt rows that are scored in each later step. Requests
 // that run wait for their turn by rank; one that is admitted may score one row

@@ -3,6 +3,8 @@ package route
 import (
 	"math"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/lengths"
 )
 
 // What predictions are made of. They are judgements, held against the fleet
@@ -60,7 +62,20 @@ func (s *side) compute(r *Request, i int) float64 {
 	if rate <= 0 {
 		rate = unknownRate
 	}
-	return float64(max(0, n.Queued)+max(0, r.Uncached-n.Held)) / rate
+	need := max(0, r.Uncached-n.Held)
+	return (n.ahead(need, rate) + float64(need)) / rate
+}
+
+// ahead is how many tokens are computed before a prompt of need tokens, at a rate. A node
+// that computes the least work first computes those of prompts that are as short, and
+// what its step has begun with.
+func (s *State) ahead(need int, rate float64) float64 {
+	queued := float64(max(0, s.Queued))
+	if class := lengths.Class(need); s.ShortFirst && class < lengths.N {
+		step := min(chunkTokens, lengths.StepTime.Seconds()*rate)
+		return min(queued, float64(max(0, s.Lengths[class]))+step)
+	}
+	return queued
 }
 
 // price is compute with what it costs others.

@@ -31,6 +31,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/internal/lengths"
 )
 
 const (
@@ -82,13 +83,17 @@ type Node struct {
 // State is what is known of a node when a request comes.
 type State struct {
 	Usable bool
-	Local  bool    // decode: its last prompt of a size worth a transfer was computed there
-	Load   int     // requests it has in hand; negative counts as none
-	Held   int     // leading tokens of the prompt in its cache
-	Queued int     // prompt tokens that wait to be computed there
-	Rate   float64 // prompt tokens it computes per second; 0: not known
-	Memory Memory  // decode: with what the gateway's own decisions took since the heartbeat
-	Full   bool    // decode: Pick found no room for the request
+	Local  bool // decode: its last prompt of a size worth a transfer was computed there
+	Load   int  // requests it has in hand; negative counts as none
+	Held   int  // leading tokens of the prompt in its cache
+	Queued int  // prompt tokens that wait to be computed there
+	// Prefill: prompts with the least work left are computed first, and how many of
+	// Queued belong to prompts of at most each length.
+	ShortFirst bool
+	Lengths    lengths.Queue
+	Rate       float64 // prompt tokens it computes per second; 0: not known
+	Memory     Memory  // decode: with what the gateway's own decisions took since the heartbeat
+	Full       bool    // decode: Pick found no room for the request
 }
 
 // View is the fleet at one moment, by index into the lists given to New.

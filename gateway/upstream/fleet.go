@@ -101,9 +101,9 @@ type Fleet struct {
 type Node struct {
 	Name     string       // rpc address
 	InFlight atomic.Int64 // attempts of this gateway that the node has in hand
-	Queued   atomic.Int64 // prompt tokens of these that it was to compute and has not, as far as is known
 	Local    atomic.Bool  // decode: its last prompt worth a transfer was computed there
 
+	queued  queued
 	f       *Fleet
 	member  atomic.Pointer[Member]
 	link    atomic.Pointer[link] // nil: not connected

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/lengths"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -270,7 +271,8 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		l.heart.Store(&heartbeat{
 			Report: route.Report{
 				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
-				Queued: int(m.QueuedTokens), Rate: m.PrefillTokensPerS, Memory: memoryOf(m),
+				Queued: int(m.QueuedTokens), ShortFirst: len(m.QueuedByLength) >= lengths.N, Lengths: lengthsOf(m),
+				Rate: m.PrefillTokensPerS, Memory: memoryOf(m),
 			},
 			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
 			adapters: adaptersOf(m.Adapters),

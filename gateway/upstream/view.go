@@ -137,7 +137,9 @@ func (n *Node) state(s *route.State, q *Query) {
 	}
 	s.Usable = l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && n.takesFor(l, h, q) && !slices.Contains(q.Avoid, n)
 	s.Local, s.Held = n.Local.Load(), 0
-	s.Merge(&h.Report, route.Sent{Requests: int(n.InFlight.Load()), Queued: int(n.Queued.Load()), Blocks: l.taken()}, q.Answer)
+	sent := route.Sent{Requests: int(n.InFlight.Load()), Blocks: l.taken()}
+	n.queued.sent(&sent)
+	s.Merge(&h.Report, sent, q.Answer)
 }
 
 // fits says whether the node may get the request, connected or not.

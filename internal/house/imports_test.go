@@ -20,7 +20,7 @@ var mayImport = map[string][]string{
 	".": {
 		"bench", "bench/dataset", "bench/load",
 		"gateway", "gateway/foreign", "gateway/foreign/discover", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
-		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/logs", "internal/meter", "internal/metrics",
+		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/lengths", "internal/logs", "internal/meter", "internal/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/trace",
 	},
 
@@ -34,12 +34,12 @@ var mayImport = map[string][]string{
 	"gateway/foreign/discover/discovertest": {}, // an API for tests
 	"gateway/liveness":                      {},
 	"gateway/render":                        {"engine/tokenizer", "internal/jsonscan"},
-	"gateway/route":                         {"engine/kvcache"},
-	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/route":                         {"engine/kvcache", "internal/lengths"},
+	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/upstream/upstreamtest":         {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
 	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
-	"prefill/line":  {"engine/scheduler"}, // and what a scheduler is ordered by
+	"prefill/line":  {"engine/scheduler", "internal/lengths"}, // and what a scheduler is ordered by
 	"decode/course": {},
 	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
 
@@ -110,6 +110,7 @@ var mayImport = map[string][]string{
 	"internal/sock":          {},
 	"internal/rpc":           {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
 	"internal/rpc/nodepb":    {},
+	"internal/lengths":       {},
 	"internal/regular":       {},
 	"internal/tlsconf":       {"internal/regular"},
 	"internal/trace":         {"internal/rpc/nodepb"},
@@ -119,7 +120,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/lengths", "gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

@@ -24,7 +24,7 @@ var pureImports = []string{
 	"bytes", "cmp", "container/heap", "container/list", "crypto/sha256", "encoding/binary", "errors", "fmt", "maps", "math", "math/bits", "math/rand/v2",
 	"slices", "sort", "strconv", "strings", "time",
 	"github.com/cespare/xxhash/v2",
-	module + "/engine/backend", module + "/engine/kvcache", module + "/engine/sample", module + "/engine/scheduler",
+	module + "/engine/backend", module + "/engine/kvcache", module + "/engine/sample", module + "/engine/scheduler", module + "/internal/lengths",
 }
 
 // impure are the functions and types of those packages that a decider must not

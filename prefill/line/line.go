@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/lengths"
 )
 
 const (
@@ -234,6 +235,14 @@ func (l *Line) WaitingTokens() (n int) {
 		}
 	}
 	return n
+}
+
+// Lengths returns the tokens left of all jobs, by how many each has left.
+func (l *Line) Lengths() (q lengths.Queue) {
+	for _, j := range l.order {
+		q.Add(j.left)
+	}
+	return q
 }
 
 // AppendWaiting appends the jobs that have not asked for their grants, in order.

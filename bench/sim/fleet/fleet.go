@@ -33,7 +33,7 @@ const (
 	DefaultBandwidth     = 12.5e9
 	DefaultKVBytes       = 131_072 // Llama-3.1-8B in bfloat16
 	DefaultLayers        = 32
-	DefaultMinRemote     = 64
+	DefaultMinRemote     = 16
 )
 
 // errOptions reports options that no fleet can have.

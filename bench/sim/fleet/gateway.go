@@ -153,6 +153,7 @@ func (g *gateway) claim(r *Request) {
 	}
 	r.claimed, r.claimedOf = max(1, r.Prompt-1-held), &k.sent[at]
 	r.claimedOf.Queued += r.claimed
+	r.claimedOf.Lengths.Add(r.claimed)
 	r.blocks = g.f.blocks(r.Prompt+g.answers.Expect(r.Output)) - g.view.Decode[r.decode].Held/g.f.o.BlockTokens
 	g.decode.sent[r.decode].Blocks += r.blocks
 }
@@ -163,6 +164,7 @@ func (g *gateway) started(r *Request) {
 		return
 	}
 	r.claimedOf.Queued -= r.claimed
+	r.claimedOf.Lengths.Remove(r.claimed)
 	if r.claimedOf != &g.decode.sent[r.decode] {
 		r.claimedOf.Requests--
 	}
@@ -203,6 +205,9 @@ func (n *node) heartbeat() {
 func (n *node) report() route.Report {
 	st := n.s.Stats()
 	r := route.Report{Running: st.Running, Waiting: st.Waiting + n.line.Waiting(), Held: st.Held, Queued: st.Pending + n.line.WaitingTokens(), Rate: n.rate}
+	if n.computes {
+		r.ShortFirst, r.Lengths = true, n.line.Lengths()
+	}
 	r.Memory = route.Memory{Total: st.Blocks.Blocks, Free: st.Blocks.Free, Cached: st.Blocks.Cached, Reserved: st.Wanted}
 	return r
 }

@@ -1757,6 +1757,10 @@ type Stats struct {
 	// Gateways route by KV memory where both are told.
 	BlocksCached   *uint32 `protobuf:"varint,12,opt,name=blocks_cached,json=blocksCached,proto3,oneof" json:"blocks_cached,omitempty"`
 	BlocksReserved *uint32 `protobuf:"varint,13,opt,name=blocks_reserved,json=blocksReserved,proto3,oneof" json:"blocks_reserved,omitempty"`
+	// Prefill nodes: of the queued tokens, those of prompts with at most 64, 256 and 1024
+	// tokens left. They are computed before those of longer prompts. None told: prompts
+	// are computed in order of arrival.
+	QueuedByLength []uint32 `protobuf:"varint,14,rep,packed,name=queued_by_length,json=queuedByLength,proto3" json:"queued_by_length,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1880,6 +1884,13 @@ func (x *Stats) GetBlocksReserved() uint32 {
 		return *x.BlocksReserved
 	}
 	return 0
+}
+
+func (x *Stats) GetQueuedByLength() []uint32 {
+	if x != nil {
+		return x.QueuedByLength
+	}
+	return nil
 }
 
 // BundleRequest asks a node for what a gateway needs to serve its model.
@@ -2371,7 +2382,7 @@ const file_node_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"[\n" +
 	"\vPrefillDone\x12'\n" +
 	"\x0fcomputed_tokens\x18\x01 \x01(\rR\x0ecomputedTokens\x12#\n" +
-	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xef\x03\n" +
+	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\x9d\x04\n" +
 	"\x05Stats\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\x04R\x05steps\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x18\n" +
@@ -2388,7 +2399,8 @@ const file_node_proto_rawDesc = "" +
 	"maxRunning\x123\n" +
 	"\badapters\x18\v \x03(\v2\x17.tandem.node.v1.AdapterR\badapters\x12(\n" +
 	"\rblocks_cached\x18\f \x01(\rH\x00R\fblocksCached\x88\x01\x01\x12,\n" +
-	"\x0fblocks_reserved\x18\r \x01(\rH\x01R\x0eblocksReserved\x88\x01\x01B\x10\n" +
+	"\x0fblocks_reserved\x18\r \x01(\rH\x01R\x0eblocksReserved\x88\x01\x01\x12,\n" +
+	"\x10queued_by_length\x18\x0e \x03(\rB\x02\x10\x01R\x0equeuedByLengthB\x10\n" +
 	"\x0e_blocks_cachedB\x12\n" +
 	"\x10_blocks_reserved\"\x0f\n" +
 	"\rBundleRequest\"\xef\x03\n" +
