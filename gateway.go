@@ -392,7 +392,7 @@ func never(d time.Duration) time.Duration {
 func upstreamMembers(ms []cluster.Member) []upstream.Member {
 	var us []upstream.Member
 	for _, m := range ms {
-		if m.Role != "gateway" && m.Mismatch == "" {
+		if m.Mismatch == "" {
 			us = append(us, upstream.Member{
 				ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Build: m.Build, Fingerprint: m.Fingerprint, Class: m.Class,
 				Ready: m.Ready, Draining: m.Draining,

@@ -57,6 +57,8 @@ func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p 
 		r.Key = how.session
 	case r.Policy == route.PowerOfTwo:
 		r.Draw = rand.Uint64()
+	case r.Policy == route.Prefix && fleet.Shared:
+		r.Shared, r.Draw = true, rand.Uint64()
 	}
 	return fleet.Table.Pick(r, *view, nil)
 }

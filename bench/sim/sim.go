@@ -287,7 +287,7 @@ func (f *fleet) pick(g *gateway, q *Request, draw uint64) (node, claimed int) {
 			Load: max(g.own[i].Load, g.told[i].Load), Queued: max(g.own[i].Queued, g.told[i].Queued),
 		}
 	}
-	d := f.table.Pick(route.Request{Policy: f.o.Policy, Key: q.Blocks[0], Uncached: q.Tokens, MinRemote: 1, Turn: f.turn, Draw: draw}, g.view, f.dst[:0])
+	d := f.table.Pick(route.Request{Policy: f.o.Policy, Key: q.Blocks[0], Uncached: q.Tokens, MinRemote: 1, Turn: f.turn, Draw: draw, Shared: len(f.gateways) > 1}, g.view, f.dst[:0])
 	f.dst = d.Prefill
 	return d.Prefill[0], q.Tokens - g.view.Prefill[d.Prefill[0]].Held
 }
@@ -300,8 +300,8 @@ func (f *fleet) send(q *Request) {
 	j.node, j.claimed = f.pick(g, q, draw)
 	alike := true
 	for _, other := range f.gateways {
-		if other != g {
-			at, _ := f.pick(other, q, draw)
+		if other != g { // which draws for itself
+			at, _ := f.pick(other, q, f.draw.Uint64())
 			alike = alike && at == j.node
 		}
 	}

@@ -84,8 +84,8 @@ func TestGatewaysChooseAlike(t *testing.T) {
 		}
 		t.Logf("note: load %.0f %%: two gateways choose alike for %.1f %% of requests; hit %.1f %% (one gateway %.1f %%), first token mean %v (%v)",
 			100*load, 100*two.Alike, 100*two.Hit, 100*one.Hit, two.Mean.Round(1e6), one.Mean.Round(1e6))
-		if two.Alike < 0.95 {
-			t.Errorf("load %g: two gateways choose alike for %.3f of the requests", load, two.Alike)
+		if two.Alike < 0.9 || two.Hit < one.Hit-0.01 { // they draw among nodes that are about as good
+			t.Errorf("load %g: two gateways choose alike for %.3f of the requests and hit %.3f, one gateway %.3f", load, two.Alike, two.Hit, one.Hit)
 		}
 	}
 }

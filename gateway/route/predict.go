@@ -29,6 +29,9 @@ const (
 	// twice is cached twice.
 	stickShare = 0.03
 	stickTime  = 0.003
+	// tieShare is by how much nodes differ that are taken for equally good where several
+	// gateways choose by the same views.
+	tieShare = 0.10
 	// recompute is the price of a token to compute against one that waits: its
 	// work delays whoever comes after, and its blocks push out others'.
 	recompute = 6.0
@@ -179,13 +182,36 @@ func (s *side) nearest(r *Request, cost func(int) float64) (int, Reason) {
 			best, least = i, c
 		}
 	}
+	if best == home || limit <= least*(1+stickShare)+stickTime {
+		return home, reason
+	}
+	if r.Shared {
+		best = s.draw(r, best, least, cost)
+	}
 	switch {
-	case best == home || limit <= least*(1+stickShare)+stickTime:
+	case best == home:
 		return home, reason
 	case s.states[best].Held > s.states[home].Held:
 		return best, ReasonCached
 	}
 	return best, ReasonLoad
+}
+
+// draw is one of the nodes that cost at most tieShare more than the best and hold as much
+// of the prompt.
+func (s *side) draw(r *Request, best int, least float64, cost func(int) float64) int {
+	at, n, bits := best, uint64(0), r.Draw
+	for i := range s.states {
+		if !s.fits(i) || s.states[i].Held < s.states[best].Held || cost(i) > least*(1+tieShare) {
+			continue
+		}
+		n++
+		bits = bits*6364136223846793005 + 1442695040888963407 // Knuth's generator; its high bits are the good ones
+		if (bits>>32)%n == 0 {
+			at = i
+		}
+	}
+	return at
 }
 
 // informed says whether more is known than how many requests nodes have.

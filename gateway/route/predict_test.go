@@ -217,3 +217,36 @@ func remoteIn(tb *Table, seconds float64) (f remotes) {
 	f.n, f.best[0].class, f.best[0].seconds = 1, tb.decode.class[0], seconds
 	return f
 }
+
+// Gateways that share their views spread what leaves its home over the nodes that are
+// about as good; one that is alone takes the best. A cache is not given up for it.
+func TestSharedViewsSpread(t *testing.T) {
+	tb := New(fleet(8, ""), nil)
+	v := View{Decode: states(8, 1000)}
+	r := Request{Key: 9, Uncached: 1000, MinRemote: 64}
+	home := tb.Pick(r, v, nil).Decode
+	for i := range v.Decode {
+		v.Decode[i].Queued = 100_000
+	}
+	at := func(n int) *State { return &v.Decode[(home+n)%8] }
+	at(1).Queued, at(2).Queued, at(3).Queued, at(4).Queued = 5000, 5500, 5200, 7000
+	drawn := func(shared bool) map[int]int {
+		r.Shared = shared
+		seen := map[int]int{}
+		for i := range 3000 {
+			r.Draw = uint64(i) * 0x9e3779b97f4a7c15
+			seen[(tb.Pick(r, v, nil).Decode-home+8)%8]++
+		}
+		return seen
+	}
+	if seen := drawn(false); seen[1] != 3000 {
+		t.Errorf("alone: %v, want the best alone", seen)
+	}
+	if seen := drawn(true); len(seen) != 3 || min(seen[1], seen[2], seen[3]) < 800 {
+		t.Errorf("shared: %v, want a third for each of 1, 2 and 3, which differ by 4 %%", seen)
+	}
+	at(1).Held = 16
+	if seen := drawn(true); seen[1] != 3000 {
+		t.Errorf("1 has a block: %v", seen)
+	}
+}

@@ -113,7 +113,10 @@ type Request struct {
 	// worth the transfer; 1 or less: it always is, whatever is predicted.
 	MinRemote int
 	Turn      uint64 // RoundRobin: grows by one with each request
-	Draw      uint64 // PowerOfTwo: random bits
+	Draw      uint64 // PowerOfTwo, and Prefix where Shared: random bits
+	// Shared says that other gateways choose by the same views: of nodes that are about
+	// as good one is drawn, or all gateways would choose the best until they hear of it.
+	Shared bool
 }
 
 // Decision is a choice of nodes, as indices into the lists given to New.

@@ -54,7 +54,7 @@ var errHaste = errors.New("upstream: no time left to connect")
 // Member is a node of the fleet as gossip or configuration tells of it.
 type Member struct {
 	ID          string
-	Role        string // "decode", "prefill" or "serve"
+	Role        string // "decode", "prefill" or "serve"; "gateway": all of them, this one included, to know whether there are others
 	RPC         string // address; the node's name on the routing ring
 	HTTP        string // address of its metrics, for people
 	Model       string
@@ -121,6 +121,7 @@ type Snapshot struct {
 	Table   *route.Table
 	Decode  []*Node // by the table's index
 	Prefill []*Node
+	Shared  bool // there are other gateways
 	blocks  *Blocks
 }
 
@@ -168,19 +169,21 @@ func (f *Fleet) SetMembers(members []Member) {
 	if f.ctx.Err() != nil {
 		return
 	}
-	decode, prefill := map[string]*Node{}, map[string]*Node{}
+	decode, prefill, gateways := map[string]*Node{}, map[string]*Node{}, 0
 	for _, m := range members {
 		switch m.Role {
 		case "decode", "serve":
 			decode[m.RPC] = f.node(f.decode[m.RPC], m)
 		case "prefill":
 			prefill[m.RPC] = f.node(f.prefill[m.RPC], m)
+		case "gateway":
+			gateways++
 		}
 	}
 	f.leave(f.decode, decode)
 	f.leave(f.prefill, prefill)
 	f.decode, f.prefill = decode, prefill
-	s := &Snapshot{blocks: f.o.Blocks}
+	s := &Snapshot{Shared: gateways > 1, blocks: f.o.Blocks}
 	s.Decode, s.Prefill = byName(decode), byName(prefill)
 	s.Table = route.New(ringNodes(s.Decode), ringNodes(s.Prefill))
 	f.now.Store(s)
