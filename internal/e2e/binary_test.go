@@ -86,29 +86,59 @@ type cluster struct {
 	tokens, vocabMin int32         // token ids of prompts are in [vocabMin, tokens)
 }
 
-// ports hands out ranges below those that the system gives to others.
-var ports atomic.Int32
+// Ports come in ranges below those that the system hands out, and below those
+// that `tandem up` takes for gossip. A test owns its range while it runs, before
+// all other tests and other runs of them on this machine.
+const (
+	firstPort     = 12000
+	portsPerRange = 16
+	portRanges    = 1000
+)
 
-// freePorts finds n consecutive free ports.
+// nextPorts is the number of the next range that this process tries.
+var nextPorts = func() *atomic.Int32 {
+	n := new(atomic.Int32)
+	n.Store(int32(os.Getpid() * 37 % portRanges))
+	return n
+}()
+
+// freePorts reserves n consecutive free ports until the test ends.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
-	for range 100 {
-		base := 12000 + (os.Getpid()%500*32+int(ports.Add(1))*8)%16000
-		free := true
-		for p := base; p < base+n; p++ {
-			l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(p))
-			if err != nil {
-				free = false
-				break
-			}
-			l.Close()
+	if n > portsPerRange {
+		t.Fatalf("%d ports: a range has %d", n, portsPerRange)
+	}
+	folder := filepath.Join(os.TempDir(), "tandem-e2e-ports")
+	if err := os.MkdirAll(folder, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for range portRanges {
+		at := int(nextPorts.Add(1)) % portRanges
+		lock, err := os.OpenFile(filepath.Join(folder, strconv.Itoa(at)), os.O_CREATE|os.O_RDWR, 0o666)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if free {
+		base := firstPort + at*portsPerRange
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil && canListen(base, n) {
+			t.Cleanup(func() { lock.Close() })
 			return base
 		}
+		lock.Close()
 	}
 	t.Fatalf("no %d consecutive ports are free", n)
 	return 0
+}
+
+// canListen reports whether nobody has one of n ports.
+func canListen(base, n int) bool {
+	for p := base; p < base+n; p++ {
+		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(p))
+		if err != nil {
+			return false
+		}
+		l.Close()
+	}
+	return true
 }
 
 // newCluster prepares one prefill and one decode process with the built-in
@@ -193,11 +223,17 @@ func (c *cluster) upWithin(bound time.Duration) {
 	c.wait(bound, "the cluster says that it is up", func() bool {
 		select {
 		case <-c.ended:
-			c.t.Fatalf("up has ended: %s", c.cmd.ProcessState)
+			c.t.Fatalf("up has ended: %s\n%s", c.cmd.ProcessState, lastLines(c.stderr.String(), 8))
 		default:
 		}
 		return strings.Contains(c.stdout.String(), "Tandem is up at "+c.url(""))
 	})
+}
+
+// lastLines is the end of a log.
+func lastLines(text string, n int) string {
+	lines := strings.SplitAfter(strings.TrimSuffix(text, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "")
 }
 
 // wait polls until ok, and fails the test after the bound.

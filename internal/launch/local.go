@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -90,13 +91,20 @@ func (l Local) Processes() ([]Process, error) {
 	return ps, nil
 }
 
-// freePort finds a port that is free for TCP and UDP at this moment.
+// freePort finds a port that is free for TCP and UDP at this moment, and that the
+// system gives to nobody who asks for any: the gateway takes it a little later.
 func freePort() (int, error) {
+	const below = 4096 // that many ports under those that the system gives away
 	var last error
 	for range 20 {
-		t, err := net.Listen("tcp", "127.0.0.1:0")
+		port := 0
+		if first := firstEphemeral(); first-below > 1023 {
+			port = first - 1 - rand.IntN(below)
+		}
+		t, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
-			return 0, err
+			last = err
+			continue
 		}
 		u, err := net.ListenPacket("udp", t.Addr().String())
 		if cerr := t.Close(); cerr != nil {
@@ -108,6 +116,21 @@ func freePort() (int, error) {
 		last = err
 	}
 	return 0, fmt.Errorf("%w: no port is free for gossip on 127.0.0.1: %w", ErrStart, last)
+}
+
+// firstEphemeral is the first port that the system gives to who asks for any, or 0
+// where it does not say.
+func firstEphemeral() int {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\t")
+	n, err := strconv.Atoi(first)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // PortsFree says which of the ports that are fixed somebody has: the cluster that

@@ -76,3 +76,22 @@ func TestInvitation(t *testing.T) {
 		}
 	}
 }
+
+// Between the choice of the gossip port and its use, the system must not give it
+// to another process.
+func TestGossipPortIsNotEphemeral(t *testing.T) {
+	first := firstEphemeral()
+	if first < 8192 {
+		t.Logf("ephemeral ports begin at %d: nothing to hold", first)
+		return
+	}
+	for range 20 {
+		p, err := freePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p >= first || p < first-4096 {
+			t.Errorf("port %d, want one of the 4096 below %d", p, first)
+		}
+	}
+}
