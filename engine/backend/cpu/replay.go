@@ -1,8 +1,10 @@
 package cpu
 
 import (
+	"bytes"
 	"fmt"
 	"math"
+	"unsafe"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/sample"
@@ -202,7 +204,7 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 }
 
 // takeSpans checks that the spans cover the rows in order and that each row's
-// position follows from its span, and copies the block tables.
+// position follows from its span, and brings the block tables up to date.
 func (c *CPU) takeSpans(step *backend.Step) error {
 	s, next := &c.step, 0
 	for i := range step.Spans {
@@ -233,8 +235,12 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 	return nil
 }
 
-// takeTable checks and copies one span's block table of a group, and notes where
-// the span's rows are stored. Before the window there may be no blocks.
+// tablePart is how many entries of a block table are compared at once: one page of memory.
+const tablePart = 1024
+
+// takeTable checks one span's block table of a group, copies what differs from the table that the
+// span's place had in the last step, and sets where the span's rows are stored. Entries before the
+// window may be negative.
 func (c *CPU) takeTable(span int, sp *backend.Span, g *kvGroup, table []int32) error {
 	stride, bt, end := c.opts.Limits.Blocks, g.BlockTokens, int(sp.Start)+int(sp.Tokens)
 	if len(table) > stride || len(table)*bt < end {
@@ -245,17 +251,31 @@ func (c *CPU) takeTable(span int, sp *backend.Span, g *kvGroup, table []int32) e
 	if g.Window > 0 {
 		first = max(0, int(sp.Start)-g.Window+1) / bt
 	}
-	for j, b := range table {
-		if (b < 0 && j >= first) || int(b) >= c.kv.spec.Blocks {
-			return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, span, b, j, c.kv.spec.Blocks)
+	kept := g.tables[span*stride:][:len(table)]
+	for from := 0; from < len(table); from += tablePart {
+		to := min(from+tablePart, len(table))
+		// Kept entries were checked when they were copied. Where there is a window, negative ones
+		// may be among them, which were valid for the sequence of that step alone.
+		if (g.Window == 0 || to <= first) && bytes.Equal(raw(kept[from:to]), raw(table[from:to])) {
+			continue
 		}
+		for i, b := range table[from:to] {
+			if j := from + i; (b < 0 && j >= first) || int(b) >= c.kv.spec.Blocks {
+				return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, span, b, j, c.kv.spec.Blocks)
+			}
+		}
+		copy(kept[from:to], table[from:to])
 	}
-	copy(g.tables[span*stride:(span+1)*stride], table)
 	for i := range int(sp.Tokens) {
 		pos := int(sp.Start) + i
 		g.slots[int(sp.Row)+i] = table[pos/bt]*int32(bt) + int32(pos%bt)
 	}
 	return nil
+}
+
+// raw returns the bytes of s.
+func raw(s []int32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
 // fill computes cosines and sines once per step for all layers and variants.
