@@ -45,11 +45,14 @@ type request struct {
 	computed int           // tokens whose KV is in the tables
 	chain    kvcache.Chain // names of its tokens, as far as anybody asked
 
+	credit int // bounds its guesses of Config.Draft per step; see learn
+
 	score  int // leading tokens behind which the logits are wanted
 	scored int // of these, behind which they have been computed
 
 	scheduled int  // tokens the step computes
 	guesses   int  // tokens that stand behind them, beyond len(tokens) in the same array
+	hints     int  // guesses behind those that the step does not compute, 0 or 1
 	extra     int  // rows of logits beyond the first that the step makes for it
 	inStep    bool // in the batch (or its Completed) between Schedule and Update
 	samples   bool // its Seq samples
@@ -87,6 +90,7 @@ func (s *Scheduler) newRequest(q Request) *request {
 		noCacheRead: q.NoCacheRead,
 		ticket:      q.Ticket,
 		score:       q.Score,
+		credit:      1,
 	}
 	r.chain.StartAt(q.RootDigest)
 	for g := range r.tables {

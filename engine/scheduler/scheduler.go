@@ -9,7 +9,8 @@
 // only move `computed`. When memory runs out a request of a lower rank gives its
 // blocks back, of the lowest priority the one that loses the least, and later
 // recomputes what the cache has not kept. Guessed tokens
-// (Config.Draft) fill what the step has left; the device samples behind each, and
+// (Config.Draft) fill what the step has left, as many for each request as its own
+// acceptance is worth; the device samples behind each, and
 // those that it would have sampled itself stay. Rank is arrival time,
 // moved by a fixed head start per priority level: a total order in which every
 // request is some day the first, so nothing starves.
@@ -122,12 +123,15 @@ type Config struct {
 	PriorityHeadStart time.Duration // how much earlier one priority level makes a request look
 
 	// Draft, where set, guesses what follows tokens: it appends at most n guesses
-	// to them. It has to be a function of tokens alone. At most MaxDrafts are
-	// asked for, and fewer where the step has no room.
+	// to them. It has to be a function of tokens alone, and cheap beside a row of the
+	// step. A request gets at most MaxDrafts guesses, fewer where few of its own were
+	// right, and none where the step has no room. One more is asked for and not computed.
 	Draft     func(tokens []int32, n int) []int32
 	MaxDrafts int
 	// DraftAll, instead of Draft, guesses for a step's sequences at once. It need
 	// not give one any guess, and is not asked for what samples for the first time.
+	// The number of guesses does not adapt: each costs DraftAll a run of its model, so
+	// that none is free to be compared with what is drawn.
 	DraftAll func(asks []Ask)
 }
 

@@ -201,7 +201,8 @@ func (s *Scheduler) guess() {
 	case s.cfg.Draft != nil:
 		for _, r := range s.placed {
 			if most := s.mostGuesses(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
-				s.draft(r, s.cfg.Draft(r.tokens, most), most)
+				most = min(most, r.credit)
+				s.draft(r, s.cfg.Draft(r.tokens, most+1), most) // one more, for learn
 			}
 		}
 	}
@@ -247,6 +248,7 @@ func (s *Scheduler) draft(r *request, all []int32, most int) {
 		end = s.covered(r)
 	}
 	r.guesses = max(0, min(guesses, end-n))
+	r.hints = min(1, len(all)-n-r.guesses)
 	s.budget -= r.guesses
 	s.spare -= r.guesses
 	if r.guesses > 0 {
@@ -409,10 +411,11 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 	s.settle()
 	used := 0 // results so far
 	for _, r := range s.inStep {
-		guesses := r.tokens[len(r.tokens) : len(r.tokens)+r.guesses]
+		hinted := r.tokens[len(r.tokens) : len(r.tokens)+r.guesses+r.hints]
+		guesses := hinted[:r.guesses]
 		r.computed += r.scheduled
 		r.scored = max(r.scored, min(r.computed, r.score))
-		r.scheduled, r.guesses, r.extra, r.inStep = 0, 0, 0, false
+		r.scheduled, r.guesses, r.hints, r.extra, r.inStep = 0, 0, 0, 0, false
 		finished := r.computeOnly && r.missing() == 0
 		again := r.enter()
 		if r.samples {
@@ -422,6 +425,7 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 			result := results[used]
 			used++
 			if r.state != stateGone {
+				s.learn(r, hinted, result.Tokens)
 				s.extend(r, guesses, result.Tokens)
 				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
 			} else if again {
@@ -447,6 +451,20 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 	}
 	s.advance()
 	return s.done
+}
+
+// learn updates r's credit by what the model drew where tokens were guessed: one more for each right
+// guess, half for a wrong one. The guess that the step did not compute counts as well, so that a
+// request without credit gains some once its text repeats itself. The bound keeps all guesses of a
+// long quote after a single wrong one.
+func (s *Scheduler) learn(r *request, guesses, sampled []int32) {
+	for i := range min(len(guesses), len(sampled)) {
+		if guesses[i] == sampled[i] {
+			r.credit = min(r.credit+1, 2*s.cfg.MaxDrafts)
+		} else {
+			r.credit /= 2
+		}
+	}
 }
 
 // extend appends what was sampled. The KV of guesses that it confirms stands.
@@ -486,7 +504,7 @@ func (s *Scheduler) Discard(b Batch) (gone []RequestID) {
 	s.stepping = false
 	s.done = s.done[:0]
 	for _, r := range s.inStep {
-		r.scheduled, r.guesses, r.extra, r.inStep, r.ahead = 0, 0, 0, false, false
+		r.scheduled, r.guesses, r.hints, r.extra, r.inStep, r.ahead = 0, 0, 0, 0, false, false
 		if r.state != stateGone {
 			s.leave(r)
 			s.done = append(s.done, r.id)

@@ -580,6 +580,7 @@ func TestRowsOfLogits(t *testing.T) {
 		{"1:6+6 score 6-8 drafts 3"},
 		{"1:9+5 score 0-0 drafts 4"},
 	} {
+		s.byID[1].credit = 4
 		b := s.Schedule(0)
 		if got := rows(b); !slices.Equal(got, want) {
 			t.Errorf("%v, want %v", got, want)
@@ -598,6 +599,7 @@ func TestRowsOfLogits(t *testing.T) {
 	}
 	add(t, s, Request{ID: 2, Tokens: text(2, 5)}, 0)
 	add(t, s, Request{ID: 3, Tokens: text(3, 5)}, 0)
+	s.byID[1].credit = 4
 	b := s.Schedule(0)
 	if got, want := rows(b), []string{"1:10+4 score 0-0 drafts 3", "2:0+5 score 0-0 drafts 0", "3:0+5 score 0-0 drafts 0"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
