@@ -99,6 +99,50 @@ func TestGuessesFollowAcceptance(t *testing.T) {
 	}
 }
 
+// TestGuessesDependOnOwnHistory: a request gets the guesses that it gets alone, whatever share of
+// the guesses of requests beside it is right.
+func TestGuessesDependOnOwnHistory(t *testing.T) {
+	const tokens = 300
+	// The first token names the request and says which guesses are wrong.
+	draft := func(tokens []int32, n int) []int32 {
+		for range n {
+			tokens = append(tokens, min(1, int32(len(tokens))%(2+7*tokens[0])))
+		}
+		return tokens
+	}
+	run := func(names ...int) map[int][]int {
+		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 1024}, MaxSeqs: len(names), MaxOutputs: len(names) * (1 + DraftLimit), MaxBatchedTokens: 1024, Draft: draft, MaxDrafts: DraftLimit})
+		for _, name := range names {
+			add(t, s, Request{ID: RequestID(name), Tokens: text(name, 1)}, 0)
+		}
+		drafts, written := make(map[int][]int), make(map[int]int)
+		for len(s.running)+len(s.waiting) > 0 {
+			b := s.Schedule(0)
+			var results []Result
+			for _, q := range b.Seqs {
+				name, right := int(q.ID), 0
+				for right < q.Drafts && q.Tokens[len(q.Tokens)-q.Drafts+right] == 1 {
+					right++ // the model draws nothing but ones
+				}
+				written[name] += right + 1
+				drafts[name] = append(drafts[name], q.Drafts)
+				results = append(results, Result{Tokens: slices.Repeat([]int32{1}, right+1), Finished: written[name] >= tokens})
+			}
+			s.Update(b, results)
+		}
+		return drafts
+	}
+	among := run(0, 1, 2)
+	for name := range 3 {
+		if alone := run(name)[name]; !slices.Equal(alone, among[name]) {
+			t.Errorf("request %d: guesses %v, alone %v", name, among[name], alone)
+		}
+	}
+	if slices.Equal(among[0], among[2]) {
+		t.Error("all requests have the same guesses")
+	}
+}
+
 // BenchmarkGuesses is what guessing costs and brings, by text: rows that are computed and
 // steps per token, and the percentage of guesses that were right.
 func BenchmarkGuesses(b *testing.B) {

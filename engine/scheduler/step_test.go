@@ -778,3 +778,20 @@ func TestStopWaitingOfReusedID(t *testing.T) {
 		t.Error("the request that has the id does not wait once")
 	}
 }
+
+// BenchmarkStats is a snapshot of 64 running and 1,000 waiting requests, which an engine makes
+// twice a step.
+func BenchmarkStats(b *testing.B) {
+	const running, waiting = 64, 1000
+	s := newScheduler(b, Config{Pool: kvcache.Config{Blocks: running * 64}, MaxSeqs: running, MaxBatchedTokens: 64 * running, MaxQueued: running + waiting})
+	for i := range running + waiting {
+		add(b, s, Request{ID: RequestID(i), Tokens: text(i, 48), MaxNew: maxHint}, 0)
+	}
+	step(b, s, 0)
+	if st := s.Stats(); st.Running != running || st.Waiting != waiting {
+		b.Fatalf("%d run and %d wait", st.Running, st.Waiting)
+	}
+	for b.Loop() {
+		s.Stats()
+	}
+}
