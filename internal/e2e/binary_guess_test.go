@@ -77,6 +77,9 @@ func (c *cluster) guesses(tale string) {
 	perBlock, pages := float64(blockBytes(c.t)), 0.0 // bytes
 	for i := range 4 {
 		body := map[string]any{"prompt": strings.Repeat("x", i+1) + tale, "max_tokens": 60, "temperature": 0, "ignore_eos": true}
+		if i%2 == 1 {
+			body["logit_bias"] = map[string]int{"308": 100} // an answer of one token again and again is guessed right
+		}
 		elsewhere := c.value(d, "tandem:decode_prefills_total", `"remote"`)
 		prompt := c.answers(body)["usage"].(map[string]any)["prompt_tokens"].(float64)
 		if c.value(d, "tandem:decode_prefills_total", `"remote"`) > elsewhere {
