@@ -82,7 +82,7 @@ func (n *Node) stats() *nodepb.Stats {
 		Held: uint32(st.Scheduler.Held), BlocksTotal: uint32(u.Blocks),
 		BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), BlocksCached: proto.Uint32(uint32(u.Cached)), BlocksReserved: proto.Uint32(uint32(st.Scheduler.Wanted)),
 		Draining: n.draining.On(), PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(st.Scheduler.Pending), MaxRunning: uint32(n.o.MaxRunning),
-		Adapters: n.adapters.List(),
+		Adapters: n.adapters.List(), StepTokens: uint32(st.Scheduler.StepTokens),
 	}
 }
 

@@ -38,7 +38,7 @@ func (n *Node) stats() *nodepb.Stats {
 		Steps: st.Steps, Running: uint32(st.Scheduler.Running), Waiting: uint32(st.Scheduler.Waiting + n.line.Waiting()),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached), Draining: n.draining.On(),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(queued),
-		Adapters: n.adapters.List(), QueuedByLength: make([]uint32, len(byLength)),
+		Adapters: n.adapters.List(), QueuedByLength: make([]uint32, len(byLength)), StepTokens: uint32(st.Scheduler.StepTokens),
 	}
 	for i, tokens := range byLength {
 		m.QueuedByLength[i] = uint32(tokens)

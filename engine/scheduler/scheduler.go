@@ -423,6 +423,7 @@ type Stats struct {
 	Running, Waiting, Held int
 	Pending                int                // tokens to compute before the running and waiting requests can go on by one
 	Wanted                 int                // blocks that requests lack for the tokens that they have
+	StepTokens             int                // most tokens of a step
 	Reservations           int                // live, and lost but not yet released
 	Blocks                 kvcache.Usage      // by state
 	PrefixQueries          uint64             // tokens that were looked up, once per request
@@ -448,6 +449,7 @@ func (s *Scheduler) Stats() Stats {
 		Running: len(s.running), Waiting: len(s.waiting), Held: len(s.held),
 		Pending:         s.pending(),
 		Wanted:          s.wanted(),
+		StepTokens:      s.stepTokens(),
 		Reservations:    len(s.reservations),
 		Blocks:          s.pool.Usage(),
 		PrefixQueries:   s.counters.prefixQueries,

@@ -59,7 +59,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 		panic("scheduler: Schedule before the last batch's Update")
 	}
 	s.stepping = true
-	s.budget = min(cmp.Or(s.maxTokens, s.cfg.MaxBatchedTokens), s.cfg.MaxBatchedTokens)
+	s.budget = s.stepTokens()
 	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
 	s.scoreRows = cmp.Or(s.maxScores, s.cfg.MaxOutputs)
 	s.placed, s.inStep, s.views = s.placed[:0], s.inStep[:0], s.views[:0]
@@ -164,6 +164,10 @@ func (s *Scheduler) share(r *request) int {
 // nodes that have ComputeOnly requests alone: requests that decode may have to wait for
 // their turns. 0: no bound but MaxBatchedTokens.
 func (s *Scheduler) LimitTokens(tokens int) { s.maxTokens = max(0, tokens) }
+
+func (s *Scheduler) stepTokens() int {
+	return min(cmp.Or(s.maxTokens, s.cfg.MaxBatchedTokens), s.cfg.MaxBatchedTokens)
+}
 
 // LimitScores bounds the prompt rows that are scored in each later step. Requests
 // that run wait for their turn by rank; one that is admitted may score one row

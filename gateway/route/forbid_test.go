@@ -23,6 +23,8 @@ func TestPromptIsForbiddenOnDecode(t *testing.T) {
 		{"no streams", State{Rate: 1000}, 1000, ReasonLocal},
 		{"many steps, each below the target", State{Rate: 30_000, Load: 1}, 50_000, ReasonLocal},
 		{"many steps, each above the target", State{Rate: 20_000, Load: 1}, 50_000, ReasonRemote},
+		{"many steps, each above the target, as told", State{Rate: 30_000, Load: 1, StepTokens: 8192}, 50_000, ReasonRemote},
+		{"many steps, each below the target, as told", State{Rate: 20_000, Load: 1, StepTokens: 1024}, 50_000, ReasonLocal},
 		{"memory is full", State{Rate: 1000, Memory: full}, 100, ReasonRemote},
 		{"memory is reserved", State{Rate: 1000, Memory: Memory{Total: 1000, Free: 500, Cached: 400, Reserved: 880}}, 100, ReasonRemote},
 		{"memory is cached", State{Rate: 1000, Memory: Memory{Total: 1000, Cached: 100}}, 100, ReasonLocal},

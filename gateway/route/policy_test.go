@@ -92,9 +92,19 @@ func TestUnknownRateIsTheAssumedOne(t *testing.T) {
 		}
 		known := View{Decode: slices.Clone(unknown.Decode), Prefill: slices.Clone(unknown.Prefill)}
 		for _, side := range [][]State{known.Decode, known.Prefill} {
+			sum, n := 0.0, 0
+			for i := range side {
+				if side[i].Rate > 0 {
+					sum, n = sum+side[i].Rate, n+1
+				}
+			}
+			assumed := unknownRate
+			if n > 0 {
+				assumed = sum / float64(n)
+			}
 			for i := range side {
 				if side[i].Rate == 0 {
-					side[i].Rate = unknownRate
+					side[i].Rate = assumed
 				}
 			}
 		}
@@ -103,7 +113,7 @@ func TestUnknownRateIsTheAssumedOne(t *testing.T) {
 		r := Request{Key: kvcache.Hash(rng.Uint64()), Uncached: 1000, MinRemote: 1}
 		a, b := tb.Pick(r, unknown, nil), tb.Pick(r, known, nil)
 		if a.Decode != b.Decode || a.Reason != b.Reason || !slices.Equal(a.Prefill, b.Prefill) {
-			t.Fatalf("seed %d: %+v with unknown rates, %+v with %v for each; view %+v", seed, a, b, unknownRate, unknown)
+			t.Fatalf("seed %d: %+v with unknown rates, %+v with the assumed one for each; view %+v", seed, a, b, unknown)
 		}
 	}
 }

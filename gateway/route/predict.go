@@ -1,6 +1,7 @@
 package route
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -10,7 +11,7 @@ import (
 // What predictions are made of. They are judgements, held against the fleet
 // simulator (bench/sim); what is measured (queues, rates, caches) outweighs them.
 const (
-	// unknownRate stands for the speed of nodes that have not computed a prompt
+	// unknownRate stands for the speed of nodes while none has computed a prompt
 	// yet, in tokens per second.
 	unknownRate = 5000.0
 	// transferSetup is the round trip of grant and lease, transferRate the tokens
@@ -51,6 +52,29 @@ type side struct {
 	states []State
 	class  int32 // only nodes of this one; anyClass: all
 	most   int   // of bound; negative: not counted yet
+
+	assumed float64 // rate of nodes that have not computed a prompt; 0: not counted yet
+}
+
+// rate is a node's speed in tokens per second. One that has not computed a prompt yet
+// is taken to be as fast as those that have, on the mean: it would get none if it were
+// taken to be slower.
+func (s *side) rate(i int) float64 {
+	if r := s.states[i].Rate; r > 0 {
+		return r
+	}
+	if s.assumed == 0 {
+		sum, n := 0.0, 0
+		for i := range s.states {
+			if r := s.states[i].Rate; r > 0 {
+				sum, n = sum+r, n+1
+			}
+		}
+		if s.assumed = unknownRate; n > 0 {
+			s.assumed = sum / float64(n)
+		}
+	}
+	return s.assumed
 }
 
 // fits says whether the node may get the request.
@@ -60,11 +84,7 @@ func (s *side) fits(i int) bool {
 
 // compute is the time from now to the prompt's KV on a node, in seconds.
 func (s *side) compute(r *Request, i int) float64 {
-	n := &s.states[i]
-	rate := n.Rate
-	if rate <= 0 {
-		rate = unknownRate
-	}
+	n, rate := &s.states[i], s.rate(i)
 	need := max(0, r.Uncached-n.Held)
 	return (n.ahead(need, rate) + float64(need)) / rate
 }
@@ -75,7 +95,7 @@ func (s *side) compute(r *Request, i int) float64 {
 func (s *State) ahead(need int, rate float64) float64 {
 	queued := float64(max(0, s.Queued))
 	if class := lengths.Class(need); s.ShortFirst && class < lengths.N {
-		step := min(chunkTokens, lengths.StepTime.Seconds()*rate)
+		step := min(float64(cmp.Or(s.StepTokens, usualStepTokens)), lengths.StepTime.Seconds()*rate)
 		return min(queued, float64(max(0, s.Lengths[class]))+step)
 	}
 	return queued
@@ -84,11 +104,7 @@ func (s *State) ahead(need int, rate float64) float64 {
 // price is compute with what it costs others.
 func (s *side) price(r *Request, i int) float64 {
 	n := &s.states[i]
-	rate := n.Rate
-	if rate <= 0 {
-		rate = unknownRate
-	}
-	return (float64(max(0, n.Queued)) + recompute*float64(max(0, r.Uncached-n.Held))) / rate
+	return (float64(max(0, n.Queued)) + recompute*float64(max(0, r.Uncached-n.Held))) / s.rate(i)
 }
 
 // local is compute on a decode node, whose streams have their part of each step.
@@ -157,7 +173,7 @@ func (s *side) first(r *Request, i int, far *remotes) float64 {
 	}
 	t := s.local(r, i)
 	if need := r.Uncached - n.Held; need >= r.MinRemote {
-		if remote += float64(need) / transferRate; remote < t || n.forbidden(r) {
+		if remote += float64(need) / transferRate; remote < t || s.forbidden(r, i) {
 			t = remote
 		}
 	}

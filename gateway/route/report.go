@@ -9,6 +9,7 @@ type Report struct {
 	ShortFirst             bool          // prompts with the least work left are computed first
 	Lengths                lengths.Queue // where ShortFirst, Queued by length
 	Rate                   float64       // prompt tokens it computes per second; 0: not known
+	StepTokens             int           // most tokens of a step; 0: not known
 	Memory                 Memory
 }
 
@@ -30,7 +31,7 @@ func (s *State) Merge(r *Report, own Sent, answer int) {
 	for i, tokens := range own.Lengths {
 		s.Lengths[i] = max(s.Lengths[i], tokens)
 	}
-	s.Rate = r.Rate
+	s.Rate, s.StepTokens = r.Rate, r.StepTokens
 	if s.Memory = r.Memory; s.Memory.Total > 0 {
 		s.Memory.Growing(r, answer)
 		s.Memory.Reserved += own.Blocks

@@ -92,6 +92,7 @@ type State struct {
 	ShortFirst bool
 	Lengths    lengths.Queue
 	Rate       float64 // prompt tokens it computes per second; 0: not known
+	StepTokens int     // most tokens of a step; 0: not known
 	Memory     Memory  // decode: with what the gateway's own decisions took since the heartbeat
 	Full       bool    // decode: Pick found no room for the request
 }
@@ -211,7 +212,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	if state.Rate > 0 && known { // both are known: the faster one
 		local := decode.local(&r, d.Decode)
 		d.Local, d.Remote = seconds(local), seconds(remote)
-		if r.Policy == Prefix && r.MinRemote > 1 && !state.forbidden(&r) && staysLocal(state.delays(local), remote, state.Local) {
+		if r.Policy == Prefix && r.MinRemote > 1 && !decode.forbidden(&r, d.Decode) && staysLocal(state.delays(local), remote, state.Local) {
 			d.PrefillReason = ReasonLocal
 			return d
 		}

@@ -272,7 +272,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 			Report: route.Report{
 				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
 				Queued: int(m.QueuedTokens), ShortFirst: len(m.QueuedByLength) >= lengths.N, Lengths: lengthsOf(m),
-				Rate: m.PrefillTokensPerS, Memory: memoryOf(m),
+				Rate: m.PrefillTokensPerS, StepTokens: int(m.StepTokens), Memory: memoryOf(m),
 			},
 			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
 			adapters: adaptersOf(m.Adapters),

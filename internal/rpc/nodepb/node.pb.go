@@ -1757,12 +1757,15 @@ type Stats struct {
 	// Gateways route by KV memory where both are told.
 	BlocksCached   *uint32 `protobuf:"varint,12,opt,name=blocks_cached,json=blocksCached,proto3,oneof" json:"blocks_cached,omitempty"`
 	BlocksReserved *uint32 `protobuf:"varint,13,opt,name=blocks_reserved,json=blocksReserved,proto3,oneof" json:"blocks_reserved,omitempty"`
-	// Prefill nodes: of the queued tokens, those of prompts with at most 64, 256 and 1024
-	// tokens left. They are computed before those of longer prompts. None told: prompts
-	// are computed in order of arrival.
+	// Prefill nodes: of the queued tokens, those that are computed before a prompt of 64,
+	// 256 and 1024 tokens that comes now: of prompts with as little left, and of all before
+	// one that has waited long enough. None told: prompts are computed in order of arrival.
 	QueuedByLength []uint32 `protobuf:"varint,14,rep,packed,name=queued_by_length,json=queuedByLength,proto3" json:"queued_by_length,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The most tokens of a step, so that gateways know how long a prompt may pause streams.
+	// 0: not told; 2048 are assumed.
+	StepTokens    uint32 `protobuf:"varint,15,opt,name=step_tokens,json=stepTokens,proto3" json:"step_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Stats) Reset() {
@@ -1891,6 +1894,13 @@ func (x *Stats) GetQueuedByLength() []uint32 {
 		return x.QueuedByLength
 	}
 	return nil
+}
+
+func (x *Stats) GetStepTokens() uint32 {
+	if x != nil {
+		return x.StepTokens
+	}
+	return 0
 }
 
 // BundleRequest asks a node for what a gateway needs to serve its model.
@@ -2382,7 +2392,7 @@ const file_node_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"[\n" +
 	"\vPrefillDone\x12'\n" +
 	"\x0fcomputed_tokens\x18\x01 \x01(\rR\x0ecomputedTokens\x12#\n" +
-	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\x9d\x04\n" +
+	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xbe\x04\n" +
 	"\x05Stats\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\x04R\x05steps\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x18\n" +
@@ -2400,7 +2410,9 @@ const file_node_proto_rawDesc = "" +
 	"\badapters\x18\v \x03(\v2\x17.tandem.node.v1.AdapterR\badapters\x12(\n" +
 	"\rblocks_cached\x18\f \x01(\rH\x00R\fblocksCached\x88\x01\x01\x12,\n" +
 	"\x0fblocks_reserved\x18\r \x01(\rH\x01R\x0eblocksReserved\x88\x01\x01\x12,\n" +
-	"\x10queued_by_length\x18\x0e \x03(\rB\x02\x10\x01R\x0equeuedByLengthB\x10\n" +
+	"\x10queued_by_length\x18\x0e \x03(\rB\x02\x10\x01R\x0equeuedByLength\x12\x1f\n" +
+	"\vstep_tokens\x18\x0f \x01(\rR\n" +
+	"stepTokensB\x10\n" +
 	"\x0e_blocks_cachedB\x12\n" +
 	"\x10_blocks_reserved\"\x0f\n" +
 	"\rBundleRequest\"\xef\x03\n" +
