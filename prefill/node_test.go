@@ -230,7 +230,7 @@ func TestEndsAtEachMoment(t *testing.T) {
 }
 
 // Grants are asked for while the jobs ahead are at most RunAheadTokens beside the
-// largest; lower priorities first, then the least work.
+// largest; lower values of priority first, then the least work.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t, nil)
@@ -262,8 +262,8 @@ func TestTurns(t *testing.T) {
 		if st := b.n.stats(); st.QueuedTokens != 150+30+40 || st.Waiting != 3 {
 			t.Errorf("heartbeats say %d tokens and %d jobs, want the 220 of 3 that wait", st.QueuedTokens, st.Waiting)
 		}
-		if st := b.n.stats(); !slices.Equal(st.QueuedByLength, []uint32{30 + 40, 30 + 40 + 150 + 80 + 80, 30 + 40 + 150 + 80 + 80}) {
-			t.Errorf("of prompts with at most 64, 256 and 1024 tokens: %v; the jobs have 80, 80, 150, 40 and 30", st.QueuedByLength)
+		if st := b.n.stats(); !slices.Equal(st.QueuedByLength, []uint32{30, 30 + 150 + 80 + 80, 30 + 150 + 80 + 80}) {
+			t.Errorf("before prompts of 64, 256 and 1024 tokens: %v; the jobs have 80, 80, 150 and 30, and 40 with a lower priority", st.QueuedByLength)
 		}
 		if w, asking, all := b.n.Queued(); w != 3 || asking != 2 || all != 5 {
 			t.Errorf("%d of %d wait", w, all)

@@ -13,9 +13,9 @@ const StepTime = 50 * time.Millisecond
 // N is the number of classes.
 const N = 3
 
-// bounds are the most tokens that a prompt of each class has left. Heartbeats tell the
+// Bounds are the most tokens that a prompt of each class has left. Heartbeats tell the
 // counts in this order (rpc's Stats), so that they must not change.
-var bounds = [N]int{64, 256, 1024}
+var Bounds = [N]int{64, 256, 1024}
 
 // Queue is how many tokens of prompts of at most each class's bound are queued. A prompt
 // counts in each class that it is not too long for: so no count is above the next.
@@ -23,7 +23,7 @@ type Queue [N]int
 
 // Class returns the first class that a prompt of so many tokens belongs to; N: none.
 func Class(tokens int) int {
-	for i, most := range bounds {
+	for i, most := range Bounds {
 		if tokens <= most {
 			return i
 		}

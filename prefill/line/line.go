@@ -35,6 +35,9 @@ const (
 	// of the default size (2048) longer than in order of arrival: a short prompt for
 	// about a step, a long one for twice its own time.
 	LineBound = 2048
+	// shortShare is the part of the run-ahead, 1/shortShare, that short jobs may ask for
+	// beside it.
+	shortShare = 8
 	// MaxPassed is how many later jobs get their grants before a job that is aside.
 	MaxPassed = 16
 	// MaxAside is how long a job may be aside.
@@ -87,30 +90,36 @@ type Line struct {
 
 // New returns an empty line. The jobs that have asked for their grants lack at most
 // runAhead tokens, without those that are aside and without the one that lacks the most:
-// so one long prompt keeps no others from being computed beside it.
+// so one long prompt keeps no others from being computed beside it. Several would:
+// so a job asks also where those that lack no more than it does lack at most an eighth
+// of that with it.
 func New(runAhead int) *Line { return &Line{runAhead: runAhead, byID: map[ID]*job{}} }
 
 // Add gives a job its place. Jobs of a lower priority value go first. The id must not be
 // in the line.
 func (l *Line) Add(id ID, tokens, priority int) {
 	l.arrivals++
-	at := len(l.order)
-	for ; at > 0; at-- {
-		p := l.order[at-1]
-		if p.priority < priority {
-			break
+	at := l.place(tokens, priority)
+	for _, p := range l.order[at:] {
+		if p.priority == priority {
+			p.allowance -= tokens
 		}
-		if p.priority > priority {
-			continue
-		}
-		if p.left <= tokens || p.allowance < tokens {
-			break
-		}
-		p.allowance -= tokens
 	}
 	j := &job{id: id, tokens: tokens, left: tokens, priority: priority, arrival: l.arrivals, allowance: Bound(tokens)}
 	l.byID[id] = j
 	l.order = slices.Insert(l.order, at, j)
+}
+
+// place is where in the order a newcomer belongs.
+func (l *Line) place(tokens, priority int) int {
+	at := len(l.order)
+	for ; at > 0; at-- {
+		p := l.order[at-1]
+		if p.priority < priority || p.priority == priority && (p.left <= tokens || p.allowance < tokens) {
+			break
+		}
+	}
+	return at
 }
 
 // Next returns the job that is to ask for its grant now, and counts it as asking. False:
@@ -121,7 +130,7 @@ func (l *Line) Next(now time.Duration) (ID, bool) {
 		return 0, false
 	}
 	j := l.order[at]
-	total, most := j.left, j.left
+	total, most, shorter := j.left, j.left, j.left
 	for _, a := range l.asked {
 		if a.aside && now >= a.until {
 			l.stepBack(a)
@@ -130,11 +139,14 @@ func (l *Line) Next(now time.Duration) (ID, bool) {
 			continue
 		}
 		total += a.left
+		if a.left <= j.left || a.returned {
+			shorter += a.left
+		}
 		if !a.returned { // such a job keeps those behind it from passing for longer
 			most = max(most, a.left)
 		}
 	}
-	if total-most > l.runAhead {
+	if total-most > l.runAhead && shorter > l.runAhead/shortShare {
 		return 0, false
 	}
 	j.state = asking
@@ -237,10 +249,14 @@ func (l *Line) WaitingTokens() (n int) {
 	return n
 }
 
-// Lengths returns the tokens left of all jobs, by how many each has left.
+// Lengths returns, for the longest prompt of each class, the tokens that would be
+// computed before it if it came now, with the priority 0: those of jobs with as little
+// left, and of all before a job that was passed often enough.
 func (l *Line) Lengths() (q lengths.Queue) {
-	for _, j := range l.order {
-		q.Add(j.left)
+	for class, tokens := range lengths.Bounds {
+		for _, j := range l.order[:l.place(tokens, 0)] {
+			q[class] += j.left
+		}
 	}
 	return q
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/lengths"
 )
 
 // check fails the test where the line is inconsistent.
@@ -67,6 +68,36 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
+}
+
+// What is told by length is what is computed before a newcomer of that length: with those
+// that are as short, all before a job that was passed often enough.
+func TestLengths(t *testing.T) {
+	l := New(1)
+	for id, tokens := range []int{5000, 64, 1000, 65, 1024} {
+		l.Add(ID(id+1), tokens, 0)
+	}
+	if got, want := l.Lengths(), (lengths.Queue{64, 64 + 65, 64 + 65 + 1000 + 1024}); got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+	l.Add(6, 3000, 1)
+	l.Add(7, 10, -1)
+	if got, want := l.Lengths(), (lengths.Queue{10 + 64, 10 + 64 + 65, 10 + 64 + 65 + 1000 + 1024}); got != want {
+		t.Errorf("with other priorities: %v, want %v", got, want)
+	}
+	l = New(1)
+	l.Add(100, 1024, 0)
+	for id := range 47 {
+		l.Add(ID(id), 64, 0)
+	}
+	if got, want := l.Lengths(), (lengths.Queue{47 * 64, 47*64 + 1024, 47*64 + 1024}); got != want {
+		t.Errorf("47 passed: %v, want %v: 64 tokens may still pass", got, want)
+	}
+	l.Add(47, 64, 0)
+	if got, want := l.Lengths()[0], 48*64+1024; got != want {
+		t.Errorf("48 passed: %d tokens before the next, want all %d", got, want)
+	}
+	check(t, l)
 }
 
 // What is computed of a job counts no more: a newcomer passes what is left.
@@ -137,6 +168,33 @@ func TestRunAhead(t *testing.T) {
 	if l.Next(0); l.Waiting() != 0 {
 		t.Error("one waits")
 	}
+}
+
+// Long jobs that have asked for all of the run-ahead do not keep short ones from asking:
+// up to an eighth of it.
+func TestShortJobsAskBesideLongOnes(t *testing.T) {
+	l := New(4096)
+	for id := range 6 {
+		l.Add(ID(id), 1024, 0)
+	}
+	if got := asks(l, 0); len(got) != 5 {
+		t.Fatalf("%v ask, want 5: four and the longest", got)
+	}
+	for id := range 9 {
+		l.Add(ID(100+id), 64, 0)
+	}
+	if got := asks(l, 0); len(got) != 8 || got[0] != 100 {
+		t.Errorf("%v ask, want 8 of 64 tokens", got)
+	}
+	l.Remove(100)
+	if got := asks(l, 0); len(got) != 1 || got[0] != 108 {
+		t.Errorf("%v ask, want the ninth", got)
+	}
+	l.Add(200, 513, 0)
+	if got := asks(l, 0); got != nil {
+		t.Errorf("%v ask, want none: 513 tokens are more than an eighth", got)
+	}
+	check(t, l)
 }
 
 // A job without room steps aside once: its tokens do not count until 2 s have passed, 16
