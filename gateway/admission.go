@@ -18,6 +18,11 @@ const (
 	// roomInterval is how often the fleet's room is looked at anew; what ends here
 	// makes room at once.
 	roomInterval = 100 * time.Millisecond
+	// shortTokens is the longest prompt that prefill nodes compute before others for sure,
+	// shortShare the part of the room for prompt tokens, 1/shortShare, that such prompts may
+	// have beside all others.
+	shortTokens = 256
+	shortShare  = 8
 	// chargeTokens is after how many tokens of an answer its flow is charged.
 	chargeTokens = 32
 )
@@ -30,6 +35,7 @@ type admission struct {
 	tokenRoom atomic.Int64 // prompt tokens that may be there uncomputed
 	running   atomic.Int64 // requests let through and not done, each choice counted
 	tokens    atomic.Int64 // their prompt tokens that are not computed, as far as is known
+	short     atomic.Int64 // of these, tokens of prompts of at most shortTokens
 	waiting   atomic.Int64 // len of q
 	blocks    atomic.Int64 // KV blocks of requests let through whose attempts have not begun
 
@@ -72,22 +78,38 @@ type kvRoom struct {
 	on     func(pending int64) bool // reports whether a node has room beside pending blocks
 }
 
-// fits says that there is room. A request may take more than is left of it, so
-// that none is too large to ever get through.
-func (a *admission) fits(kv kvRoom) bool {
-	return a.running.Load() < a.room.Load() && a.tokens.Load() < a.tokenRoom.Load() && (kv.on == nil || kv.on(a.blocks.Load()))
+// fits says that there is room for a request of so many prompt tokens. It may take more
+// than is left of it, so that none is too large to ever get through. Long prompts that fill
+// the room do not keep short ones away, which prefill nodes compute first.
+func (a *admission) fits(tokens int64, kv kvRoom) bool {
+	return a.running.Load() < a.room.Load() && (a.tokens.Load() < a.tokenRoom.Load() || a.passes(tokens)) && (kv.on == nil || kv.on(a.blocks.Load()))
+}
+
+// passes says that a prompt is short, and that few short ones are before the nodes.
+func (a *admission) passes(tokens int64) bool {
+	return tokens <= shortTokens && a.short.Load()+tokens <= a.tokenRoom.Load()/shortShare
+}
+
+// count adds the tokens of a prompt that is to be computed.
+func (a *admission) count(tokens int64) { a.add(tokens, tokens) }
+
+func (a *admission) add(prompt, tokens int64) {
+	a.tokens.Add(tokens)
+	if prompt <= shortTokens {
+		a.short.Add(tokens)
+	}
 }
 
 // pass lets a request through if nobody waits and there is room.
 func (a *admission) pass(choices, tokens int64, kv kvRoom) bool {
-	if a.waiting.Load() > 0 || !a.fits(kv) {
+	if a.waiting.Load() > 0 || !a.fits(tokens, kv) {
 		return false
 	}
 	if a.running.Add(choices)-choices >= a.room.Load() { // others were faster
 		a.leave(choices)
 		return false
 	}
-	a.tokens.Add(tokens)
+	a.count(tokens)
 	a.blocks.Add(kv.blocks)
 	return true
 }
@@ -123,9 +145,10 @@ func (a *admission) leave(choices int64) {
 	}
 }
 
-// computed tells that prompt tokens are on nobody's list any more.
+// computed tells that the tokens of a prompt that was counted are on nobody's list any
+// more.
 func (a *admission) computed(tokens int64) {
-	a.tokens.Add(-tokens)
+	a.add(tokens, -tokens)
 	if a.waiting.Load() > 0 {
 		a.fill()
 	}
@@ -139,14 +162,28 @@ func (a *admission) fill() {
 }
 
 func (a *admission) fillLocked(now time.Time) {
-	for a.q.Len() > 0 && a.fits(a.q.Next().Owner.(*waiter).room) {
-		w := a.q.Take(now).Owner.(*waiter)
-		a.running.Add(w.choices)
-		a.tokens.Add(w.tokens)
-		a.blocks.Add(w.room.blocks)
-		close(w.ready)
+	for a.q.Len() > 0 && a.fitsItem(a.q.Next()) {
+		a.let(a.q.Take(now))
+	}
+	for i := a.q.NextShorter(a.fitsItem); i != nil; i = a.q.NextShorter(a.fitsItem) {
+		a.q.Pass(now, i)
+		a.let(i)
 	}
 	a.waiting.Store(int64(a.q.Len()))
+}
+
+func (a *admission) fitsItem(i *admit.Item) bool {
+	w := i.Owner.(*waiter)
+	return a.fits(w.tokens, w.room)
+}
+
+// let counts a request whose turn has come.
+func (a *admission) let(i *admit.Item) {
+	w := i.Owner.(*waiter)
+	a.running.Add(w.choices)
+	a.count(w.tokens)
+	a.blocks.Add(w.room.blocks)
+	close(w.ready)
 }
 
 // push has a request wait, for patience at most.
@@ -218,8 +255,9 @@ func (a *admission) check(idle bool) error {
 	if err := a.q.Check(); err != nil {
 		return err
 	}
-	if r, t, b, w := a.running.Load(), a.tokens.Load(), a.blocks.Load(), a.q.Len(); r < 0 || t < 0 || b < 0 || idle && (r != 0 || t != 0 || b != 0 || w != 0) {
-		return fmt.Errorf("gateway: %d choices and %d prompt tokens are counted as on nodes, %d KV blocks as on their way, %d requests wait, idle %t", r, t, b, w, idle)
+	r, t, s, b, w := a.running.Load(), a.tokens.Load(), a.short.Load(), a.blocks.Load(), a.q.Len()
+	if r < 0 || t < 0 || s < 0 || b < 0 || idle && (r != 0 || t != 0 || s != 0 || b != 0 || w != 0) {
+		return fmt.Errorf("gateway: %d choices and %d prompt tokens, %d of short prompts, are counted as on nodes, %d KV blocks as on their way, %d requests wait, idle %t", r, t, s, b, w, idle)
 	}
 	return nil
 }

@@ -153,7 +153,69 @@ func TestRoomIsGivenInOrder(t *testing.T) {
 	a.setRoom(10, 1000)
 	let(2, 1, 0)
 	a.leave(3)
-	a.computed(270)
+	for range 3 {
+		a.computed(90)
+	}
+	if err := a.check(true); err != nil {
+		t.Error(err)
+	}
+}
+
+// Long prompts that fill the room for tokens keep no short one away, until short ones have
+// an eighth of it; those that wait behind long ones go as the first are computed.
+func TestShortPromptsPassLongOnes(t *testing.T) {
+	a := newAdmission(admit.Limits{Requests: 100, Tokens: 100_000})
+	a.setRoom(100, 4096)
+	for a.pass(1, 1024, kvRoom{}) {
+	}
+	for n := range 8 {
+		if !a.pass(1, 64, kvRoom{}) {
+			t.Fatalf("the short prompt %d waits for long ones", n)
+		}
+	}
+	if a.pass(1, 64, kvRoom{}) || a.pass(1, 257, kvRoom{}) {
+		t.Error("a ninth short prompt, or a long one, was let through")
+	}
+	push := func(tokens int) *waiter {
+		t.Helper()
+		w := &waiter{choices: 1, tokens: int64(tokens), ready: make(chan struct{})}
+		w.item = admit.Item{Flow: a.anyone, Tokens: tokens, Owner: w}
+		if no := a.push(w, time.Hour); no != nil {
+			t.Fatalf("%+v", no)
+		}
+		return w
+	}
+	waits := func(w *waiter) bool {
+		select {
+		case <-w.ready:
+			return false
+		default:
+			return true
+		}
+	}
+	long, short, last := push(1024), push(64), push(64)
+	if !waits(long) || !waits(short) || !waits(last) {
+		t.Error("there is no room for any of the three")
+	}
+	a.computed(64)
+	if !waits(long) || waits(short) || !waits(last) {
+		t.Error("64 tokens of a short prompt were computed: the first short one that waits has its turn, and no other")
+	}
+	a.computed(1024)
+	if waits(long) || !waits(last) {
+		t.Error("1024 tokens were computed: the long prompt has its turn")
+	}
+	for range 8 {
+		a.computed(64)
+	}
+	if waits(last) {
+		t.Error("no short prompt is left, and one waits")
+	}
+	for range 4 {
+		a.computed(1024)
+	}
+	a.computed(64)
+	a.leave(15)
 	if err := a.check(true); err != nil {
 		t.Error(err)
 	}

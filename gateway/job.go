@@ -165,7 +165,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			}
 			c.computes = c.plan
 			c.computes.Computes(c.queued)
-			j.model.queue.tokens.Add(int64(c.queued))
+			j.model.queue.count(int64(c.queued))
 			return nil
 		}
 		if fault := j.failed(c, node, err, false); fault != nil {

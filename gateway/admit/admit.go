@@ -8,7 +8,10 @@
 // is first come, first served. A flow that comes back joins at the virtual time of
 // those that are there: what it has not used while it was away is gone, and so is
 // what it used while nobody had to wait. Every Skip-th turn belongs to the request of a worse
-// priority that has waited longest. A full queue gives up the newest request of the
+// priority that has waited longest. While the fleet has no room for the request whose turn it
+// is, shorter ones of the best priority may pass it, until their tokens are PassTokens more
+// than its own: they fit into KV memory that it does not, and prefill nodes compute short
+// prompts first. A full queue gives up the newest request of the
 // worst priority there, and within one priority of the flow that holds most of it
 // for its weight, so that nobody fills it against the others.
 //
@@ -25,6 +28,7 @@ import (
 	"container/heap"
 	"container/list"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -34,10 +38,21 @@ const (
 	// DefaultSkip: a sixteenth of all turns keeps the worst priority moving, and
 	// costs the best 6 %.
 	DefaultSkip = 16
+	// PassTokens is how many tokens of shorter prompts may pass a request, beside as many
+	// as it has itself: what a prefill node's line (prefill/line) allows, too.
+	PassTokens = 2048
 	// maxClasses is how many priorities without a waiting request are remembered
 	// with the virtual times of their flows.
 	maxClasses = 64
 )
+
+// sizes are the most tokens of a prompt of each size; one that is longer has the last
+// size. Requests pass those of larger sizes alone.
+var sizes = [...]int{64, 256, 1024, 4096, 16384, math.MaxInt}
+
+func sizeOf(tokens int) int {
+	return slices.IndexFunc(sizes[:], func(most int) bool { return tokens <= most })
+}
 
 // Limits of a Queue.
 type Limits struct {
@@ -69,6 +84,7 @@ type Item struct {
 	seq     uint64 // of its arrival
 	inShare *list.Element
 	inClass *list.Element
+	inSize  *list.Element
 }
 
 // Waiting says that the item is in a queue.
@@ -77,11 +93,12 @@ func (i *Item) Waiting() bool { return i.share != nil }
 // class is one priority.
 type class struct {
 	priority int32
-	v        float64   // virtual time of the last turn
-	flows    flowHeap  // that wait, the least advanced first
-	items    list.List // of *Item, in the order of arrival
-	tokens   int       // of items
-	weight   float64   // of flows
+	v        float64               // virtual time of the last turn
+	flows    flowHeap              // that wait, the least advanced first
+	items    list.List             // of *Item, in the order of arrival
+	bySize   [len(sizes)]list.List // the same
+	tokens   int                   // of items
+	weight   float64               // of flows
 }
 
 // share is what a flow has in a class.
@@ -141,6 +158,7 @@ type Queue struct {
 	seq     uint64
 	epoch   uint64 // grows whenever nobody waits any more
 	row     int    // turns in a row of the best priority, while a worse one waited
+	passed  int    // tokens that have passed since the last turn
 	pace    pace
 }
 
@@ -207,6 +225,7 @@ func (q *Queue) Push(now time.Time, i *Item, patience time.Duration) (evicted []
 	q.seq++
 	i.share, i.seq = s, q.seq
 	i.inShare, i.inClass = s.items.PushBack(i), s.class.items.PushBack(i)
+	i.inSize = s.class.bySize[sizeOf(i.Tokens)].PushBack(i)
 	s.tokens += i.Tokens
 	s.class.tokens += i.Tokens
 	q.nItems++
@@ -373,10 +392,40 @@ func (q *Queue) Take(now time.Time) *Item {
 	if s.class == best {
 		s.class.v = s.vt
 	}
+	q.passed = 0
 	s.vt += float64(i.Tokens) / s.flow.weight
 	q.pace.took(now, i.Tokens)
 	q.Remove(now, i)
 	return i
+}
+
+// NextShorter is a request that may pass Next, of those for which there is room: the
+// first to arrive of the smallest size that has one; nil: none may.
+func (q *Queue) NextShorter(fits func(*Item) bool) *Item {
+	next := q.Next()
+	if next == nil {
+		return nil
+	}
+	best, _ := q.turn()
+	for size := range sizeOf(next.Tokens) {
+		e := best.bySize[size].Front()
+		if e == nil {
+			continue
+		}
+		if i := e.Value.(*Item); q.passed+i.Tokens <= PassTokens+next.Tokens && fits(i) {
+			return i
+		}
+	}
+	return nil
+}
+
+// Pass lets a request go that NextShorter returned: it waits no more, and its prompt is
+// charged.
+func (q *Queue) Pass(now time.Time, i *Item) {
+	q.passed += i.Tokens
+	i.share.vt += float64(i.Tokens) / i.share.flow.weight
+	q.pace.took(now, i.Tokens)
+	q.Remove(now, i)
 }
 
 // Remove takes a request out that waits no longer; it may be out already.
@@ -388,7 +437,7 @@ func (q *Queue) Remove(now time.Time, i *Item) {
 	i.share = nil
 	if q.nItems == 0 {
 		q.pace.end(now)
-		q.classes, q.row = nil, 0
+		q.classes, q.row, q.passed = nil, 0, 0
 		q.epoch++
 	}
 }
@@ -398,6 +447,7 @@ func (q *Queue) remove(i *Item) {
 	s := i.share
 	s.items.Remove(i.inShare)
 	s.class.items.Remove(i.inClass)
+	s.class.bySize[sizeOf(i.Tokens)].Remove(i.inSize)
 	s.tokens -= i.Tokens
 	s.class.tokens -= i.Tokens
 	q.nItems--

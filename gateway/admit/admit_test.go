@@ -17,6 +17,7 @@ type plain struct {
 	vt     map[plainShare]float64
 	v      map[int32]float64
 	row    int
+	passed int
 }
 
 type plainItem struct {
@@ -82,14 +83,42 @@ func (p *plain) take() *plainItem {
 	if i.priority == best {
 		p.v[best] = p.vt[s]
 	}
+	p.passed = 0
 	p.vt[s] += float64(i.tokens) / weights[i.flow]
 	p.remove(i)
 	return i
 }
 
+// pass lets a request go before its turn; odd ones do not fit.
+func (p *plain) pass() *plainItem {
+	if len(p.items) == 0 {
+		return nil
+	}
+	best, _ := p.best()
+	next := p.next()
+	for _, most := range sizes {
+		if next.tokens <= most {
+			return nil
+		}
+		at := slices.IndexFunc(p.items, func(i *plainItem) bool {
+			return i.priority == best && i.tokens <= most && sizeOf(i.tokens) == sizeOf(most)
+		})
+		if at < 0 {
+			continue
+		}
+		if i := p.items[at]; i.name%2 == 0 && p.passed+i.tokens <= PassTokens+next.tokens {
+			p.passed += i.tokens
+			p.vt[plainShare{i.flow, i.priority}] += float64(i.tokens) / weights[i.flow]
+			p.remove(i)
+			return i
+		}
+	}
+	return nil
+}
+
 func (p *plain) remove(i *plainItem) {
 	if p.drop(i); len(p.items) == 0 {
-		p.vt, p.v, p.row = map[plainShare]float64{}, map[int32]float64{}, 0
+		p.vt, p.v, p.row, p.passed = map[plainShare]float64{}, map[int32]float64{}, 0, 0
 	}
 }
 
@@ -156,7 +185,7 @@ func TestAsPlain(t *testing.T) {
 
 func asPlain(seed uint64) error {
 	rng := rand.New(rand.NewPCG(seed, 1))
-	l := Limits{Requests: 1 + rng.IntN(30), Tokens: 20 + rng.IntN(400), Skip: 2 + rng.IntN(5)}
+	l := Limits{Requests: 1 + rng.IntN(30), Tokens: 20 + rng.IntN(8000), Skip: 2 + rng.IntN(5)}
 	q := New(l)
 	p := &plain{limits: l, vt: map[plainShare]float64{}, v: map[int32]float64{}}
 	var flows []*Flow
@@ -167,10 +196,10 @@ func asPlain(seed uint64) error {
 	now := time.Unix(0, 0)
 	for step := range 400 {
 		now = now.Add(time.Duration(rng.IntN(100)) * time.Millisecond)
-		switch op := rng.IntN(8); {
+		switch op := rng.IntN(9); {
 		case op < 4:
 			// Powers of two, so that sums of shares do not depend on their order.
-			i := &plainItem{step, rng.IntN(len(flows)), int32(rng.IntN(3)), 1 << rng.IntN(6)}
+			i := &plainItem{step, rng.IntN(len(flows)), int32(rng.IntN(3)), 1 << rng.IntN(12)}
 			mine := &Item{Flow: flows[i.flow], Priority: i.priority, Tokens: i.tokens, Owner: step}
 			evicted, no := q.Push(now, mine, 1<<62)
 			out, ok := p.push(i)
@@ -194,7 +223,15 @@ func asPlain(seed uint64) error {
 			if want := p.take(); got == nil || got.Owner != want.name {
 				return fmt.Errorf("step %d: took %+v, want %+v", step, got, want)
 			}
-		case op < 7 && len(p.items) > 0:
+		case op < 7:
+			got, want := q.NextShorter(func(i *Item) bool { return i.Owner.(int)%2 == 0 }), p.pass()
+			if (got == nil) != (want == nil) || got != nil && got.Owner != want.name {
+				return fmt.Errorf("step %d: %+v passed, want %+v", step, got, want)
+			}
+			if got != nil {
+				q.Pass(now, got)
+			}
+		case op < 8 && len(p.items) > 0:
 			i := p.items[rng.IntN(len(p.items))]
 			p.remove(i)
 			q.Remove(now, byName[i.name])
@@ -212,6 +249,48 @@ func asPlain(seed uint64) error {
 		}
 	}
 	return nil
+}
+
+// Shorter requests pass one whose turn it is until they have PassTokens more than it has
+// itself; when it has had its turn, others may pass the next. What passes is charged, and
+// nobody passes those of its own size.
+func TestShorterRequestsPass(t *testing.T) {
+	now := time.Unix(0, 0)
+	q := New(Limits{Requests: 1000, Tokens: 1 << 20})
+	flow, other := NewFlow(1), NewFlow(1)
+	push := func(f *Flow, priority int32, tokens int) {
+		t.Helper()
+		if _, no := q.Push(now, &Item{Flow: f, Priority: priority, Tokens: tokens}, time.Hour); no != nil {
+			t.Fatalf("%+v", no)
+		}
+	}
+	push(flow, 0, 1000)
+	push(flow, 0, 1000)
+	push(flow, 0, 900)
+	for range 100 {
+		push(flow, 0, 100)
+	}
+	push(flow, 1, 1)
+	push(other, 0, 3000)
+	all := func(i *Item) bool { return i.Tokens != 1000 }
+	for turn, want := range []int{50, 30, 20} { // 5048 tokens before that of 3000, 3048 before that of 1000, and what is left
+		n := 0
+		for i := q.NextShorter(all); i != nil && i.Tokens == 100; i = q.NextShorter(all) {
+			if q.Pass(now, i); i.Waiting() {
+				t.Fatalf("%+v passed and waits", i)
+			}
+			n++
+		}
+		if n != want {
+			t.Errorf("%d of 100 tokens passed turn %d, want %d", n, turn, want)
+		}
+		if i := q.Take(now); i.Tokens != []int{3000, 1000, 1000}[turn] {
+			t.Errorf("turn %d has a request of %d tokens: the flow that was served less goes first", turn, i.Tokens)
+		}
+		if err := q.Check(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // fleet serves what it is given in steps, a token each for every request that runs.
@@ -531,6 +610,8 @@ func TestCheckFindsDamage(t *testing.T) {
 		"place":      func(q *Queue) { q.classes[0].flows[0].at++ },
 		"behind":     func(q *Queue) { q.classes[0].v = math.Inf(1) },
 		"heap":       func(q *Queue) { q.classes[0].flows[0].vt = 1e9 },
+		"size":       func(q *Queue) { l := &q.classes[0].bySize[0]; l.MoveToBack(l.Front()) },
+		"gone":       func(q *Queue) { q.classes[0].bySize[3].PushBack(new(Item)) },
 		"item":       func(q *Queue) { q.classes[0].items.Front().Value.(*Item).Priority++ },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,9 +1,11 @@
 package admit
 
 import (
+	"container/list"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // ErrBroken is Check's.
@@ -11,7 +13,7 @@ var ErrBroken = errors.New("admit: the queue's accounts do not hold")
 
 // Check verifies the queue's laws: its sums are those of its requests, every flow
 // that waits is in its class's heap in order and no less advanced than the class,
-// and the limits hold.
+// requests of one size are in order of arrival, and the limits hold.
 func (q *Queue) Check() error {
 	nItems, nTokens := 0, 0
 	for n, c := range q.classes {
@@ -37,6 +39,21 @@ func (q *Queue) Check() error {
 
 func (c *class) check() (nItems, nTokens int, err error) {
 	weight := 0.0
+	var of [len(sizes)]*list.Element
+	for size := range of {
+		of[size] = c.bySize[size].Front()
+	}
+	for e := c.items.Front(); e != nil; e = e.Next() {
+		i := e.Value.(*Item)
+		at := &of[sizeOf(i.Tokens)]
+		if *at == nil || *at != i.inSize {
+			return 0, 0, fmt.Errorf("%w: request %d of %d tokens is in the wrong place of its size", ErrBroken, i.seq, i.Tokens)
+		}
+		*at = (*at).Next()
+	}
+	if size := slices.IndexFunc(of[:], func(e *list.Element) bool { return e != nil }); size >= 0 {
+		return 0, 0, fmt.Errorf("%w: a request of at most %d tokens is gone and may pass", ErrBroken, sizes[size])
+	}
 	for at, s := range c.flows {
 		tokens := 0
 		for e := s.items.Front(); e != nil; e = e.Next() {

@@ -51,8 +51,11 @@ type Options struct {
 	Policy    route.Policy
 	MinRemote int    // as --min-remote-prefill-tokens; 0: DefaultMinRemote, 1: always remote
 	Seed      uint64 // of the router's draws
-	NoEvents  bool   // gateways get no block events
-	NoRoom    bool   // the router does not look at KV memory
+	// Placing varies what a policy leaves to chance: where nodes lie on the ring, and
+	// round robin's first node.
+	Placing  int
+	NoEvents bool // gateways get no block events
+	NoRoom   bool // the router does not look at KV memory
 
 	// Heartbeat is the time between two reports of a node. 0: gateways see
 	// prefill rates as they are and count their own requests only.

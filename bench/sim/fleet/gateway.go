@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
@@ -21,7 +22,8 @@ type gateway struct {
 	turn            uint64
 	hashes          []kvcache.Hash
 	answers         route.Answers
-	waiting         []*Request // for room, in order of arrival
+	waiting         *admit.Queue // for room
+	flow            *admit.Flow  // of all requests
 }
 
 // known is what the gateway knows of the nodes of one role.
@@ -34,10 +36,11 @@ type known struct {
 }
 
 func newGateway(f *fleet) *gateway {
-	g := &gateway{f: f, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), decode: newKnown(f.decode), prefill: newKnown(f.prefill)}
+	g := &gateway{f: f, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
+		waiting: admit.New(admit.Limits{Requests: math.MaxInt, Tokens: math.MaxInt}), flow: admit.NewFlow(1)}
 	names := func(role int, nodes []*node) (list []route.Node) {
 		for i := range nodes {
-			list = append(list, route.Node{Name: fmt.Sprintf("10.%d.%d.%d:7101", role, i/250, i%250)})
+			list = append(list, route.Node{Name: fmt.Sprintf("10.%d.%d.%d:%d", role, i/250, i%250, 7101+f.o.Placing)})
 		}
 		return list
 	}
@@ -91,16 +94,28 @@ func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o 
 // arrive has the gateway route a request that a client sends, or wait for room.
 func (f *fleet) arrive(r *Request) {
 	g := f.gateway
-	if len(g.waiting) > 0 || !g.route(r) {
-		g.waiting = append(g.waiting, r)
-		f.result.Waited++
+	if g.waiting.Len() == 0 && g.route(r) {
+		return
 	}
+	if _, no := g.waiting.Push(f.at(), &admit.Item{Flow: g.flow, Tokens: r.Prompt, Owner: r}, math.MaxInt64); no != nil {
+		f.fail(fmt.Errorf("a queue without bounds refuses: %+v", *no))
+	}
+	f.result.Waited++
+	g.fill()
 }
 
-// fill routes the requests that wait while there is room for the first of them.
+// at is the time for a queue that wants one.
+func (f *fleet) at() time.Time { return time.Unix(0, int64(f.clock.now)) }
+
+// fill routes the requests that wait while there is room for the next of them, and
+// then those that may pass it.
 func (g *gateway) fill() {
-	for len(g.waiting) > 0 && g.route(g.waiting[0]) {
-		g.waiting = g.waiting[1:]
+	routes := func(i *admit.Item) bool { return g.route(i.Owner.(*Request)) }
+	for g.waiting.Len() > 0 && routes(g.waiting.Next()) {
+		g.waiting.Take(g.f.at())
+	}
+	for i := g.waiting.NextShorter(routes); i != nil; i = g.waiting.NextShorter(routes) {
+		g.waiting.Pass(g.f.at(), i)
 	}
 }
 
@@ -181,13 +196,15 @@ func (g *gateway) release(r *Request) {
 	g.fill()
 }
 
-// startHeartbeats has the nodes report in turn, evenly over the interval.
+// startHeartbeats has the nodes report at once, as a node does when a gateway has its
+// connection, and then in turn, evenly over the interval.
 func (f *fleet) startHeartbeats() {
 	if f.o.Heartbeat == 0 {
 		return
 	}
 	nodes := slices.Concat(f.decode, f.prefill)
 	for i, n := range nodes {
+		f.gateway.of(n).reports[n.at] = n.report()
 		f.clock.at(f.o.Heartbeat*time.Duration(i+1)/time.Duration(len(nodes)), n.heartbeat)
 	}
 }
@@ -204,7 +221,7 @@ func (n *node) heartbeat() {
 // fill it.
 func (n *node) report() route.Report {
 	st := n.s.Stats()
-	r := route.Report{Running: st.Running, Waiting: st.Waiting + n.line.Waiting(), Held: st.Held, Queued: st.Pending + n.line.WaitingTokens(), Rate: n.rate}
+	r := route.Report{Running: st.Running, Waiting: st.Waiting + n.line.Waiting(), Held: st.Held, Queued: st.Pending + n.line.WaitingTokens(), Rate: n.rate, StepTokens: st.StepTokens}
 	if n.computes {
 		r.ShortFirst, r.Lengths = true, n.line.Lengths()
 	}
