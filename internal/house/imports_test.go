@@ -60,7 +60,7 @@ var mayImport = map[string][]string{
 	"bench/native":           {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline":          {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
 	"bench/sim":              {"gateway/route", "engine/kvcache"},
-	"bench/sim/fleet":        {"bench/sim", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler"},
+	"bench/sim/fleet":        {"bench/sim", "gateway/admit", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
 	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":            {"bench", "bench/load", "bench/report", "engine/builtin"},
