@@ -81,11 +81,12 @@ func randomFleet(seed uint64) (name string, trace []sim.Request, o Options) {
 
 // Below saturation the default policy is no worse than round robin on the mean of
 // random fleets, and on none by much, with block events and fresh heartbeats as
-// well as without and 2 s old.
+// well as without and 2 s old. In a soak each run is the mean of four placements: round
+// robin from another first node differs from itself by up to 28 points.
 func TestPrefixKeepsUpWithRoundRobin(t *testing.T) {
-	seeds, most := uint64(20), 0.02
+	seeds, placements, most := uint64(20), 1, 0.02
 	if soaking() {
-		seeds, most = 200, 0.11 // of 400 runs 10 are beyond .02: bench/results/sim.md
+		seeds, placements, most = 200, 4, 0.09 // what is beyond .02 is in bench/results/sim.md
 	}
 	sum, beyond := 0.0, 0
 	for seed := range seeds {
@@ -96,12 +97,14 @@ func TestPrefixKeepsUpWithRoundRobin(t *testing.T) {
 				o.Heartbeat = 2 * time.Second
 			}
 			goodput := map[route.Policy]float64{}
-			for _, o.Policy = range []route.Policy{route.Prefix, route.RoundRobin} {
-				r, err := Run(trace, o)
-				if err != nil {
-					t.Fatalf("seed %d: %s: %v: %v", seed, name, o.Policy, err)
+			for o.Placing = range placements {
+				for _, o.Policy = range []route.Policy{route.Prefix, route.RoundRobin} {
+					r, err := Run(trace, o)
+					if err != nil {
+						t.Fatalf("seed %d: %s: %v: %v", seed, name, o.Policy, err)
+					}
+					goodput[o.Policy] += r.Summarize(goals).Goodput / float64(placements)
 				}
-				goodput[o.Policy] = r.Summarize(goals).Goodput
 			}
 			lost := goodput[route.RoundRobin] - goodput[route.Prefix]
 			if sum += lost; lost > 0.02 {

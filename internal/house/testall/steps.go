@@ -70,12 +70,14 @@ var steps = []step{
 		packages: func([]string) []string {
 			return []string{module + "/engine/backend/cpu", module + "/engine/model"}
 		}},
-	{name: "binary", soak: true, what: "the built binary, end to end", args: []string{"-run", "^TestBinary", "-skip", "^TestBinary(GuideLLM|HostileStopped|HostileLoad)$"}, each: true,
+	{name: "binary", soak: true, what: "the built binary, end to end", args: []string{"-run", "^TestBinary", "-skip", "^TestBinary(GuideLLM|HostileStopped|HostileLoad|Policies)$"}, each: true,
 		packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "guidellm", soak: true, long: true, what: "guidellm, which is gigabytes, before nodes and before a server of another kind", each: true,
 		args: []string{"-run", "^TestBinaryGuideLLM$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "kills", long: true, what: "500 kills of nodes under streams, without the other tests of the binary; ten minutes are enough", each: true,
 		args: []string{"-run", "^TestBinaryKills$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
+	{name: "policies", soak: true, long: true, what: "the default policy beside round robin, where KV memory is scarce", each: true,
+		args: []string{"-run", "^TestBinaryPolicies$"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "hostile", long: true, what: "the campaign of attacks and faults (TestBinaryHostile*): every case, each next to streams that must not change", each: true,
 		args: []string{"-run", "^TestBinaryHostile"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "mutants", soak: true, long: true, page: true, what: "320 changes of the deciders' and nodes' source, one at a time, and whether the package's own tests fail; half an hour",
