@@ -11,19 +11,19 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 )
 
-// longCheckpoints are the folders that make_long_goldens.py made: a prompt of 6,000
-// tokens each.
-var longCheckpoints = []string{"long-default", "long-llama3"}
+// longCheckpoints are folders that make_goldens.py made, one for each kind of rotation
+// and architecture that has it: a prompt of 6,000 tokens each.
+var longCheckpoints = []string{"long-llama3", "long-default", "long-gpt-oss", "long-deepseek", "long-gemma4"}
 
 // Logits far from the start of a prompt are those of frequencies computed in float32,
 // as transformers does. With frequencies that are rounded once, from float64, they
 // are not.
 func TestLongGoldens(t *testing.T) {
-	const tolerance = 2e-5
+	tolerance := 2e-5
 	limits := backend.Limits{Tokens: 500, Outputs: 4, Seqs: 1, Blocks: 376}
 	names, fast := longCheckpoints, len(cpu.Variants()) > 1
-	if !fast { // without C kernels each takes 8 s
-		names = names[1:]
+	if !fast { // without C kernels each takes 8 s, and sums of 6,000 terms have one chain
+		names, tolerance = names[:1], 1e-4
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestLongGoldens(t *testing.T) {
 			worst := func(exact bool) float64 {
 				m := loadBare(t, openCheckpoint(t, name), cpu.Options{Threads: 1, Limits: limits, Kernels: cpu.Auto, Mapped: true})
 				if exact {
-					exactFrequencies(&m.config.Rope, m.config.HeadDim, &m.net.(*llama).rope)
+					exactRotation(t, m)
 				}
 				off, _ := newSequenceWithin(m, limits, g.Prompt, 1).compare(t, &g, func() int { return limits.Tokens })
 				return off
@@ -55,8 +55,26 @@ func TestLongGoldens(t *testing.T) {
 	}
 }
 
-// The frequencies of each kind of rotation have the bits that float32 arithmetic in
-// the order of transformers' gives (make_long_goldens.py).
+// exactRotation rounds the frequencies of m's full attention once.
+func exactRotation(t *testing.T, m *Model) {
+	t.Helper()
+	c := &m.config
+	switch net := m.net.(type) {
+	case *llama:
+		exactFrequencies(&c.Rope, c.HeadDim, &net.rope)
+	case *gptOSS:
+		exactFrequencies(&c.Rope, c.HeadDim, &net.rope)
+	case *deepseek:
+		exactFrequencies(&c.Rope, c.Deepseek.Rope, &net.rope)
+	case *gemma4:
+		exactFrequencies(&c.Gemma4.FullRope, c.Gemma4.FullHeadDim, &net.kinds[kindOf(true)].rope)
+	default:
+		t.Fatalf("no rotation of %T", net)
+	}
+}
+
+// The frequencies of each kind of rotation are those of transformers (make_goldens.py). A
+// few are off by one unit in the last place, because torch's power is not rounded correctly.
 func TestFrequencies(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "frequencies.json"))
 	if err != nil {
@@ -81,7 +99,7 @@ func TestFrequencies(t *testing.T) {
 	if err := json.Unmarshal(text, &rows); err != nil {
 		t.Fatal(err)
 	}
-	kinds, differ := map[string]bool{}, 0
+	kinds, all, differ, rounded := map[string]bool{}, 0, 0, 0
 	for _, row := range rows {
 		r := row.Rope
 		c := RopeConfig{Theta: r.Theta, Type: r.Type, Factor: r.Factor, LowFreq: r.Low, HighFreq: r.High, Original: r.Original,
@@ -95,17 +113,22 @@ func TestFrequencies(t *testing.T) {
 			t.Fatalf("%+v: %d frequencies, want %d", c, len(got.InvFreq), len(row.Bits))
 		}
 		for i, f := range got.InvFreq {
+			all++
 			if want := math.Float32frombits(row.Bits[i]); f != want {
-				t.Errorf("%+v: frequency %d of heads of %d is %v, want %v", c, i, row.Dim, f, want)
+				differ++
+				if f != math.Nextafter32(want, f) {
+					t.Errorf("%+v: frequency %d of heads of %d is %v, want %v", c, i, row.Dim, f, want)
+				}
 			}
 			if f != exact.InvFreq[i] {
-				differ++
+				rounded++
 			}
 		}
 		kinds[c.Type] = true
 	}
-	if len(kinds) != 4 || differ == 0 {
-		t.Errorf("kinds %v; %d frequencies differ from those rounded once", kinds, differ)
+	t.Logf("of %d frequencies %d differ from torch's, %d from those rounded once", all, differ, rounded)
+	if len(kinds) != 4 || differ > all/50 || rounded < all/10 {
+		t.Errorf("kinds %v; of %d frequencies %d differ from torch's, %d from those rounded once", kinds, all, differ, rounded)
 	}
 }
 

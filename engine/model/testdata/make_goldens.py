@@ -1,7 +1,7 @@
 """Makes the tiny random checkpoints of this folder and what Hugging Face
 transformers computes with them. Run it here:
 
-    python make_goldens.py [NAME …]
+    python make_goldens.py [NAME | frequencies.json …]
 
 Each checkpoint is a folder as transformers saves it (config.json, safetensors),
 with goldens.json.gz beside: for prompts of several lengths the logits of some
@@ -9,10 +9,15 @@ positions, and a greedy continuation with the gap between the two best logits at
 each step. Weights are rounded to bfloat16, so that a bfloat16 file holds them
 exactly, and scaled so that logits have a standard deviation of 1 to 10: errors
 show, and greedy choices are clear. All arithmetic is float32.
+
+Checkpoints named long-… have one prompt of 6,000 tokens and the logits of some
+positions, because rounding of the rotation's frequencies shows far from the start.
+frequencies.json has the inverse frequencies of transformers for each kind of rotation.
 """
 
 import gzip
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -23,9 +28,11 @@ import safetensors.torch
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4Config, Gemma4ForConditionalGeneration
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 PROMPTS = [1, 2, 7, 15, 16, 17, 33, 64, 130]  # tokens; around the block size of 16
 CONTINUE = 24  # greedy tokens
+LONG, LONG_POSITIONS = 6000, [499, 1999, 3999, 5999]  # of the checkpoints named long-…
 
 ROOT = pathlib.Path(__file__).parent
 COMMON = dict(
@@ -53,6 +60,11 @@ DEEPSEEK = dict(
     num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16,
     v_head_dim=12, tie_word_embeddings=False, rms_norm_eps=1e-6,
     n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1,
+)
+
+ONE_LAYER = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+    head_dim=24, tie_word_embeddings=False, max_position_embeddings=8192,
 )
 
 MODELS = {
@@ -201,11 +213,48 @@ MODELS = {
             rope_parameters=dict(rope_type="default", rope_theta=10000.0),
         ),
     ),
+    # one layer for each kind of rotation, of 12 pairs of columns so that exponents round
+    "long-default": dict(
+        seed=211, dtype=torch.bfloat16, sharpen=2.0,
+        config=dict(ONE_LAYER, rope_parameters=dict(rope_type="default", rope_theta=500000.0)),
+    ),
+    "long-llama3": dict(
+        seed=222, dtype=torch.bfloat16, sharpen=2.0,
+        config=dict(ONE_LAYER, rope_parameters=dict(LLAMA3, rope_theta=500000.0, original_max_position_embeddings=1024)),
+    ),
+    # each token has all experts, so that rounding cannot choose between them
+    "long-gpt-oss": dict(
+        seed=233, dtype=torch.bfloat16, sharpen=2.0,
+        config=GPT_OSS | ONE_LAYER | dict(
+            layer_types=["full_attention"], num_local_experts=2, num_experts_per_tok=2,
+            rope_parameters=dict(GPT_OSS["rope_parameters"], original_max_position_embeddings=1024),
+        ),
+    ),
+    "long-deepseek": dict(
+        seed=244, dtype=torch.bfloat16, sharpen=2.0,
+        config=DEEPSEEK | ONE_LAYER | dict(
+            kv_lora_rank=16, qk_rope_head_dim=24, qk_nope_head_dim=8, v_head_dim=16, q_lora_rank=None,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.8,
+                original_max_position_embeddings=1024,
+            ),
+        ),
+    ),
+    # 6 of 24 pairs turn
+    "long-gemma4": dict(
+        seed=256, dtype=torch.bfloat16,
+        config=GEMMA4 | ONE_LAYER | dict(
+            layer_types=["full_attention"], global_head_dim=48, attention_k_eq_v=False, hidden_size_per_layer_input=0, tie_word_embeddings=True,
+        ),
+    ),
 }
 
 
-def fill(model, seed):
-    """Random weights: activations of order one, attention that is far from flat."""
+def fill(model, seed, sharpen=1.0):
+    """Random weights: activations of order one, attention that is far from flat.
+
+    sharpen scales queries and keys, so that few tokens have most of the attention.
+    """
     gen = torch.Generator().manual_seed(seed)
     text = model.config.get_text_config()
     tied = text.tie_word_embeddings
@@ -240,11 +289,11 @@ def fill(model, seed):
             elif "experts" in name or "mlp.gate.weight" in name:
                 value = r * (1.5 / p.shape[-1] ** 0.5)
             elif "q_b_proj" in name or "kv_b_proj" in name:
-                value = r * (1.5 / p.shape[1] ** 0.5)
+                value = r * (1.5 * sharpen / p.shape[1] ** 0.5)
             elif name.endswith("a_layernorm.weight"):
                 value = 1 + 0.3 * r
             elif "q_proj" in name or "k_proj" in name:
-                value = r * (1.5 / p.shape[1] ** 0.5)
+                value = r * (1.5 * sharpen / p.shape[1] ** 0.5)
             else:
                 value = r / p.shape[1] ** 0.5
             p.copy_(value.to(torch.bfloat16).to(torch.float32))
@@ -341,22 +390,23 @@ def watch_routers(model):
 
 
 @torch.no_grad()
-def goldens(model, seed):
+def goldens(model, seed, long):
     rng = numpy.random.default_rng(seed)
-    cases, every, routers = [], [], watch_routers(model)
-    for n in PROMPTS:
+    cases, every, routers = [], [], [] if long else watch_routers(model)
+    for n in [LONG] if long else PROMPTS:
         prompt = rng.integers(0, model.config.get_text_config().vocab_size, n).tolist()
         logits = model(torch.tensor([prompt]), use_cache=False).logits[0]
         every.append(logits)
         tokens, gaps = list(prompt), []
-        for _ in range(CONTINUE):
+        for _ in range(0 if long else CONTINUE):
             best = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].topk(2)
             gaps.append(float(best.values[0] - best.values[1]))
             tokens.append(int(best.indices[0]))
+        kept = LONG_POSITIONS if long else positions(n)
         cases.append({
             "prompt": prompt,
-            "positions": positions(n),
-            "logits": [[shortest(v) for v in logits[i].numpy()] for i in positions(n)],
+            "positions": kept,
+            "logits": [[shortest(v) for v in logits[i].numpy()] for i in kept],
             "greedy": tokens[n:],
             "gaps": gaps,
         })
@@ -377,7 +427,7 @@ def make(name, spec):
     else:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     model.float().eval()
-    fill(model, spec["seed"])
+    fill(model, spec["seed"], spec.get("sharpen", 1.0))
     model.to(spec["dtype"]).save_pretrained(folder, max_shard_size=spec.get("shard", "5GB"))
     if spec.get("mxfp4"):
         store_mxfp4(folder)
@@ -398,19 +448,43 @@ def make(name, spec):
             model = kind.from_pretrained(wide, dtype=torch.float32, attn_implementation="eager").eval()
     else:
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    result = goldens(model, spec["seed"])
+    result = goldens(model, spec["seed"], name.startswith("long-"))
     text = json.dumps(result, separators=(",", ":"))
     with open(folder / "goldens.json.gz", "wb") as f:
         with gzip.GzipFile(fileobj=f, mode="wb", mtime=0, filename="") as z:
             z.write(text.encode())
     for path in folder.iterdir():
         path.chmod(0o644)
-    flat = min(g for c in result["cases"] for g in c["gaps"])
+    flat = min((g for c in result["cases"] for g in c["gaps"]), default=math.nan)
     size = sum(p.stat().st_size for p in folder.iterdir())
     print(f"{name}: logits deviate by {result['deviation']:.2f}, smallest gap {flat:.5f}, {size} bytes")
 
 
+ROPES = [  # head_dim, rope_parameters
+    (128, dict(rope_type="default", rope_theta=10000.0)),
+    (128, dict(rope_type="default", rope_theta=1000000.0)),
+    (24, dict(rope_type="default", rope_theta=1000000.0)),
+    (128, dict(LLAMA3, rope_theta=500000.0, original_max_position_embeddings=8192)),
+    (64, dict(LLAMA3, rope_theta=500000.0, factor=32.0, original_max_position_embeddings=8192)),
+    (64, dict(GPT_OSS["rope_parameters"], factor=32.0, original_max_position_embeddings=4096)),
+    (64, dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, beta_fast=32.0, beta_slow=1.0, truncate=True, original_max_position_embeddings=4096)),
+    (512, dict(rope_type="proportional", rope_theta=1000000.0, partial_rotary_factor=0.25)),
+]
+
+
+def make_frequencies():
+    rows = []
+    for dim, rope in ROPES:
+        config = AutoConfig.for_model("llama", head_dim=dim, max_position_embeddings=131072, rope_parameters=dict(rope))
+        found = LlamaRotaryEmbedding(config).inv_freq.numpy()
+        rows.append(json.dumps(dict(rope=rope, dim=dim, bits=found.view(numpy.uint32).tolist()), separators=(",", ":")))
+    (ROOT / "frequencies.json").write_text("[\n" + ",\n".join(rows) + "\n]\n")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or MODELS:
-        make(name, MODELS[name])
+    for name in sys.argv[1:] or ["frequencies.json", *MODELS]:
+        if name == "frequencies.json":
+            make_frequencies()
+        else:
+            make(name, MODELS[name])
