@@ -17,7 +17,7 @@ var parsers = map[string][]string{
 	"bench":              {"FuzzReadSample"},                                      // servers' metrics
 	"bench/dataset":      {"FuzzFiles"},                                           // datasets and traces
 	"bench/load":         {"FuzzEvents"},                                          // a server's stream of events
-	"engine/backend/cpu": {"FuzzSamplers"},                                        // no bytes of others: logits of all bits, for C kernels that index by them
+	"engine/backend/cpu": {"FuzzSamplers", "FuzzDraws"},                           // no bytes of others: logits of all bits, for C kernels that index by them
 	"engine/model":       {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},       // config.json and the files beside the weights; adapters
 	"engine/safetensors": {"FuzzParse", "FuzzIndex"},                              // weights and their index
 	"engine/tokenizer":   {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
