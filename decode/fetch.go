@@ -83,7 +83,6 @@ func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *
 		out := outcome(ctx, err)
 		switch out {
 		case course.Delivered:
-			n.addCount(&n.count.RemotePrefills)
 			if p.Short() {
 				n.rememberMoved(g, wanted)
 			}

@@ -50,6 +50,7 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 			return
 		}
 		l.arrived = true
+		n.count.RemotePrefills++ // before the engine's first token can be
 		if len(ev.Digests) > 0 {
 			n.o.Engine.ArrivedOnDevice(l.res, deviceDigests(ev.Digests), ev.Mismatch)
 		} else {
