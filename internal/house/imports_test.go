@@ -74,20 +74,21 @@ var mayImport = map[string][]string{
 		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
 		"engine/draft", "engine/ngram", "engine/ranks", "engine/sample", "engine/scheduler", "internal/regular",
 	},
-	"engine/draft":        {"engine/backend", "engine/kvcache", "engine/sample"},
-	"engine/ranks":        {"engine/backend"},
-	"engine/ngram":        {},
-	"engine/scheduler":    {"engine/kvcache"},
-	"engine/kvcache":      {},
-	"engine/memory":       {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
-	"engine/model":        {"engine/backend", "engine/safetensors", "internal/regular"},
-	"engine/backend":      {"engine/sample"}, // sampling is an op
-	"engine/backend/cpu":  {"engine/backend", "engine/sample"},
-	"engine/backend/cuda": {"engine/backend", "engine/sample"},
-	"engine/builtin":      {},
-	"engine/safetensors":  {"internal/regular"},
-	"engine/sample":       {},
-	"engine/tokenizer":    {},
+	"engine/draft":               {"engine/backend", "engine/kvcache", "engine/sample"},
+	"engine/ranks":               {"engine/backend"},
+	"engine/ngram":               {},
+	"engine/scheduler":           {"engine/kvcache"},
+	"engine/kvcache":             {},
+	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
+	"engine/model":               {"engine/backend", "engine/safetensors", "internal/regular"},
+	"engine/backend":             {"engine/sample"}, // sampling is an op
+	"engine/backend/cpu":         {"engine/backend", "engine/backend/cpu/kernels", "engine/sample"},
+	"engine/backend/cpu/kernels": {}, // C
+	"engine/backend/cuda":        {"engine/backend", "engine/sample"},
+	"engine/builtin":             {},
+	"engine/safetensors":         {"internal/regular"},
+	"engine/sample":              {},
+	"engine/tokenizer":           {},
 
 	"internal/cluster":       {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/command":       {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
@@ -113,7 +114,7 @@ var mayImport = map[string][]string{
 	"internal/lengths":       {},
 	"internal/regular":       {},
 	"internal/tlsconf":       {"internal/regular"},
-	"internal/trace":         {"internal/rpc/nodepb"},
+	"internal/trace":         {"internal/regular", "internal/rpc/nodepb"},
 }
 
 // roles are what main puts together; rules below keep them apart.

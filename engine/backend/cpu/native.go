@@ -3,9 +3,6 @@
 package cpu
 
 /*
-// ISO C, because GCC then leaves products and sums apart unless told to fuse.
-#cgo CFLAGS: -O3 -std=c11 -D_POSIX_C_SOURCE=200809L -Wall -Wextra -Wno-psabi
-#cgo LDFLAGS: -lm -lpthread
 #cgo noescape tandem_run
 #cgo nocallback tandem_run
 #cgo noescape tandem_argmax
@@ -22,7 +19,7 @@ package cpu
 #cgo nocallback tandem_first_equal
 #cgo noescape tandem_count_above
 #cgo nocallback tandem_count_above
-#include "kernels.h"
+#include "kernels/kernels.h"
 */
 import "C"
 
@@ -34,6 +31,7 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	_ "github.com/tandem-serving/tandem/engine/backend/cpu/kernels" // what C calls below are linked with
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 

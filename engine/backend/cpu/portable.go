@@ -295,7 +295,7 @@ func gatedAct(act backend.Act, dst, gate, up []float32) {
 	}
 }
 
-// Constants of the activations; kernels_body.h has the same.
+// Constants of the activations; kernels/body.h has the same.
 const (
 	geluTanhScale = 0.7978845608028654 // sqrt(2/pi)
 	geluTanhCube  = 0.044715

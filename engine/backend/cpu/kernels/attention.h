@@ -1,4 +1,4 @@
-// Paged attention; part of kernels_body.h.
+// Paged attention; part of body.h.
 //
 // A page is K [kv_heads, dim, block_tokens] then V [kv_heads, block_tokens,
 // dim], so that scores have a position per lane and outputs a dimension per

@@ -1,4 +1,4 @@
-// Weights in floats of 8 bits, E4M3; part of kernels_body.h.
+// Weights in floats of 8 bits, E4M3; part of body.h.
 //
 // A packed matrix is a tandem_fp8, then tiles of [k/2, 16, 2] bytes with a zero
 // after an odd k, then 256 times the scales, [tile, block] of lanes. They are

@@ -3,4 +3,4 @@
 #define KERNEL_ISA 512
 #define KERNEL_VNNI 1
 #define KERNELS tandem_avx512vnni
-#include "kernels_body.h"
+#include "body.h"

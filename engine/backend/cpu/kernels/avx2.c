@@ -2,4 +2,4 @@
 
 #define KERNEL_ISA 2
 #define KERNELS tandem_avx2
-#include "kernels_body.h"
+#include "body.h"

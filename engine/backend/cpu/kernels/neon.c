@@ -2,4 +2,4 @@
 
 #define KERNEL_ISA 128
 #define KERNELS tandem_neon
-#include "kernels_body.h"
+#include "body.h"

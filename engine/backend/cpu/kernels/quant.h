@@ -1,4 +1,4 @@
-// Products with weights of 8 and 4 bits; part of kernels_body.h.
+// Products with weights of 8 and 4 bits; part of body.h.
 //
 // Weights and activations are whole numbers, with a scale for each group of 32
 // of the reduction. A group's products are summed exactly, so only the chain

@@ -3,4 +3,4 @@
 #define KERNEL_ISA 2
 #define KERNEL_VNNI 1
 #define KERNELS tandem_avxvnni
-#include "kernels_body.h"
+#include "body.h"

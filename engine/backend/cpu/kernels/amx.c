@@ -4,4 +4,4 @@
 #define KERNEL_VNNI 1
 #define KERNEL_AMX 1
 #define KERNELS tandem_amx
-#include "kernels_body.h"
+#include "body.h"

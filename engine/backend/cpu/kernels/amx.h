@@ -1,4 +1,4 @@
-// Products with bf16 weights by AMX; part of kernels_body.h.
+// Products with bf16 weights by AMX; part of body.h.
 //
 // Rows are rounded to bf16 first (OP_QUANTIZE), k filled up with zeros to a
 // multiple of 32. A result is one chain of TDPBF16PS, 32 of the reduction each,

@@ -1,4 +1,4 @@
-// Matrix products over packed weights; part of kernels_body.h.
+// Matrix products over packed weights; part of body.h.
 //
 // A tile holds 16 outputs: fp32 [k, 16], bf16 [k/2, 16, 2] with a zero after an
 // odd k. Either way a 64-byte line feeds 16 lanes. MXFP4 is kept as it is, [k/32]

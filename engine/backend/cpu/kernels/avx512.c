@@ -2,4 +2,4 @@
 
 #define KERNEL_ISA 512
 #define KERNELS tandem_avx512
-#include "kernels_body.h"
+#include "body.h"

@@ -1,4 +1,4 @@
-// Vectors of one instruction set, under names that kernels_body.h is written
+// Vectors of one instruction set, under names that body.h is written
 // in. Two widths: V is the native register, VL lanes, for the inner loops; v16
 // is always 16 lanes, whose reductions are the same tree everywhere. vfma and
 // v16_fma round once on AVX2, AVX-512 and NEON, which so give the same bits.

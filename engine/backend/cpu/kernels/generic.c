@@ -2,4 +2,4 @@
 
 #define KERNEL_ISA 0
 #define KERNELS tandem_generic
-#include "kernels_body.h"
+#include "body.h"

@@ -1,4 +1,4 @@
-// A mixture of experts; part of kernels_body.h.
+// A mixture of experts; part of body.h.
 //
 // Each row chooses top_k experts. Its choices get slots sorted by expert, so
 // that the products read each matrix once for all rows that chose it; the sum
