@@ -18,14 +18,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
@@ -72,24 +71,16 @@ func New(o Options) (*Tracer, error) {
 			return nil, fmt.Errorf("%w: %s=%s: traces leave as http/protobuf only; collectors take that on port 4318", ErrOption, name, p)
 		}
 	}
-	var options []otlptracehttp.Option
-	if endpoint != "" {
-		u, err := url.Parse(endpoint)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return nil, fmt.Errorf("%w: --otlp-traces-endpoint %q: give a URL such as http://127.0.0.1:4318", ErrOption, endpoint)
-		}
-		if u.Path == "" || u.Path == "/" {
-			u.Path = "/v1/traces"
-		}
-		options = append(options, otlptracehttp.WithEndpointURL(u.String()))
-	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	exporter := o.Exporter
 	if exporter == nil {
-		var err error
-		if exporter, err = otlptracehttp.New(context.Background(), options...); err != nil {
+		collector, err := newUploader(endpoint, o.Version, o.Getenv)
+		if err != nil {
+			return nil, err
+		}
+		if exporter, err = otlptrace.New(context.Background(), collector); err != nil {
 			return nil, fmt.Errorf("trace: exporter: %w", err)
 		}
 	}
