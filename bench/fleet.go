@@ -24,7 +24,8 @@ const (
 	readyPoll    = 100 * time.Millisecond
 	readyDefault = 120 * time.Second // without --ready-check-timeout-sec
 	drainTimeout = 60 * time.Second
-	maxNodes     = 64 // of tandem up, whose metrics are on the ports after its own
+	nodesApart   = time.Second // at most, between two nodes of a cluster that come up
+	maxNodes     = 64          // of tandem up, whose metrics are on the ports after its own
 )
 
 // started is a server process of the sweep's.
@@ -104,7 +105,8 @@ func (s *started) drain() error {
 }
 
 // nodeMetrics are the URLs of the metrics of a server at base: its own, and where
-// the sweep has started a cluster those of the nodes, on the ports that follow.
+// the sweep has started a cluster those of the nodes, on the ports that follow. A gateway
+// is ready as soon as one decode node is; the others may come up a moment later.
 func nodeMetrics(ctx context.Context, base string, cluster bool) []string {
 	urls := []string{base + "/metrics"}
 	u, err := url.Parse(base)
@@ -116,12 +118,16 @@ func nodeMetrics(ctx context.Context, base string, cluster bool) []string {
 		return urls
 	}
 	o := &observer{client: http.Client{Timeout: sampleTimeout}}
-	for i := 1; i <= maxNodes; i++ {
-		next := fmt.Sprintf("%s://%s:%d/metrics", u.Scheme, bracketed(u.Hostname()), port+i)
-		if _, ok := o.read(ctx, next); !ok {
+	for looked := time.Now(); len(urls) <= maxNodes; {
+		next := fmt.Sprintf("%s://%s:%d/metrics", u.Scheme, bracketed(u.Hostname()), port+len(urls))
+		if _, ok := o.read(ctx, next); ok {
+			urls, looked = append(urls, next), time.Now()
+			continue
+		}
+		if time.Since(looked) > nodesApart || ctx.Err() != nil {
 			break
 		}
-		urls = append(urls, next)
+		time.Sleep(readyPoll)
 	}
 	return urls
 }

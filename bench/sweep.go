@@ -177,10 +177,6 @@ func (s *sweep) server(ctx context.Context, n int, v variant, first, repetitions
 
 // loads runs each concurrency and rate, for some of the repetitions.
 func (s *sweep) loads(ctx context.Context, v variant, first, repetitions int) error {
-	metrics := s.Metrics
-	if len(metrics) == 0 {
-		metrics = nodeMetrics(ctx, s.base(), v.command != "")
-	}
 	n := len(s.Concurrencies) * len(s.Rates)
 	// Repetitions go around all loads, so that what changes slowly hits all of them.
 	for try := first * n; try < (first+repetitions)*n; try++ {
@@ -194,7 +190,10 @@ func (s *sweep) loads(ctx context.Context, v variant, first, repetitions int) er
 			}
 		}
 		one := *s.Options
-		one.RequestRate, one.MaxConcurrency, one.metrics = rate, c, metrics
+		one.RequestRate, one.MaxConcurrency, one.metrics = rate, c, s.Metrics
+		if len(one.metrics) == 0 {
+			one.metrics = nodeMetrics(ctx, s.base(), v.command != "")
+		}
 		// Other prompts in each run of a server, so that none finds those of the one
 		// before in a prefix cache; the same for every server.
 		one.Seed += uint64(try)
