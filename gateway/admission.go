@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
@@ -54,8 +55,9 @@ type waiter struct {
 	choices int64
 	tokens  int64
 	room    kvRoom
-	evicted bool          // set before ready is closed
-	ready   chan struct{} // closed when it waits no more
+	avoid   *upstream.Node // that it is not to take from another one; set before ready is closed
+	evicted bool           // likewise
+	ready   chan struct{}  // closed when it waits no more
 }
 
 func newAdmission(l admit.Limits) *admission {
@@ -74,15 +76,28 @@ func (a *admission) setRoom(requests, tokens int64) {
 // kvRoom is what a request asks of the nodes' KV memory. The zero value asks
 // nothing.
 type kvRoom struct {
-	blocks int64                    // that it is expected to take
-	on     func(pending int64) bool // reports whether a node has room beside pending blocks
+	blocks int64 // that it is expected to take
+	// on reports whether a node has room beside pending blocks, of those that are not to be
+	// avoided, and which may have it first where none has.
+	on func(pending int64, avoid ...*upstream.Node) (has bool, most *upstream.Node)
 }
 
-// fits says that there is room for a request of so many prompt tokens. It may take more
-// than is left of it, so that none is too large to ever get through. Long prompts that fill
-// the room do not keep short ones away, which prefill nodes compute first.
-func (a *admission) fits(tokens int64, kv kvRoom) bool {
-	return a.running.Load() < a.room.Load() && (a.tokens.Load() < a.tokenRoom.Load() || a.passes(tokens)) && (kv.on == nil || kv.on(a.blocks.Load()))
+// fits says that there is room for a request of so many prompt tokens, on a node that is not
+// to be avoided.
+func (a *admission) fits(tokens int64, kv kvRoom, avoid ...*upstream.Node) bool {
+	if !a.mayGo(tokens) || kv.on == nil {
+		return a.mayGo(tokens)
+	}
+	has, _ := kv.on(a.blocks.Load(), avoid...)
+	return has
+}
+
+// mayGo says that a request of so many prompt tokens may go as soon as a node has KV memory
+// for it. It may take more than is left of the room for tokens, so that none is too large
+// to ever get through. Long prompts that fill the room do not keep short ones away, which
+// prefill nodes compute first.
+func (a *admission) mayGo(tokens int64) bool {
+	return a.running.Load() < a.room.Load() && (a.tokens.Load() < a.tokenRoom.Load() || a.passes(tokens))
 }
 
 // passes says that a prompt is short, and that few short ones are before the nodes.
@@ -165,11 +180,37 @@ func (a *admission) fillLocked(now time.Time) {
 	for a.q.Len() > 0 && a.fitsItem(a.q.Next()) {
 		a.let(a.q.Take(now))
 	}
+	if node := a.waitsFor(); node != nil {
+		elsewhere := func(i *admit.Item) bool {
+			w := i.Owner.(*waiter)
+			return a.fits(w.tokens, w.room, node)
+		}
+		for i := a.q.NextElsewhere(elsewhere); i != nil; i = a.q.NextElsewhere(elsewhere) {
+			i.Owner.(*waiter).avoid = node
+			a.q.PassElsewhere(now, i)
+			a.let(i)
+		}
+	}
 	for i := a.q.NextShorter(a.fitsItem); i != nil; i = a.q.NextShorter(a.fitsItem) {
 		a.q.Pass(now, i)
 		a.let(i)
 	}
 	a.waiting.Store(int64(a.q.Len()))
+}
+
+// waitsFor is the node that will probably have KV memory first for the request whose turn
+// it is; nil: it waits for something else, or for nobody in particular.
+func (a *admission) waitsFor() *upstream.Node {
+	next := a.q.Next()
+	if next == nil {
+		return nil
+	}
+	w := next.Owner.(*waiter)
+	if w.room.on == nil || !a.mayGo(w.tokens) {
+		return nil
+	}
+	_, most := w.room.on(a.blocks.Load())
+	return most
 }
 
 func (a *admission) fitsItem(i *admit.Item) bool {
@@ -284,6 +325,7 @@ type claim struct {
 	choices, tokens int64
 	room            kvRoom
 	start, deadline time.Time
+	avoid           *upstream.Node  // set by waitForRoom: another request waits for that node
 	gone            <-chan struct{} // the client has gone; nil: nobody looks
 }
 
@@ -306,7 +348,7 @@ func (j *job) admit() *openai.Error {
 	}
 	fault, cause := j.g.waitForRoom(&c)
 	if j.cause, j.gone = cause, cause == "client_gone"; fault == nil {
-		j.queued = true
+		j.queued, j.avoid = true, c.avoid
 		j.let(tokens, kv.blocks)
 	}
 	return fault
@@ -325,7 +367,9 @@ func (g *Gateway) waitForRoom(c *claim) (fault *openai.Error, cause string) {
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	fault, cause = g.turnOf(c, w, timer.C, patience)
+	if fault, cause = g.turnOf(c, w, timer.C, patience); fault == nil {
+		c.avoid = w.avoid
+	}
 	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
 		a.computed(c.tokens)
 		a.routed(c.room.blocks)

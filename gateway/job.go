@@ -44,13 +44,14 @@ type job struct {
 	counted  int    // bytes of buf that are part of Gateway.buffered
 	gone     bool   // the client has gone: nobody reads an answer
 	closed   bool
-	cause    string // of metrics.StreamAborts, when it did not end well
-	nPrompt  int    // tokens of all prompts
-	reserved int64  // of these, counted by admission for attempts to come
-	blocks   int64  // KV blocks counted by admission for attempts to come
-	entered  bool   // it was let through
-	queued   bool   // it has waited for its turn
-	owed     int    // tokens served and not charged to the key's flow
+	cause    string         // of metrics.StreamAborts, when it did not end well
+	nPrompt  int            // tokens of all prompts
+	reserved int64          // of these, counted by admission for attempts to come
+	blocks   int64          // KV blocks counted by admission for attempts to come
+	entered  bool           // it was let through
+	queued   bool           // it has waited for its turn
+	avoid    *upstream.Node // that another request waits for, which it has passed
+	owed     int            // tokens served and not charged to the key's flow
 	span     span
 	status   int // of the answer, 0: 200
 }
@@ -193,9 +194,13 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 	if !c.started() {
 		demand = j.demand(c.prompt)
 	}
-	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, c.tried, c.class)
+	avoid := c.tried
+	if j.avoid != nil && c.attempt == 0 {
+		avoid = []*upstream.Node{j.avoid}
+	}
+	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
-		d = j.g.route(fleet, view, j.model, c.prompt, &j.by, route.Demand{}, len(c.output), remote, c.tried, c.class)
+		d = j.g.route(fleet, view, j.model, c.prompt, &j.by, route.Demand{}, len(c.output), remote, avoid, c.class)
 	}
 	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.tried, c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}

@@ -66,10 +66,10 @@ func (j *job) kvRoom() (kvRoom, *openai.Error) {
 		return kvRoom{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
 			len(largest.tokens), d.Prompt, j.model.name)
 	}
-	return kvRoom{blocks: total, on: func(pending int64) bool {
-		d := d
-		d.Answer += int(pending)
-		return j.g.fleet.Now().HasRoom(j.model.query(largest, len(largest.tokens)-1), d)
+	return kvRoom{blocks: total, on: func(pending int64, avoid ...*upstream.Node) (bool, *upstream.Node) {
+		d, q := d, j.model.query(largest, len(largest.tokens)-1)
+		d.Answer, q.Avoid = d.Answer+int(pending), avoid
+		return j.g.fleet.Now().HasRoom(q, d)
 	}}, nil
 }
 

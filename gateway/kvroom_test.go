@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 )
 
@@ -78,11 +79,43 @@ func TestFullNodeGetsNoNewRequests(t *testing.T) {
 	}
 }
 
+// While a large request waits for the node that lacks least, any number of shorter ones
+// go to the other, and few take of the room that it waits for.
+func TestShorterRequestsGoElsewhere(t *testing.T) {
+	waitedFor, other := new(atomic.Uint32), new(atomic.Uint32)
+	waitedFor.Store(6)
+	other.Store(8)
+	b := pools(t, Options{}, waitedFor, other)
+	large := b.dial()
+	t.Cleanup(func() { large.Close() })
+	large.send("POST", "/v1/completions", `{"prompt":"`+strings.Repeat("x", 150)+`","max_tokens":2}`)
+	b.until(func() bool { return b.g.admission.waiting.Load() == 1 })
+	const n, tokens = 150, 30
+	const few = (admit.PassTokens + 150) / tokens
+	for i := range n {
+		if r := b.post("/v1/completions", fmt.Sprintf(`{"prompt":"%03d%s","max_tokens":2}`, i, strings.Repeat("y", tokens-3))); r.StatusCode != 200 {
+			t.Fatalf("%d: %d %s", i, r.StatusCode, r.body)
+		}
+	}
+	if a, c := len(b.nodes["d1"].Requests()), len(b.nodes["d2"].Requests()); a > few || a+c != n {
+		t.Errorf("%d short requests went to the node that the large one waits for, %d of %d to the other; want at most %d", a, c, n, few)
+	}
+	waitedFor.Store(0)
+	b.nodes["d1"].Beat()
+	if r := large.receive(); r.StatusCode != 200 {
+		t.Errorf("the request that waited: %d %s", r.StatusCode, r.body)
+	}
+	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	if err := b.g.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Requests are let through no faster than KV memory lasts, though no heartbeat
 // reports those on their way.
 func TestRequestsOnTheirWayCountAsKVMemory(t *testing.T) {
 	a := newAdmission(admit.Limits{})
-	room := kvRoom{blocks: 40, on: func(pending int64) bool { return pending+40 <= 100 }}
+	room := kvRoom{blocks: 40, on: func(pending int64, _ ...*upstream.Node) (bool, *upstream.Node) { return pending+40 <= 100, nil }}
 	for i, want := range []bool{true, true, false} {
 		if a.pass(1, 1, room) != want {
 			t.Errorf("request %d of 40 blocks, room for 100: let through %t", i+1, !want)

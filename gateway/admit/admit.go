@@ -11,7 +11,8 @@
 // priority that has waited longest. While the fleet has no room for the request whose turn it
 // is, shorter ones of the best priority may pass it, until their tokens are PassTokens more
 // than its own: they fit into KV memory that it does not, and prefill nodes compute short
-// prompts first. A full queue gives up the newest request of the
+// prompts first. Of those that go to nodes which it does not wait for, any number may pass
+// (EASY backfilling; Lifka, The ANL/IBM SP Scheduling System, 1995). A full queue gives up the newest request of the
 // worst priority there, and within one priority of the flow that holds most of it
 // for its weight, so that nobody fills it against the others.
 //
@@ -400,20 +401,28 @@ func (q *Queue) Take(now time.Time) *Item {
 }
 
 // NextShorter is a request that may pass Next, of those for which there is room: the
-// first to arrive of the smallest size that has one; nil: none may.
+// first to arrive of the smallest size that has one; nil: none may. It may take room that
+// Next waits for.
 func (q *Queue) NextShorter(fits func(*Item) bool) *Item {
+	return q.shorter(func(next, i *Item) bool { return q.passed+i.Tokens <= PassTokens+next.Tokens && fits(i) })
+}
+
+// NextElsewhere is NextShorter of requests for which there is room that Next does not
+// wait for.
+func (q *Queue) NextElsewhere(fits func(*Item) bool) *Item {
+	return q.shorter(func(_, i *Item) bool { return fits(i) })
+}
+
+// shorter is the first to arrive of the smallest size that has one which may pass next.
+func (q *Queue) shorter(may func(next, i *Item) bool) *Item {
 	next := q.Next()
 	if next == nil {
 		return nil
 	}
 	best, _ := q.turn()
 	for size := range sizeOf(next.Tokens) {
-		e := best.bySize[size].Front()
-		if e == nil {
-			continue
-		}
-		if i := e.Value.(*Item); q.passed+i.Tokens <= PassTokens+next.Tokens && fits(i) {
-			return i
+		if e := best.bySize[size].Front(); e != nil && may(next, e.Value.(*Item)) {
+			return e.Value.(*Item)
 		}
 	}
 	return nil
@@ -423,6 +432,11 @@ func (q *Queue) NextShorter(fits func(*Item) bool) *Item {
 // charged.
 func (q *Queue) Pass(now time.Time, i *Item) {
 	q.passed += i.Tokens
+	q.PassElsewhere(now, i)
+}
+
+// PassElsewhere is Pass of a request that NextElsewhere returned.
+func (q *Queue) PassElsewhere(now time.Time, i *Item) {
 	i.share.vt += float64(i.Tokens) / i.share.flow.weight
 	q.pace.took(now, i.Tokens)
 	q.Remove(now, i)

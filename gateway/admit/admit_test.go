@@ -273,6 +273,19 @@ func TestShorterRequestsPass(t *testing.T) {
 	push(flow, 1, 1)
 	push(other, 0, 3000)
 	all := func(i *Item) bool { return i.Tokens != 1000 }
+	for range 110 { // any number of those that take nothing from the request whose turn it is
+		push(flow, 0, 50)
+	}
+	elsewhere := func(i *Item) bool { return i.Tokens == 50 }
+	for n := range 111 {
+		i := q.NextElsewhere(elsewhere)
+		if (i != nil) != (n < 110) {
+			t.Fatalf("%d requests go elsewhere, want 110 of %d tokens in all", n, 110*50)
+		}
+		if i != nil {
+			q.PassElsewhere(now, i)
+		}
+	}
 	for turn, want := range []int{50, 30, 20} { // 5048 tokens before that of 3000, 3048 before that of 1000, and what is left
 		n := 0
 		for i := q.NextShorter(all); i != nil && i.Tokens == 100; i = q.NextShorter(all) {

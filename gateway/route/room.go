@@ -36,14 +36,16 @@ func (m *Memory) Fits(d Demand, cached int) bool {
 	if m.Total == 0 || d.Prompt == 0 {
 		return true
 	}
-	if !m.Holds(d) {
-		return false
-	}
+	return m.Holds(d) && m.spare(d, cached) >= 0
+}
+
+// spare is how many blocks are left beside the request's; negative: so many are lacking.
+func (m *Memory) spare(d Demand, cached int) int {
 	most := m.Total - int(roomMargin*float64(m.Total))
 	need := min(d.Prompt+d.Answer, most)
 	cached = min(cached, d.Prompt)
 	room := m.Free + m.Cached - m.Reserved - (m.Total - most)
-	return room >= need-cached+min(cached, m.Cached)
+	return room - (need - cached + min(cached, m.Cached))
 }
 
 // used is the share of the pool that is not for new requests; 0: not known.
@@ -64,6 +66,22 @@ func full(states []State, r *Request) {
 
 // HasRoom reports whether the node has KV memory for the request.
 func (s *State) HasRoom(r *Request) bool { return s.Memory.Fits(r.Demand, s.heldBlocks(r)) }
+
+// Roomiest is the usable node that lacks the fewest blocks for the request: the one that
+// will probably have room for it first. -1: none is usable, or their memory is not known.
+func Roomiest(states []State, r *Request) int {
+	best, most := -1, 0
+	for i := range states {
+		s := &states[i]
+		if m := &s.Memory; !s.Usable || m.Total == 0 || !m.Holds(r.Demand) {
+			continue
+		}
+		if spare := s.Memory.spare(r.Demand, s.heldBlocks(r)); best < 0 || spare > most {
+			best, most = i, spare
+		}
+	}
+	return best
+}
 
 // heldBlocks is how many of the prompt's blocks the node has, about.
 func (s *State) heldBlocks(r *Request) int {

@@ -33,6 +33,34 @@ func TestMemoryFits(t *testing.T) {
 	}
 }
 
+// The roomiest node lacks the fewest blocks for the request: cached blocks of its prompt
+// count, and a node that could never hold it does not.
+func TestRoomiest(t *testing.T) {
+	r := Request{Uncached: 999, Demand: Demand{Prompt: 60, Answer: 10}}
+	node := func(total, free, held int) State {
+		return State{Usable: true, Held: held, Memory: Memory{Total: total, Free: free}}
+	}
+	gone := node(100, 90, 0)
+	gone.Usable = false
+	for _, c := range []struct {
+		name   string
+		states []State
+		want   int
+	}{
+		{"nobody", nil, -1},
+		{"the most free blocks", []State{node(100, 10, 0), node(100, 30, 0), node(100, 20, 0)}, 1},
+		{"the first of equal ones", []State{node(100, 30, 0), node(100, 30, 0)}, 0},
+		{"cached blocks", []State{node(100, 30, 0), node(100, 20, 500)}, 1},
+		{"too small a node", []State{node(50, 50, 0), node(100, 0, 0)}, 1},
+		{"not usable", []State{gone, node(100, 0, 0)}, 1},
+		{"memory not known", []State{{Usable: true}}, -1},
+	} {
+		if got := Roomiest(c.states, &r); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
 // No policy sends a new request to a node without room, a request without a
 // demand goes to any, and where no node has room the decision says so.
 func TestFullNodesAreNotChosen(t *testing.T) {

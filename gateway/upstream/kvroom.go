@@ -83,28 +83,45 @@ func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
 // views are reused by HasRoom.
 var views = sync.Pool{New: func() any { return new(route.View) }}
 
-// HasRoom reports whether a node that takes requests has KV memory for one; true
-// where none takes any. What nodes cache of the prompt is looked up only when it
-// matters.
-func (s *Snapshot) HasRoom(q Query, d route.Demand) bool {
+// HasRoom reports whether a node that takes requests, of those that are not in q.Avoid, has
+// KV memory for one; true where none takes any. Where none has, most is the one that will
+// probably have room first; nil: it is not known. What nodes cache of the prompt is looked
+// up only when it matters.
+func (s *Snapshot) HasRoom(q Query, d route.Demand) (has bool, most *Node) {
 	any := false
 	for _, n := range s.Decode {
-		if h, ok := n.takes(q.Fingerprint); ok {
+		if h, ok := n.takes(q.Fingerprint); ok && !slices.Contains(q.Avoid, n) {
 			state := route.State{}
 			state.Merge(&h.Report, route.Sent{Blocks: n.link.Load().taken()}, q.Answer)
 			if state.Memory.Fits(d, 0) {
-				return true
+				return true, nil
 			}
 			any = true
 		}
 	}
 	if !any || len(q.Hashes) == 0 {
-		return !any
+		return !any && len(q.Avoid) == 0, nil
 	}
 	v := views.Get().(*route.View)
 	defer views.Put(v)
 	s.Look(v, q)
+	any = false
 	r := route.Request{Demand: d, Uncached: q.Tokens}
-	return !slices.ContainsFunc(v.Decode, func(s route.State) bool { return s.Usable }) ||
-		slices.ContainsFunc(v.Decode, func(s route.State) bool { return s.Usable && s.HasRoom(&r) })
+	for i := range v.Decode {
+		state := &v.Decode[i]
+		if state.Usable = state.Usable && !slices.Contains(q.Avoid, s.Decode[i]); !state.Usable {
+			continue
+		}
+		if state.HasRoom(&r) {
+			return true, nil
+		}
+		any = true
+	}
+	if !any {
+		return len(q.Avoid) == 0, nil
+	}
+	if at := route.Roomiest(v.Decode, &r); at >= 0 {
+		most = s.Decode[at]
+	}
+	return false, most
 }

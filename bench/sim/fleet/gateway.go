@@ -21,6 +21,8 @@ type gateway struct {
 	draw            *rand.Rand
 	turn            uint64
 	hashes          []kvcache.Hash
+	asked           route.Request // the last that was routed
+	kept            int           // decode node that gets no requests now; -1: none
 	answers         route.Answers
 	waiting         *admit.Queue // for room
 	flow            *admit.Flow  // of all requests
@@ -36,7 +38,7 @@ type known struct {
 }
 
 func newGateway(f *fleet) *gateway {
-	g := &gateway{f: f, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
+	g := &gateway{f: f, kept: -1, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
 		waiting: admit.New(admit.Limits{Requests: math.MaxInt, Tokens: math.MaxInt}), flow: admit.NewFlow(1)}
 	names := func(role int, nodes []*node) (list []route.Node) {
 		for i := range nodes {
@@ -108,12 +110,20 @@ func (f *fleet) arrive(r *Request) {
 func (f *fleet) at() time.Time { return time.Unix(0, int64(f.clock.now)) }
 
 // fill routes the requests that wait while there is room for the next of them, and
-// then those that may pass it.
+// then those that may pass it, first to nodes that it does not wait for.
 func (g *gateway) fill() {
 	routes := func(i *admit.Item) bool { return g.route(i.Owner.(*Request)) }
 	for g.waiting.Len() > 0 && routes(g.waiting.Next()) {
 		g.waiting.Take(g.f.at())
 	}
+	if g.waiting.Len() == 0 {
+		return
+	}
+	g.kept = route.Roomiest(g.view.Decode, &g.asked)
+	for i := g.waiting.NextElsewhere(routes); i != nil; i = g.waiting.NextElsewhere(routes) {
+		g.waiting.PassElsewhere(g.f.at(), i)
+	}
+	g.kept = -1
 	for i := g.waiting.NextShorter(routes); i != nil; i = g.waiting.NextShorter(routes) {
 		g.waiting.Pass(g.f.at(), i)
 	}
@@ -136,6 +146,10 @@ func (g *gateway) route(r *Request) bool {
 		q.Demand.Prompt = f.blocks(r.Prompt + 1)
 		q.Demand.Answer = f.blocks(r.Prompt+g.answers.Expect(r.Output)) - q.Demand.Prompt
 		q.Demand.Answer = max(0, q.Demand.Answer)
+	}
+	g.asked = q
+	if g.kept >= 0 {
+		g.view.Decode[g.kept].Usable = false
 	}
 	d := g.table.Pick(q, g.view, r.prefill[:0])
 	if d.Decode < 0 {
