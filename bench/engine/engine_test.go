@@ -49,3 +49,17 @@ func TestTable(t *testing.T) {
 		}
 	}
 }
+
+// Passes go around all of the memory that each thread has.
+func TestReaderReadsAll(t *testing.T) {
+	const words = 1 << 12
+	r := newReader(2, words)
+	for range passes + 1 {
+		r.pass()
+	}
+	for i, sum := range r.sums {
+		if want := uint64((passes + 1) * words); sum != want || r.at != 1 {
+			t.Errorf("thread %d read %d of %d words, %d passes into its memory", i, sum, want, r.at)
+		}
+	}
+}

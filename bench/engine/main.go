@@ -6,7 +6,7 @@
 // context, and a prompt of 512 tokens in one step. Ours are engine/model's steps,
 // greedy draw included, theirs are what llama-bench and llama-batched-bench time.
 // A round runs both sides once; a figure is the median of the rounds. The bandwidth
-// of reading memory is measured in every round, with as many threads.
+// of reading memory is measured between our steps of one sequence, with as many threads.
 //
 // Invariant: nothing is compared that did not run in the same call, and a figure
 // that was not measured is not written.
@@ -112,9 +112,9 @@ func compare(o *options, r row) (*result, error) {
 			return nil, err
 		}
 	}
+	memory := newReader(o.threads, passWords)
 	for i := range o.rounds {
-		read := bandwidth(o.threads)
-		f, err := ours.measure()
+		f, read, err := ours.measure(memory)
 		if err != nil {
 			return nil, err
 		}

@@ -97,55 +97,92 @@ func (s *side) step(n, seqs int) error {
 	return s.m.Step(st, nil)
 }
 
-// measure times one prompt, and decoding of one and of eight sequences.
-func (s *side) measure() (f figures, err error) {
-	rate := func(seqs, n, steps int) float64 {
-		began := time.Now()
+// measure times one prompt, and decoding of one and of eight sequences. Between the steps of
+// one sequence memory is read, at bandwidth bytes per second: other users of the machine
+// slow both alike.
+func (s *side) measure(r *reader) (f figures, bandwidth float64, err error) {
+	rate := func(seqs, n, steps int, between func()) float64 {
+		var took time.Duration
 		for range steps {
+			between()
+			began := time.Now()
 			err = errors.Join(err, s.step(n, seqs))
+			took += time.Since(began)
 		}
-		return float64(seqs*n*steps) / time.Since(began).Seconds()
+		return float64(seqs*n*steps) / took.Seconds()
 	}
 	rewind := func(to int) {
 		for i := range s.seqs {
 			s.seqs[i].done = to
 		}
 	}
+	nothing := func() {}
 	for _, seqs := range []int{1, batch} {
 		rewind(0)
-		rate(seqs, context, 1) // also records the plans
-		rate(seqs, 1, 1)
+		rate(seqs, context, 1, nothing) // also records the plans
+		rate(seqs, 1, 1, nothing)
 		rewind(context)
-		if r := rate(seqs, 1, decodeSteps); seqs == 1 {
-			f.Decode1 = r
-		} else {
-			f.Decode8 = r
+		if seqs > 1 {
+			f.Decode8 = rate(seqs, 1, decodeSteps, nothing)
+			continue
 		}
+		var reading time.Duration
+		f.Decode1 = rate(seqs, 1, decodeSteps, func() { reading += r.pass() })
+		bandwidth = float64(decodeSteps*r.bytes()) / reading.Seconds()
 	}
 	rewind(context) // as llama-bench does with the same depth
-	f.Prefill = rate(1, promptTokens, 1)
-	return f, err
+	f.Prefill = rate(1, promptTokens, 1, nothing)
+	return f, bandwidth, err
 }
 
-// bandwidth is what so many threads read of memory, in bytes per second: the best
-// of some passes over blocks far larger than any cache.
-func bandwidth(threads int) float64 {
-	const each = 1 << 27 // words, 1 GiB
-	data := make([][]uint64, threads)
-	var wg sync.WaitGroup
-	all := func(f func(i int)) time.Duration {
-		began := time.Now()
-		for i := range threads {
-			wg.Go(func() { f(i) })
+// passWords is how many words a thread reads in a pass, 128 MiB. It has passes times as
+// many, which no cache keeps.
+const (
+	passWords = 1 << 24
+	passes    = 8
+)
+
+// reader reads memory by some threads.
+type reader struct {
+	data  [][]uint64
+	sums  []uint64
+	words int // of a thread in a pass
+	ahead int // words that are prefetched: what is fastest here
+	at    int // next pass
+}
+
+func newReader(threads, words int) *reader {
+	r := &reader{data: make([][]uint64, threads), sums: make([]uint64, threads), words: words}
+	r.all(func(i int) { r.data[i] = slices.Repeat([]uint64{1}, passes*words) })
+	best, least := 0, time.Hour
+	for try := range 2 * passes { // both ways in turn, so that others on the machine slow both
+		r.ahead = try % 2 * 256
+		if took := r.pass(); took < least {
+			best, least = r.ahead, took
 		}
-		wg.Wait()
-		return time.Since(began)
 	}
-	all(func(i int) { data[i] = slices.Repeat([]uint64{1}, each) })
-	sums := make([]uint64, threads)
-	best := time.Hour
-	for range 4 {
-		best = min(best, all(func(i int) { sums[i] = read(data[i]) }))
+	r.ahead = best
+	clear(r.sums)
+	return r
+}
+
+// bytes is how many a pass reads.
+func (r *reader) bytes() int { return len(r.data) * r.words * 8 }
+
+// pass reads the next part of each thread's memory.
+func (r *reader) pass() time.Duration {
+	from := r.at * r.words
+	r.at = (r.at + 1) % passes
+	return r.all(func(i int) { r.sums[i] += read(r.data[i][from:from+r.words], r.ahead) })
+}
+
+// all has every thread do something.
+func (r *reader) all(do func(i int)) time.Duration {
+	began := time.Now()
+	var wg sync.WaitGroup
+	for i := range r.data {
+		wg.Go(func() { do(i) })
 	}
-	return float64(threads) * each * 8 / best.Seconds()
+	wg.Wait()
+	return time.Since(began)
 }

@@ -164,6 +164,11 @@ typedef struct {
 } tandem_kernels;
 
 extern const tandem_kernels tandem_generic;
+
+// Whether one row's pass over the weights is not to prefetch them. AMD's processors fetch
+// such streams themselves, and prefetches beside that cost up to a third of the bandwidth.
+extern int tandem_streams_alone;
+
 #if defined(__x86_64__)
 extern const tandem_kernels tandem_avx2, tandem_avxvnni, tandem_avx512, tandem_avx512vnni, tandem_amx;
 #elif defined(__aarch64__)

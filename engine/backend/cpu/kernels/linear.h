@@ -122,7 +122,7 @@ static TARGET void pack(const tandem_op *op, int tile) {
 // The inner loop: nv registers of outputs by nt rows. bf16, nv and nt are
 // constants where it is called, so that the sums live in registers.
 FN void linear_block(const int bf16, const int nv, const int nt, const part *p) {
-	enum { AHEAD = 1536 }; // bytes of prefetch in each tile's stream
+	const int ahead = nt == 1 && tandem_streams_alone ? 0 : 1536; // bytes of prefetch in each tile's stream
 	V acc[LINEAR_NT][LINEAR_TILES * VPT];
 	UNROLL for (int t = 0; t < nt; t++)
 		UNROLL for (int v = 0; v < nv; v++)
@@ -136,7 +136,7 @@ FN void linear_block(const int bf16, const int nv, const int nt, const part *p) 
 		for (; k + 2 <= k1; k += 2, w += 64) {
 			V wv[LINEAR_TILES * VPT];
 			UNROLL for (int v = 0; v < nv; v += VPT)
-				__builtin_prefetch(w + v / VPT * tile + AHEAD);
+				__builtin_prefetch(w + v / VPT * tile + ahead);
 			UNROLL for (int v = 0; v < nv; v++)
 				wv[v] = veven(vload_pairs(w + v / VPT * tile + v % VPT * (VL * 4)));
 			UNROLL for (int t = 0; t < nt; t++) {
@@ -162,7 +162,7 @@ FN void linear_block(const int bf16, const int nv, const int nt, const part *p) 
 		for (; k < k1; k++, w += 64) {
 			V wv[LINEAR_TILES * VPT];
 			UNROLL for (int v = 0; v < nv; v += VPT)
-				__builtin_prefetch(w + v / VPT * tile + AHEAD);
+				__builtin_prefetch(w + v / VPT * tile + ahead);
 			UNROLL for (int v = 0; v < nv; v++)
 				wv[v] = vload((const float *)(w + v / VPT * tile + v % VPT * (VL * 4)));
 			UNROLL for (int t = 0; t < nt; t++) {

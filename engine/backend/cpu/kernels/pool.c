@@ -16,6 +16,16 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+int tandem_streams_alone;
+
+#if defined(__x86_64__)
+__attribute__((constructor)) static void look_at_cpu(void) {
+	unsigned most, b, c, d;
+	if (__get_cpuid(0, &most, &b, &c, &d))
+		tandem_streams_alone = b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+}
+#endif
+
 enum { SPINS = 400 }; // pauses before sleeping: 10 to 30 microseconds
 
 struct tandem_pool {

@@ -149,7 +149,7 @@ static TARGET void unpack_quant(const tandem_op *op, const uint8_t *tile, int la
 
 // The inner loop, as linear_block; k0 and k1 are multiples of 64.
 FN void quant_block(const int four, const int nv, const int nt, const part *p) {
-	enum { AHEAD = 2048 }; // bytes of prefetch in each tile's stream
+	const int ahead = nt == 1 && tandem_streams_alone ? 0 : 2048; // bytes of prefetch in each tile's stream
 	const size_t pair = four ? INT4_PAIR : INT8_PAIR, tile = p->tile, ldq = p->ldq;
 	const quant_row at = quant_layout(p->k);
 	const uint8_t *start = p->q + (four ? at.less8 : at.less128);
@@ -177,7 +177,7 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 				UNROLL for (int v = 0; v < nv; v++) {
 					const char *line = lines + v / VPT * tile + (four ? i % 4 : i) * 64 + v % VPT * (VL * 4);
 					if (v % VPT == 0 && (!four || i < 4))
-						__builtin_prefetch(line + AHEAD);
+						__builtin_prefetch(line + ahead);
 					wv[v] = vload_pairs(line);
 					if (four)
 						wv[v] = vnibbles(wv[v], i / 4);
@@ -194,7 +194,7 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 			UNROLL for (int v = 0; v < nv; v++) {
 				const char *line = w + v / VPT * tile + pair - 64 + v % VPT * (VL * 4);
 				if (h == 0 && v % VPT == 0)
-					__builtin_prefetch(line + AHEAD);
+					__builtin_prefetch(line + ahead);
 				ws[v] = h ? vodd(vload_pairs(line)) : veven(vload_pairs(line));
 			}
 			UNROLL for (int t = 0; t < nt; t++) {
