@@ -55,7 +55,7 @@ type waiter struct {
 	choices int64
 	tokens  int64
 	room    kvRoom
-	avoid   *upstream.Node // that it is not to take from another one; set before ready is closed
+	avoid   *upstream.Node // another request waits for its room; set before ready is closed
 	evicted bool           // likewise
 	ready   chan struct{}  // closed when it waits no more
 }
@@ -85,8 +85,11 @@ type kvRoom struct {
 // fits says that there is room for a request of so many prompt tokens, on a node that is not
 // to be avoided.
 func (a *admission) fits(tokens int64, kv kvRoom, avoid ...*upstream.Node) bool {
-	if !a.mayGo(tokens) || kv.on == nil {
-		return a.mayGo(tokens)
+	if !a.mayGo(tokens) {
+		return false
+	}
+	if kv.on == nil {
+		return true
 	}
 	has, _ := kv.on(a.blocks.Load(), avoid...)
 	return has

@@ -12,9 +12,11 @@
 // is, shorter ones of the best priority may pass it, until their tokens are PassTokens more
 // than its own: they fit into KV memory that it does not, and prefill nodes compute short
 // prompts first. Of those that go to nodes which it does not wait for, any number may pass
-// (EASY backfilling; Lifka, The ANL/IBM SP Scheduling System, 1995). A full queue gives up the newest request of the
-// worst priority there, and within one priority of the flow that holds most of it
-// for its weight, so that nobody fills it against the others.
+// (EASY backfilling; Lifka, The ANL/IBM SP Scheduling System, 1995).
+//
+// A full queue gives up the newest request of the worst priority there, and within one
+// priority of the flow that holds most of it for its weight, so that nobody fills it
+// against the others.
 //
 // Invariant: whoever waits gets its turn after a bounded number of turns, or is
 // evicted, or removed by its owner; requests and tokens that wait never exceed the

@@ -84,9 +84,9 @@ func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
 var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // HasRoom reports whether a node that takes requests, of those that are not in q.Avoid, has
-// KV memory for one; true where none takes any. Where none has, most is the one that will
-// probably have room first; nil: it is not known. What nodes cache of the prompt is looked
-// up only when it matters.
+// KV memory for one; true where none takes any and none is avoided. Where none has, most is
+// the one that will probably have room first; nil: it is not known. What nodes cache of the
+// prompt is looked up only when it matters.
 func (s *Snapshot) HasRoom(q Query, d route.Demand) (has bool, most *Node) {
 	any := false
 	for _, n := range s.Decode {

@@ -165,9 +165,9 @@ typedef struct {
 
 extern const tandem_kernels tandem_generic;
 
-// Whether one row's pass over the weights is not to prefetch them. AMD's processors fetch
-// such streams themselves, and prefetches beside that cost up to a third of the bandwidth.
-extern int tandem_streams_alone;
+// Whether one row's pass over the weights leaves prefetching to the processor. AMD's do it
+// well, and instructions beside that cost a quarter of a thread's bandwidth (Zen 4, int8).
+extern int tandem_hardware_prefetch;
 
 #if defined(__x86_64__)
 extern const tandem_kernels tandem_avx2, tandem_avxvnni, tandem_avx512, tandem_avx512vnni, tandem_amx;

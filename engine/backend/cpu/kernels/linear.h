@@ -122,7 +122,7 @@ static TARGET void pack(const tandem_op *op, int tile) {
 // The inner loop: nv registers of outputs by nt rows. bf16, nv and nt are
 // constants where it is called, so that the sums live in registers.
 FN void linear_block(const int bf16, const int nv, const int nt, const part *p) {
-	const int ahead = nt == 1 && tandem_streams_alone ? 0 : 1536; // bytes of prefetch in each tile's stream
+	const int ahead = nt == 1 && tandem_hardware_prefetch ? 0 : 1536; // bytes of prefetch in each tile's stream
 	V acc[LINEAR_NT][LINEAR_TILES * VPT];
 	UNROLL for (int t = 0; t < nt; t++)
 		UNROLL for (int v = 0; v < nv; v++)

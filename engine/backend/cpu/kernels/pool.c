@@ -16,13 +16,13 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-int tandem_streams_alone;
+int tandem_hardware_prefetch;
 
 #if defined(__x86_64__)
 __attribute__((constructor)) static void look_at_cpu(void) {
 	unsigned most, b, c, d;
 	if (__get_cpuid(0, &most, &b, &c, &d))
-		tandem_streams_alone = b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
+		tandem_hardware_prefetch = b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
 }
 #endif
 

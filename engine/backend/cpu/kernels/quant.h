@@ -149,7 +149,7 @@ static TARGET void unpack_quant(const tandem_op *op, const uint8_t *tile, int la
 
 // The inner loop, as linear_block; k0 and k1 are multiples of 64.
 FN void quant_block(const int four, const int nv, const int nt, const part *p) {
-	const int ahead = nt == 1 && tandem_streams_alone ? 0 : 2048; // bytes of prefetch in each tile's stream
+	const int ahead = nt == 1 && tandem_hardware_prefetch ? 0 : 2048; // bytes of prefetch in each tile's stream
 	const size_t pair = four ? INT4_PAIR : INT8_PAIR, tile = p->tile, ldq = p->ldq;
 	const quant_row at = quant_layout(p->k);
 	const uint8_t *start = p->q + (four ? at.less8 : at.less128);
