@@ -166,7 +166,8 @@ typedef struct {
 extern const tandem_kernels tandem_generic;
 
 // Whether one row's pass over the weights leaves prefetching to the processor. AMD's do it
-// well, and instructions beside that cost a quarter of a thread's bandwidth (Zen 4, int8).
+// well where there is one stream of quantized weights: by prefetch instructions and by four
+// streams at once a thread reads a quarter less each (Zen 4; bench/results/engine.md).
 extern int tandem_hardware_prefetch;
 
 #if defined(__x86_64__)

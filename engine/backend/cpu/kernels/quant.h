@@ -218,14 +218,17 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 			quant_block(0, (tiles) * VPT, nt, p); \
 		break;
 
-// How many of a group's tiles nt rows take at once: as far as registers go.
+// How many of a group's tiles nt rows take at once: as far as registers go, but one row in
+// order of address where the processor prefetches.
 FN int quant_tiles(int nt) {
+	if (nt == 1 && tandem_hardware_prefetch)
+		return 1;
 #if KERNEL_ISA == 512
 	return nt <= 3 ? 4 : nt <= 6 ? 2 : 1;
 #elif KERNEL_ISA == 2
 	return nt == 1 ? 2 : 1;
 #else
-	return (void)nt, 1;
+	return 1;
 #endif
 }
 
