@@ -79,14 +79,13 @@ type Kernels interface {
 	// Mass writes to sums the sum of each block's weights that are at least least.
 	Mass(sums []float64, weights []float32, least float32)
 	// Between copies the weights in [least, limit) to dst, in order, and returns
-	// their number and the sum of the weights from limit on. That sum alone may
-	// differ in its last bits between implementations. dst may be weights.
-	Between(dst, weights []float32, least, limit float32) (int, float64)
+	// their number. To counts it writes how many they are in each block, and to above
+	// the sum of each block's weights that are at least limit, unless these are nil. dst
+	// may be weights.
+	Between(dst []float32, counts []int32, above []float64, weights []float32, least, limit float32) int
 	// Above returns the first index from from on whose value is larger than x, or
 	// len(values).
 	Above(values []float32, from int, x float32) int
-	// Equal returns the first index from from on whose value equals x, or len(values).
-	Equal(values []float32, from int, x float32) int
 	// Count returns how many values are larger than x.
 	Count(values []float32, x float32) int
 }
@@ -146,33 +145,28 @@ func (Portable) Mass(sums []float64, weights []float32, least float32) {
 }
 
 // Between implements Kernels.
-func (Portable) Between(dst, weights []float32, least, limit float32) (int, float64) {
-	n, sum := 0, 0.0
-	for _, w := range weights {
-		if w >= limit {
-			sum += float64(w)
-		} else if w >= least {
+func (p Portable) Between(dst []float32, counts []int32, above []float64, weights []float32, least, limit float32) int {
+	if above != nil {
+		p.Mass(above, weights, limit)
+	}
+	clear(counts)
+	n := 0
+	for i, w := range weights {
+		if w >= least && w < limit {
 			dst[n] = w
 			n++
+			if counts != nil {
+				counts[i/Block]++
+			}
 		}
 	}
-	return n, sum
+	return n
 }
 
 // Above implements Kernels.
 func (Portable) Above(values []float32, from int, x float32) int {
 	for i, v := range values[from:] {
 		if v > x {
-			return from + i
-		}
-	}
-	return len(values)
-}
-
-// Equal implements Kernels.
-func (Portable) Equal(values []float32, from int, x float32) int {
-	for i, v := range values[from:] {
-		if v == x {
 			return from + i
 		}
 	}

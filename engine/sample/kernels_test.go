@@ -221,20 +221,31 @@ func TestTopPOfLargeRows(t *testing.T) {
 	}
 }
 
-type misguided struct{ Portable }
-
-// Between finds nothing, so that every guess is wrong.
-func (misguided) Between(dst, weights []float32, least, limit float32) (int, float64) { return 0, 0 }
-
-func TestTopPDoesNotTrustItsGuess(t *testing.T) {
-	var s Scratch
-	wrong := Scratch{Kernels: misguided{}}
+// TestSearchFromAnywhere: whatever number search looks at first, and wherever the weights
+// lie that were looked at, what it returns and leaves is the same.
+func TestSearchFromAnywhere(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 8))
-		logits := randomLogits(r, 1+r.IntN(2000))
-		p := Params{Seed: seed, Temperature: 1, TopP: r.Float32()}
-		if got, want := Pick(logits, &p, 0, &wrong), Pick(logits, &p, 0, &s); got != want {
-			t.Fatalf("seed %d: token %d, want %d", seed, got, want)
+		n := 1 + r.IntN(2000)
+		logits := randomLogits(r, n)
+		w := Weighing{Max: logits[Portable{}.Argmax(logits)], Scale: float32(log2e * math.Exp(3*r.Float64())), Lowest: lowest}
+		if math.IsInf(float64(w.Max), 0) {
+			continue
+		}
+		s := &Scratch{weights: make([]float32, n), sums: make([]float64, blocks(n))}
+		Portable{}.Weigh(s.weights, s.sums, logits, &w)
+		target := inOrder(s.sums) * (1e-6 + (1-2e-6)*r.Float64())
+		all := slices.Clone(s.sums)
+		threshold, above, ties := s.search(Portable{}, target, s.guess(Portable{}, target))
+		sums := slices.Clone(s.sums)
+		for range 20 {
+			copy(s.sums, all)
+			at := math.Float32bits(s.weights[r.IntN(n)])
+			low := at - min(at, uint32(r.IntN(1<<r.IntN(24))))
+			s.look(Portable{}, low, at+1+uint32(r.IntN(1<<r.IntN(24))))
+			if t2, above2, ties2 := s.search(Portable{}, target, min(at+uint32(r.IntN(3))-1, one)); t2 != threshold || above2 != above || ties2 != ties || !slices.Equal(s.sums, sums) {
+				t.Fatalf("seed %d: from the bits %#x on: %v, %v, %d, %v, want %v, %v, %d, %v", seed, at, t2, above2, ties2, s.sums, threshold, above, ties, sums)
+			}
 		}
 	}
 }
@@ -261,7 +272,8 @@ func TestDistribution(t *testing.T) {
 		if variation > 2e-7 {
 			t.Errorf("spread %v: total variation %g", spread, variation)
 		}
-		if off := math.Abs(logSumExp(Portable{}, logits) - (float64(w.Max) + math.Log(sum))); off > 4e-6 {
+		norm, _ := logSumExp(Portable{}, logits)
+		if off := math.Abs(norm - (float64(w.Max) + math.Log(sum))); off > 4e-6 {
 			t.Errorf("spread %v: the logarithm of the sum is off by %g", spread, off)
 		}
 		t.Logf("spread %v: total variation %.2g", spread, variation)

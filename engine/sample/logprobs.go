@@ -17,7 +17,7 @@ type Top struct {
 // penalties, and the n best tokens, best first, or those that only names where it
 // is not empty. They are appended to dst; tokens beyond the vocabulary have -Inf.
 func LogProbs(k Kernels, logits []float32, token int32, n int, only []int32, dst []Top) (logProb float32, rank int, top []Top) {
-	norm := logSumExp(k, logits)
+	norm, largest := logSumExp(k, logits)
 	at := func(t int32) float32 {
 		if !inside(logits, t) || math.IsInf(norm, -1) {
 			return lowest
@@ -34,6 +34,9 @@ func LogProbs(k Kernels, logits []float32, token int32, n int, only []int32, dst
 	}
 	if len(only) == 0 {
 		dst = best(k, logits, norm, n, dst)
+	}
+	if token == largest {
+		return at(token), 1, dst
 	}
 	return at(token), rankOf(k, logits, token), dst
 }
@@ -55,14 +58,15 @@ func rankOf(k Kernels, logits []float32, token int32) int {
 }
 
 // logSumExp is the logarithm of the sum of e^logit, -Inf when there is nothing to
-// sum. The sum has the same bits on every machine.
-func logSumExp(k Kernels, logits []float32) float64 {
+// sum, and the first of the largest logits. The sum has the same bits on every machine.
+func logSumExp(k Kernels, logits []float32) (sum float64, largest int32) {
 	if len(logits) == 0 {
-		return math.Inf(-1)
+		return math.Inf(-1), 0
 	}
-	most := logits[k.Argmax(logits)]
+	largest = k.Argmax(logits)
+	most := logits[largest]
 	if math.IsInf(finite(most), -1) {
-		return math.Inf(-1)
+		return math.Inf(-1), 0
 	}
 	const atOnce = 64 // blocks
 	sums, total := make([]float64, min(atOnce, blocks(len(logits)))), 0.0
@@ -76,7 +80,7 @@ func logSumExp(k Kernels, logits []float32) float64 {
 		}
 		logits = logits[len(part):]
 	}
-	return float64(most) + math.Log(total)
+	return float64(most) + math.Log(total), largest
 }
 
 // best appends the n largest, of equals the first. Tokens are compared by what a

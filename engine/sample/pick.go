@@ -51,7 +51,8 @@ type Scratch struct {
 	sums       []float64 // [blocks] of the weights that may be drawn
 	others     []float64 // [blocks] of the weights above the threshold of top_p
 	weights    []float32 // [vocab], or of one block
-	list       []float32 // [vocab] weights near the threshold of top_p
+	near       near      // weights near the threshold of top_p
+	list       []float32 // of them, those nearer to it
 	sample     []float32 // of the weights
 	weighing   Weighing
 	controlled []float32 // [vocab] the logits under Controls

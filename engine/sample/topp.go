@@ -18,7 +18,7 @@ var one = math.Float32bits(1)
 // monotone, so the sum never grows with t and there is one such t, whatever order it
 // is searched in.
 func (s *Scratch) topP(k Kernels, target float64) float32 {
-	threshold, above, ties := s.search(k, target)
+	threshold, above, ties := s.search(k, target, s.guess(k, target))
 	if stay := math.Ceil((target - above) / float64(threshold)); stay < float64(ties) {
 		s.dropTies(threshold, int(stay))
 		k.Mass(s.sums, s.weights, threshold)
@@ -28,42 +28,51 @@ func (s *Scratch) topP(k Kernels, target float64) float32 {
 
 // search returns the threshold, the sum of the weights above it and how many are
 // equal to it, and leaves in s.sums the blocks' sums of the weights that are at least
-// the threshold.
-func (s *Scratch) search(k Kernels, target float64) (threshold float32, above float64, ties int) {
+// the threshold. It looks at the number with the bits probe first.
+func (s *Scratch) search(k Kernels, target float64, probe uint32) (threshold float32, above float64, ties int) {
 	low, high := uint32(0), one+1 // bits of numbers: what is kept reaches target from low on, not from high on
-	for probe := min(s.guess(k, target), one); ; probe = low + (high-low)/2 {
+	for ; ; probe = low + (high-low)/2 {
 		threshold = math.Float32frombits(probe)
-		k.Mass(s.sums, s.weights, threshold)
+		ties = s.split(k, threshold)
 		if inOrder(s.sums) < target {
 			high = probe
 			continue
 		}
-		if above, ties = s.above(k, threshold); above < target {
+		if above = inOrder(s.others); above < target {
 			return threshold, above, ties
 		}
 		low = probe + 1
 	}
 }
 
-// above returns the sum of the weights above w and how many are equal to it. s.sums has
-// the blocks' sums of the weights that are at least w.
-func (s *Scratch) above(k Kernels, w float32) (sum float64, ties int) {
-	next := math.Nextafter32(w, 2)
-	first := k.Equal(s.weights, 0, w)
-	if first == len(s.weights) {
-		return inOrder(s.sums), 0
+// exact is a number from which on weights have exact sums in float64, in any order: they are
+// multiples of 2^-43, and a block's weights are at most 512 together.
+const exact = 0x1p-20
+
+// split leaves in s.sums the blocks' sums of the weights that are at least w, in s.others those
+// of the weights above it, and returns how many are equal to it.
+func (s *Scratch) split(k Kernels, w float32) (ties int) {
+	s.others = grow(s.others, len(s.sums))
+	if n := &s.near; w < exact || math.Float32bits(w) < n.low || math.Float32bits(w) >= n.high {
+		k.Mass(s.sums, s.weights, w)
+		k.Mass(s.others, s.weights, math.Nextafter32(w, 2))
+		return k.Count(s.weights, math.Nextafter32(w, lowest)) - k.Count(s.weights, w)
 	}
-	if k.Equal(s.weights, first+1, w) < len(s.weights) {
-		s.others = grow(s.others, len(s.sums))
-		k.Mass(s.others, s.weights, next)
-		return inOrder(s.others), k.Count(s.weights, math.Nextafter32(w, lowest)) - k.Count(s.weights, w)
+	rest, edge := s.near.weights, math.Float32bits(w)
+	for b, above := range s.near.above {
+		equal := 0
+		block := rest[:s.near.counts[b]]
+		rest = rest[len(block):]
+		for _, v := range block { // without branches, which nobody could predict
+			v := math.Float32bits(v)
+			larger := uint32(int32(edge-v) >> 31)
+			above += float64(math.Float32frombits(v & larger))
+			equal += int(((v ^ edge) - 1) >> 31)
+		}
+		s.others[b], s.sums[b] = above, above+float64(equal)*float64(w)
+		ties += equal
 	}
-	// Only the sum of its block is another without it.
-	b := first / Block
-	own := s.sums[b]
-	k.Mass(s.sums[b:b+1], s.weights[b*Block:min(len(s.weights), (b+1)*Block)], next)
-	sum, s.sums[b] = inOrder(s.sums), own
-	return sum, 1
+	return ties
 }
 
 // dropTies sets all weights equal to w to zero but for the first so many.
@@ -80,44 +89,67 @@ func (s *Scratch) dropTies(w float32, stay int) {
 	}
 }
 
+// near are the weights whose bits are in [low, high), in order, with their number and the sum
+// of the weights from high on for each block.
+type near struct {
+	low, high uint32
+	weights   []float32
+	counts    []int32
+	above     []float64
+}
+
+// look fills s.near.
+func (s *Scratch) look(k Kernels, low, high uint32) {
+	n := &s.near
+	n.low, n.high = low, high
+	n.weights, n.counts, n.above = grow(n.weights, len(s.weights)), grow(n.counts, len(s.sums)), grow(n.above, len(s.sums))
+	n.weights = n.weights[:k.Between(n.weights, n.counts, n.above, s.weights, math.Float32frombits(low), math.Float32frombits(high))]
+}
+
 // guess returns the bits of the threshold of top_p as sums in another order have it:
-// almost always the right one, and topP checks it.
+// almost always the right one, and search checks it.
 func (s *Scratch) guess(k Kernels, target float64) uint32 {
-	s.list = grow(s.list, len(s.weights))
 	// All weights below this number together are no more than what may be left out.
 	least := float32((inOrder(s.sums) - target) / float64(len(s.weights)))
 	floor := max(1, min(math.Float32bits(least), one))
-	low, high := s.bracket(k, target, floor)
+	low, high := s.bracket(target, floor)
 	for {
-		n, above := k.Between(s.list, s.weights, math.Float32frombits(low), math.Float32frombits(high))
+		s.look(k, low, high)
+		above := inOrder(s.near.above)
 		all := low <= floor && high > one
 		if above >= target && !all { // it is not below high
 			low, high = high, one+1
 			continue
 		}
-		at, found := s.refine(k, s.list[:n], target-above, low, high)
+		at, found := s.refine(k, target-above)
 		if found || low <= floor {
-			return at
+			return min(at, one)
 		}
 		low, high = floor, low
 	}
 }
 
-// sampleSize is about how many weights of a large vocabulary bracket looks at.
-const sampleSize = 2048
+const (
+	// sampleSize is about how many weights of a large vocabulary bracket looks at.
+	sampleSize = 2048
+
+	// sampleDigits is how many intervals bracket tells apart, digits how many refine does at a
+	// time.
+	sampleDigits = 1024
+	digits       = 256
+)
 
 // bracket returns bits between which the threshold of top_p probably is, from a
 // sample of the weights and not below floor: three standard deviations to either
 // side. Of the two parts that the threshold makes of the weights it estimates the
 // smaller one.
-func (s *Scratch) bracket(k Kernels, target float64, floor uint32) (low, high uint32) {
-	low, high = floor, one+1
+func (s *Scratch) bracket(target float64, floor uint32) (low, high uint32) {
 	stride := len(s.weights) / sampleSize
 	if stride < 4 {
-		return low, high
+		return floor, one + 1
 	}
 	s.sample = s.sample[:0]
-	total, least, most := 0.0, high, uint32(1)
+	total, least, most := 0.0, one+1, uint32(1)
 	for i := stride / 2; i < len(s.weights); i += stride {
 		if w := s.weights[i]; w > 0 {
 			s.sample = append(s.sample, w)
@@ -125,38 +157,44 @@ func (s *Scratch) bracket(k Kernels, target float64, floor uint32) (low, high ui
 			least, most = min(least, math.Float32bits(w)), max(most, math.Float32bits(w))
 		}
 	}
-	at := func(share float64) (uint32, bool) { // the threshold of the sample
-		if share <= 0 || share >= total {
-			return 0, false
-		}
-		list := s.list[:copy(s.list, s.sample)]
-		return s.refine(k, list, share, least, most+1)
-	}
 	part, share := target, target/float64(stride)
 	if below := inOrder(s.sums) - target; below < target {
 		part, share = below, total-below/float64(stride)
 	}
-	middle, found := at(share)
-	if !found {
-		return low, high
+	if share <= 0 || share >= total {
+		return floor, one + 1
+	}
+	shift := bits.Len32((most - least) / sampleDigits)
+	var mass [sampleDigits]float64
+	for _, w := range s.sample {
+		mass[(math.Float32bits(w)-least)>>shift%sampleDigits] += float64(w)
+	}
+	// from is the first bits of the interval in which the sample reaches a share.
+	from := func(share float64) uint32 {
+		digit := sampleDigits - 1
+		for ; digit > 0 && mass[digit] < share; digit-- {
+			share -= mass[digit]
+		}
+		return least + uint32(digit)<<shift
 	}
 	// The weights of the part are at most the threshold below it, and about as large
 	// as that above it where it is the smaller one.
-	margin := 3 * math.Sqrt(part/float64(stride)*float64(math.Float32frombits(middle)))
-	if edge, ok := at(share + margin); ok {
-		low = max(low, edge)
+	margin := 3 * math.Sqrt(part/float64(stride)*float64(math.Float32frombits(from(share))))
+	low, high = floor, one+1
+	if share+margin < total {
+		low = max(low, from(share+margin))
 	}
-	if edge, ok := at(share - margin); ok {
-		high = max(low, edge) + 1
+	if share > margin {
+		high = max(low+1, from(share-margin)+1<<shift)
 	}
 	return low, high
 }
 
-// refine returns the bits of the weight of list, all of them in [low, high), at which
-// the weights from the largest on reach target, and whether they do. It changes list.
-func (s *Scratch) refine(k Kernels, list []float32, target float64, low, high uint32) (at uint32, found bool) {
-	const digits = 256
+// refine returns the bits of the weight of s.near at which those from the largest on
+// reach target, and whether they do.
+func (s *Scratch) refine(k Kernels, target float64) (at uint32, found bool) {
 	var mass [digits]float64
+	low, high, list := s.near.low, s.near.high, s.near.weights
 	found = true
 	for high-low > 1 && len(list) > 0 {
 		shift := bits.Len32((high - low - 1) / digits)
@@ -168,13 +206,13 @@ func (s *Scratch) refine(k Kernels, list []float32, target float64, low, high ui
 		for ; digit > 0 && mass[digit] < target; digit-- {
 			target -= mass[digit]
 		}
-		if digit == 0 && mass[0] < target && found {
+		if digit == 0 && mass[0] < target {
 			found = false
 		}
 		low += digit << shift
 		high = min(high, low+1<<shift)
-		n, _ := k.Between(list, list, math.Float32frombits(low), math.Float32frombits(high))
-		list = list[:n]
+		s.list = grow(s.list, len(list))
+		list = s.list[:k.Between(s.list, nil, nil, list, math.Float32frombits(low), math.Float32frombits(high))]
 	}
 	return low, found && len(list) > 0
 }

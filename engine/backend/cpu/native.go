@@ -15,8 +15,6 @@ package cpu
 #cgo nocallback tandem_between
 #cgo noescape tandem_first_above
 #cgo nocallback tandem_first_above
-#cgo noescape tandem_first_equal
-#cgo nocallback tandem_first_equal
 #cgo noescape tandem_count_above
 #cgo nocallback tandem_count_above
 #include "kernels/kernels.h"
@@ -94,18 +92,13 @@ func (s nativeSampler) Mass(sums []float64, weights []float32, least float32) {
 	C.tandem_mass(s.variant, (*C.double)(unsafe.SliceData(sums)), first(weights), C.int64_t(len(weights)), C.float(least))
 }
 
-func (s nativeSampler) Between(dst, weights []float32, least, limit float32) (int, float64) {
-	var above C.double
-	n := C.tandem_between(s.variant, first(dst), first(weights), C.int64_t(len(weights)), C.float(least), C.float(limit), &above)
-	return int(n), float64(above)
+func (s nativeSampler) Between(dst []float32, counts []int32, above []float64, weights []float32, least, limit float32) int {
+	return int(C.tandem_between(s.variant, first(dst), (*C.int32_t)(unsafe.SliceData(counts)), (*C.double)(unsafe.SliceData(above)),
+		first(weights), C.int64_t(len(weights)), C.float(least), C.float(limit)))
 }
 
 func (s nativeSampler) Above(values []float32, from int, x float32) int {
 	return int(C.tandem_first_above(s.variant, first(values), C.int64_t(len(values)), C.int64_t(from), C.float(x)))
-}
-
-func (s nativeSampler) Equal(values []float32, from int, x float32) int {
-	return int(C.tandem_first_equal(s.variant, first(values), C.int64_t(len(values)), C.int64_t(from), C.float(x)))
 }
 
 func (s nativeSampler) Count(values []float32, x float32) int {

@@ -41,9 +41,6 @@ func likePortable(t *testing.T, name string, k sample.Kernels, logits []float32,
 	if got, want := k.Above(logits, from, x), p.Above(logits, from, x); got != want {
 		fail("Above", got, want)
 	}
-	if got, want := k.Equal(logits, from, x), p.Equal(logits, from, x); got != want {
-		fail("Equal", got, want)
-	}
 	if got, want := k.Count(logits, x), p.Count(logits, x); got != want {
 		fail("Count", got, want)
 	}
@@ -76,19 +73,18 @@ func likePortable(t *testing.T, name string, k sample.Kernels, logits []float32,
 		if p.Mass(wantSums[:blocks], want[:n], least); !slices.Equal(sums, wantSums) {
 			fail(fmt.Sprintf("Mass from %v on", least), sums, wantSums)
 		}
-		if got, want := k.Equal(want[:n], from, least), p.Equal(want[:n], from, least); got != want {
-			fail(fmt.Sprintf("Equal %v of the weights", least), got, want)
-		}
 		limit := max(least, edges[(i+3)%len(edges)])
 		list, wantList := make([]float32, n), make([]float32, n)
-		m, above := k.Between(list, want[:n], least, limit)
-		wantM, wantAbove := p.Between(wantList, want[:n], least, limit)
-		if m != wantM || !slices.Equal(list, wantList) || math.Abs(above-wantAbove) > 1e-12*wantAbove {
-			fail(fmt.Sprintf("Between %v and %v", least, limit), fmt.Sprint(m, above, list), fmt.Sprint(wantM, wantAbove, wantList))
+		counts, wantCounts := make([]int32, blocks+1), make([]int32, blocks+1)
+		counts[blocks], wantCounts[blocks] = 7, 7
+		m := k.Between(list, counts[:blocks], sums[:blocks], want[:n], least, limit)
+		wantM := p.Between(wantList, wantCounts[:blocks], wantSums[:blocks], want[:n], least, limit)
+		if m != wantM || !slices.Equal(list, wantList) || !slices.Equal(counts, wantCounts) || !slices.Equal(sums, wantSums) {
+			fail(fmt.Sprintf("Between %v and %v", least, limit), fmt.Sprint(m, list, counts, sums), fmt.Sprint(wantM, wantList, wantCounts, wantSums))
 		}
 		// Where they are, too.
 		copy(list, want[:n])
-		if m, _ := k.Between(list, list, least, limit); m != wantM || !slices.Equal(list[:m], wantList[:m]) {
+		if m := k.Between(list, nil, nil, list, least, limit); m != wantM || !slices.Equal(list[:m], wantList[:m]) {
 			fail(fmt.Sprintf("Between %v and %v in place", least, limit), list[:m], wantList[:wantM])
 		}
 	}

@@ -243,4 +243,4 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 	}
 }
 
-const tandem_kernels KERNELS = {item, argmax, weigh, mass, between, first_above, first_equal, count_above};
+const tandem_kernels KERNELS = {item, argmax, weigh, mass, between, first_above, count_above};

@@ -157,9 +157,8 @@ typedef struct {
 	int64_t (*argmax)(const float *, int64_t n);
 	void (*weigh)(float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
 	void (*mass)(double *sums, const float *weights, int64_t n, float least);
-	int64_t (*between)(float *dst, const float *weights, int64_t n, float least, float limit, double *above);
+	int64_t (*between)(float *dst, int32_t *counts, double *above, const float *weights, int64_t n, float least, float limit);
 	int64_t (*first_above)(const float *, int64_t n, int64_t from, float than);
-	int64_t (*first_equal)(const float *, int64_t n, int64_t from, float to);
 	int64_t (*count_above)(const float *, int64_t n, float than);
 } tandem_kernels;
 
@@ -197,9 +196,8 @@ void tandem_pack(tandem_pool *, tandem_op op, const void *matrix, const tandem_s
 int64_t tandem_argmax(int variant, const float *, int64_t n);
 void tandem_weigh(int variant, float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
 void tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least);
-int64_t tandem_between(int variant, float *dst, const float *weights, int64_t n, float least, float limit, double *above);
+int64_t tandem_between(int variant, float *dst, int32_t *counts, double *above, const float *weights, int64_t n, float least, float limit);
 int64_t tandem_first_above(int variant, const float *, int64_t n, int64_t from, float than);
-int64_t tandem_first_equal(int variant, const float *, int64_t n, int64_t from, float to);
 int64_t tandem_count_above(int variant, const float *, int64_t n, float than);
 
 // Cuts an operation into items.

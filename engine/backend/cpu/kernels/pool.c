@@ -259,16 +259,12 @@ void tandem_mass(int variant, double *sums, const float *weights, int64_t n, flo
 	kernels_of(variant)->mass(sums, weights, n, least);
 }
 
-int64_t tandem_between(int variant, float *dst, const float *weights, int64_t n, float least, float limit, double *above) {
-	return kernels_of(variant)->between(dst, weights, n, least, limit, above);
+int64_t tandem_between(int variant, float *dst, int32_t *counts, double *above, const float *weights, int64_t n, float least, float limit) {
+	return kernels_of(variant)->between(dst, counts, above, weights, n, least, limit);
 }
 
 int64_t tandem_first_above(int variant, const float *x, int64_t n, int64_t from, float than) {
 	return kernels_of(variant)->first_above(x, n, from, than);
-}
-
-int64_t tandem_first_equal(int variant, const float *x, int64_t n, int64_t from, float to) {
-	return kernels_of(variant)->first_equal(x, n, from, to);
 }
 
 int64_t tandem_count_above(int variant, const float *x, int64_t n, float than) {

@@ -2,23 +2,40 @@
 // follow bit for bit. Every product and sum rounds by itself, and each of the 16
 // lanes of a block has a sum of its own.
 
-// The weight of each lane: 2^((logit - max) * scale), or 0. Filters are those of by
-// beside that.
-FN v16 weight(v16 logit, const tandem_weighing *by, int filters) {
-	v16 x = v16_mul(v16_sub(logit, v16_set1(by->max)), v16_set1(by->scale));
-	v16 n, f = v16_sub(x, v16_round(x, &n));
-	v16 p = v16_add(v16_mul(v16_set1(0.0001545316294214853f), f), v16_set1(0.001339086336464892f));
-	p = v16_add(v16_mul(p, f), v16_set1(0.009618082557285924f));
-	p = v16_add(v16_mul(p, f), v16_set1(0.05550357114219124f));
-	p = v16_add(v16_mul(p, f), v16_set1(0.24022650760568087f));
-	p = v16_add(v16_mul(p, f), v16_set1(0.6931471880262288f));
-	p = v16_add(v16_mul(p, f), v16_set1(1.0f));
-	p = v16_raise(p, n);
-	p = v16_where_least(p, x, v16_set1(-90.0f));
-	if (!filters)
-		return p;
-	p = v16_where_least(p, logit, v16_set1(by->lowest));
-	return v16_where_least(p, p, v16_set1(by->min_p));
+// Vectors whose weights are computed together.
+enum { SAMPLE_CHAINS = KERNEL_ISA == 512 ? 8 : KERNEL_ISA ? 4 : 1 };
+
+// The weight of each lane of n vectors: 2^((logit - max) * scale), or 0. Filters are those
+// of by beside that. Each vector is one long chain, so that they go step by step together.
+FN void weight(v16 *p, const v16 *logit, const int n, const tandem_weighing *by, int filters) {
+	static const float coefficients[] = {0.001339086336464892f, 0.009618082557285924f, 0.05550357114219124f,
+	                                     0.24022650760568087f, 0.6931471880262288f, 1.0f};
+	v16 x[SAMPLE_CHAINS], to[SAMPLE_CHAINS], f[SAMPLE_CHAINS];
+	UNROLL for (int i = 0; i < n; i++)
+		x[i] = v16_sub(logit[i], v16_set1(by->max));
+	UNROLL for (int i = 0; i < n; i++)
+		x[i] = v16_mul(x[i], v16_set1(by->scale));
+	UNROLL for (int i = 0; i < n; i++)
+		f[i] = v16_round(x[i], &to[i]);
+	UNROLL for (int i = 0; i < n; i++)
+		f[i] = v16_sub(x[i], f[i]);
+	UNROLL for (int i = 0; i < n; i++)
+		p[i] = v16_set1(0.0001545316294214853f);
+	UNROLL for (int c = 0; c < 6; c++) {
+		UNROLL for (int i = 0; i < n; i++)
+			p[i] = v16_mul(p[i], f[i]);
+		UNROLL for (int i = 0; i < n; i++)
+			p[i] = v16_add(p[i], v16_set1(coefficients[c]));
+	}
+	UNROLL for (int i = 0; i < n; i++)
+		p[i] = v16_raise(p[i], to[i]);
+	UNROLL for (int i = 0; i < n; i++)
+		p[i] = v16_where_least(p[i], x[i], v16_set1(-90.0f));
+	if (filters)
+		UNROLL for (int i = 0; i < n; i++) {
+			p[i] = v16_where_least(p[i], logit[i], v16_set1(by->lowest));
+			p[i] = v16_where_least(p[i], p[i], v16_set1(by->min_p));
+		}
 }
 
 // Of the lanes of a block, as Go joins them.
@@ -59,16 +76,23 @@ FN void weigh_all(float *weights, double *sums, const float *x, int64_t n, const
 	for (int64_t from = 0; from < n; from += SAMPLE_BLOCK) {
 		int64_t end = from + SAMPLE_BLOCK < n ? from + SAMPLE_BLOCK : n, i = from;
 		w16 sum = w16_zero();
-		for (; i + 16 <= end; i += 16) {
-			v16 w = weight(v16_load(x + i), by, filters);
-			if (weights)
-				v16_store(weights + i, w);
-			sum = w16_add(sum, w);
+		v16 logit[SAMPLE_CHAINS], w[SAMPLE_CHAINS];
+		for (; i + 16 * SAMPLE_CHAINS <= end; i += 16 * SAMPLE_CHAINS) {
+			UNROLL for (int j = 0; j < SAMPLE_CHAINS; j++)
+				logit[j] = v16_load(x + i + 16 * j);
+			weight(w, logit, SAMPLE_CHAINS, by, filters);
+			UNROLL for (int j = 0; j < SAMPLE_CHAINS; j++) {
+				if (weights)
+					v16_store(weights + i + 16 * j, w[j]);
+				sum = w16_add(sum, w[j]);
+			}
 		}
-		if (i < end) {
-			int rest = (int)(end - i);
+		for (int rest; i < end; i += rest) {
 			float tail[16], keep[16] = {0};
-			v16_store(tail, weight(v16_loadn(x + i, rest), by, filters));
+			rest = end - i < 16 ? (int)(end - i) : 16;
+			*logit = v16_loadn(x + i, rest);
+			weight(w, logit, 1, by, filters);
+			v16_store(tail, *w);
 			memcpy(keep, tail, rest * sizeof *tail);
 			if (weights)
 				memcpy(weights + i, tail, rest * sizeof *tail);
@@ -107,24 +131,37 @@ static TARGET void mass(double *sums, const float *weights, int64_t n, float lea
 	}
 }
 
-static TARGET int64_t between(float *dst, const float *weights, int64_t n, float least, float limit, double *above) {
+FN int64_t between_all(float *dst, int32_t *counts, double *above, const float *weights, int64_t n, float least, float limit) {
 	const v16 low = v16_set1(least), high = v16_set1(limit);
-	w16 sum = w16_zero();
-	int64_t count = 0, i = 0;
-	for (; i + 16 <= n; i += 16) {
-		v16 w = v16_load(weights + i);
-		sum = w16_add(sum, v16_where_least(w, w, high));
-		for (uint32_t in = v16_above(high, w) & ~v16_above(low, w); in; in &= in - 1)
-			dst[count++] = weights[i + __builtin_ctz(in)];
-	}
-	*above = lanes_sum(sum);
-	for (; i < n; i++) {
-		if (weights[i] >= limit)
-			*above += weights[i];
-		else if (weights[i] >= least)
-			dst[count++] = weights[i];
+	int64_t count = 0;
+	for (int64_t from = 0, before = 0; from < n; from += SAMPLE_BLOCK, before = count) {
+		int64_t end = from + SAMPLE_BLOCK < n ? from + SAMPLE_BLOCK : n, i = from;
+		w16 sum = w16_zero();
+		for (; i + 16 <= end; i += 16) {
+			v16 w = v16_load(weights + i);
+			if (above)
+				sum = w16_add(sum, v16_where_least(w, w, high));
+			for (uint32_t in = v16_above(high, w) & ~v16_above(low, w); in; in &= in - 1)
+				dst[count++] = weights[i + __builtin_ctz(in)];
+		}
+		float tail[16] = {0};
+		for (int j = 0; i + j < end; j++) {
+			float w = weights[i + j];
+			if (w >= limit)
+				tail[j] = w;
+			else if (w >= least)
+				dst[count++] = w;
+		}
+		if (above)
+			*above++ = lanes_sum(w16_add(sum, v16_load(tail)));
+		if (counts)
+			*counts++ = (int32_t)(count - before);
 	}
 	return count;
+}
+
+static TARGET int64_t between(float *dst, int32_t *counts, double *above, const float *weights, int64_t n, float least, float limit) {
+	return above ? between_all(dst, counts, above, weights, n, least, limit) : between_all(dst, counts, NULL, weights, n, least, limit);
 }
 
 static TARGET int64_t first_above(const float *x, int64_t n, int64_t i, float than) {
@@ -135,18 +172,6 @@ static TARGET int64_t first_above(const float *x, int64_t n, int64_t i, float th
 			return i + __builtin_ctz(more);
 	}
 	while (i < n && !(x[i] > than))
-		i++;
-	return i;
-}
-
-static TARGET int64_t first_equal(const float *x, int64_t n, int64_t i, float to) {
-	const v16 value = v16_set1(to);
-	for (; i + 16 <= n; i += 16) {
-		uint32_t same = v16_equal(v16_load(x + i), value);
-		if (same)
-			return i + __builtin_ctz(same);
-	}
-	while (i < n && x[i] != to)
 		i++;
 	return i;
 }

@@ -120,7 +120,6 @@ FN v16 v16_zero_below(v16 v, v16 x, v16 lo) {
 }
 FN v16 v16_where_least(v16 v, v16 x, v16 lo) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, lo, _CMP_GE_OQ), v); }
 FN uint32_t v16_above(v16 x, v16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_GT_OQ); }
-FN uint32_t v16_equal(v16 x, v16 y) { return _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ); }
 FN v16 v16_round(v16 x, v16 *n) { return *n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FN v16 v16_raise(v16 v, v16 n) { return _mm512_scalef_ps(v, n); }
 typedef struct {
@@ -218,10 +217,6 @@ FN v16 v16_where_least(v16 v, v16 x, v16 lo) {
 FN uint32_t v16_above(v16 x, v16 y) {
 	return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)) |
 	       (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)) << 8;
-}
-FN uint32_t v16_equal(v16 x, v16 y) {
-	return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ)) |
-	       (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)) << 8;
 }
 FN v16 v16_round(v16 x, v16 *n) {
 	const v16 half = v16_set1(12582912.0f);
@@ -336,9 +331,6 @@ FN uint32_t vbits(uint32x4_t mask) {
 }
 FN uint32_t v16_above(v16 x, v16 y) {
 	return vbits(vcgtq_f32(x.a, y.a)) | vbits(vcgtq_f32(x.b, y.b)) << 4 | vbits(vcgtq_f32(x.c, y.c)) << 8 | vbits(vcgtq_f32(x.d, y.d)) << 12;
-}
-FN uint32_t v16_equal(v16 x, v16 y) {
-	return vbits(vceqq_f32(x.a, y.a)) | vbits(vceqq_f32(x.b, y.b)) << 4 | vbits(vceqq_f32(x.c, y.c)) << 8 | vbits(vceqq_f32(x.d, y.d)) << 12;
 }
 FN v16 v16_round(v16 x, v16 *n) {
 	const v16 half = v16_set1(12582912.0f);
@@ -469,7 +461,6 @@ FN uint32_t v16_bits(i16 mask) {
 	return bits;
 }
 FN uint32_t v16_above(v16 x, v16 y) { return v16_bits(x > y); }
-FN uint32_t v16_equal(v16 x, v16 y) { return v16_bits(x == y); }
 typedef uint32_t u16 __attribute__((vector_size(64)));
 FN v16 v16_round(v16 x, v16 *n) {
 	*n = x + 12582912.0f;
@@ -485,7 +476,7 @@ FN void w16_store(double *p, w16 v) { memcpy(p, &v, sizeof v); }
 
 enum { VPT = 16 / VL }; // registers per tile
 
-// v16_where_least is v where x is at least lo, else 0, of a NaN too. v16_above and v16_equal have a bit
+// v16_where_least is v where x is at least lo, else 0, of a NaN too. v16_above has a bit
 // for each lane. v16_round is the integer next to x, ties to even, and leaves in n what
 // v16_raise multiplies v by: two to that integer. Both have to be normal numbers. w16 is 16 lanes of double precision.
 
