@@ -357,7 +357,7 @@ var varying = []struct {
 	{regexp.MustCompile(`"system_fingerprint":"[^"]*"`), `"system_fingerprint":"PRINT"`},
 	{regexp.MustCompile(`-?\d+\.\d{4,}(e-?\d+)?`), "REAL"},
 	{regexp.MustCompile(`-?\d+e-\d+`), "REAL"},
-	{regexp.MustCompile(`"version":"[^"]*"`), `"version":"VERSION"`},
+	{regexp.MustCompile(`"version":( ?)"[^"]*"`), `"version":${1}"VERSION"`},
 }
 
 func normal(text string) string {
