@@ -30,10 +30,10 @@ import (
 )
 
 type options struct {
-	binary, dir, out, only, proxies string
-	nginx, haproxy, vllm, smg       string
-	rounds                          int
-	window                          time.Duration
+	binary, before, dir, out, only, proxies string
+	nginx, haproxy, vllm, smg               string
+	rounds                                  int
+	window                                  time.Duration
 }
 
 // parts are what -only picks: each is measured, with all proxies, in one go.
@@ -51,8 +51,9 @@ func main() {
 	}
 	var o options
 	flag.StringVar(&o.binary, "tandem", "bin/tandem", "our binary")
+	flag.StringVar(&o.before, "before", "", "an earlier binary of ours, to compare -tandem with instead of peers")
 	flag.StringVar(&o.dir, "dir", ".cache/bench-gateway", "folder for configurations, logs and results")
-	flag.StringVar(&o.out, "out", "bench/results/gateway.md", "the table's file; empty: none")
+	flag.StringVar(&o.out, "out", "bench/results/gateway.md", "the table's file; empty: none, as with -before")
 	flag.StringVar(&o.only, "only", "", "parts, with commas between: "+strings.Join(parts, ", ")+"; empty: all")
 	flag.StringVar(&o.proxies, "proxies", "", "proxies beside direct, with commas between: "+strings.Join(names(), ", ")+"; empty: all")
 	flag.StringVar(&o.nginx, "nginx", "nginx", "nginx's binary")
@@ -79,6 +80,9 @@ func run(ctx context.Context, o *options) error {
 	}
 	if err := os.MkdirAll(o.dir, 0o755); err != nil {
 		return err
+	}
+	if o.before != "" {
+		return gate(ctx, o)
 	}
 	all, err := load(o.dir)
 	if err != nil {

@@ -188,7 +188,7 @@ func startBed(ctx context.Context, o *options, native bool) (b *bed, err error) 
 	chosen := o.proxies
 	if native {
 		chosen = "nginx"
-		p, err := b.startNative(o)
+		p, err := b.startNative(o, "native", o.binary)
 		if err != nil {
 			return b, fmt.Errorf("native: %w", err)
 		}
@@ -272,8 +272,8 @@ func version(binary string, p peer) (string, error) {
 }
 
 // startNative starts our gateway over a mock of a decode node.
-func (b *bed) startNative(o *options) (*proxy, error) {
-	dir, err := o.folder("native")
+func (b *bed) startNative(o *options, folder, binary string) (*proxy, error) {
+	dir, err := o.folder(folder)
 	if err != nil {
 		return nil, err
 	}
@@ -297,7 +297,7 @@ func (b *bed) startNative(o *options) (*proxy, error) {
 	if err := os.WriteFile(keys, []byte(apiKey+" name=bench\n"), 0o600); err != nil {
 		return nil, err
 	}
-	binary, err := filepath.Abs(o.binary)
+	binary, err = filepath.Abs(binary)
 	if err != nil {
 		return nil, err
 	}

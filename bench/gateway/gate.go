@@ -1,0 +1,355 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/report"
+)
+
+// A gate compares two binaries of ours: -before is the one that is known, -tandem the one
+// that changes. A round starts both and puts the same load on both at the same time, so
+// that whatever else the machine does is the same for both. The median of the rounds'
+// ratios counts, because where a process' memory lies, which changes its speed, differs by
+// start. Counts are of a number of answers that is the same for both, with nothing beside.
+
+// gateLoad is one load of a gate.
+type gateLoad struct {
+	name   string
+	native bool // over our own nodes; false: over upstream servers
+	conns  int
+	ask    ask
+}
+
+var gateLoads = []gateLoad{
+	{"upstreams, answer of 100 bytes", false, 8, ask{prompt: 100}},
+	{"upstreams, prompt of 100 KB", false, 8, ask{prompt: 100 << 10}},
+	{"upstreams, 128 streams", false, 128, ask{prompt: 200, tokens: 64}},
+	{"native, answer of one token", true, 8, ask{prompt: 200, tokens: 1}},
+	{"native, 128 streams", true, 128, ask{prompt: 200, tokens: 64}},
+}
+
+// gateFigure is what a gate compares; most is how much more of it passes.
+type gateFigure struct {
+	name string
+	most float64
+}
+
+var gateFigures = []gateFigure{
+	{"CPU, µs", 1.05},
+	{"allocations", 1.02},
+	{"allocated bytes", 1.02},
+	{"reads and writes", 1.02},
+	{"wakes of threads", 1.10}, // depends on how long idle threads spin
+}
+
+// middle is the median.
+func middle(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}
+
+// usage is what a gateway's process has used since it began, in the order of gateFigures.
+type usage [5]float64
+
+// gate measures both binaries and reports whether the later one passes.
+func gate(ctx context.Context, o *options) error {
+	samples := map[string]map[string][]usage{} // by load and binary, one a round
+	for round := range o.rounds {
+		for _, native := range []bool{false, true} {
+			if err := gateRound(ctx, o, round, native, samples); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintf(os.Stderr, "round %d of %d\n", round+1, o.rounds)
+	}
+	text, ok := gatePage(o, samples)
+	fmt.Print(text)
+	if !ok {
+		return fmt.Errorf("%s needs more than %s", o.binary, o.before)
+	}
+	return nil
+}
+
+// gateRound starts both binaries and measures each load once.
+func gateRound(ctx context.Context, o *options, round int, native bool, samples map[string]map[string][]usage) error {
+	b := &bed{versions: map[string]string{}}
+	defer b.close()
+	var urls []string
+	for range backends {
+		c, addr, err := startOwn("mock-backend", envGap+"="+gap.String())
+		if err != nil {
+			return err
+		}
+		b.children, urls = append(b.children, c), append(urls, "http://"+addr)
+	}
+	names, binaries := []string{"before", "after"}, []string{o.before, o.binary}
+	for i := range names {
+		name, binary := names[(i+round)%2], binaries[(i+round)%2]
+		if native {
+			p, err := b.startNative(o, "native-"+name, binary)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			p.name, b.proxies = name, append(b.proxies, p)
+			continue
+		}
+		p := peers[0]
+		p.name, p.binary = name, func(*options) string { return binary }
+		if err := b.startPeer(o, p, urls); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	for _, p := range b.proxies {
+		if err := p.await(ctx); err != nil {
+			return err
+		}
+	}
+	for _, l := range gateLoads {
+		if l.native != native {
+			continue
+		}
+		got, err := l.run(ctx, o, b.proxies)
+		if err != nil {
+			return fmt.Errorf("%s: %w", l.name, err)
+		}
+		if samples[l.name] == nil {
+			samples[l.name] = map[string][]usage{}
+		}
+		for i, p := range b.proxies {
+			counts, err := l.count(ctx, p)
+			if err != nil {
+				return fmt.Errorf("%s, %s: %w", p.name, l.name, err)
+			}
+			counts[0] = got[i][0]
+			got[i] = counts
+			samples[l.name][p.name] = append(samples[l.name][p.name], got[i])
+		}
+	}
+	return nil
+}
+
+// run measures the CPU time that each gateway uses for an answer, or for a token of streams.
+func (l *gateLoad) run(ctx context.Context, o *options, proxies []*proxy) (all []usage, err error) {
+	clients := make([]*client, len(proxies))
+	for i, p := range proxies {
+		clients[i] = drive(p.addr, l.conns, l.ask)
+	}
+	defer func() {
+		for i, c := range clients {
+			if ended := c.end(); ended != nil {
+				err = fmt.Errorf("%s: %w", proxies[i].name, ended)
+			}
+		}
+	}()
+	warm := o.window / 4
+	if l.ask.tokens > 1 {
+		warm = time.Duration(l.ask.tokens) * gap * 3 / 2
+	}
+	units := func(c *client) int64 {
+		if l.ask.tokens > 1 {
+			return c.tokens.Load()
+		}
+		return c.answers.Load()
+	}
+	if err := pause(ctx, warm); err != nil {
+		return nil, err
+	}
+	before, began := make([]usage, len(proxies)), make([]int64, len(proxies))
+	for i, p := range proxies {
+		if before[i], err = p.usage(ctx); err != nil {
+			return nil, err
+		}
+		began[i] = units(clients[i])
+	}
+	if err := pause(ctx, o.window); err != nil {
+		return nil, err
+	}
+	for i, p := range proxies {
+		got := float64(units(clients[i]) - began[i])
+		u, err := p.usage(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if got == 0 {
+			return nil, fmt.Errorf("%s: nothing came in %v", p.name, o.window)
+		}
+		all = append(all, usage{(u[0] - before[i][0]) / got})
+	}
+	return all, nil
+}
+
+// gateAnswers is how many answers a connection gets while usage is counted.
+const gateAnswers = 2000
+
+// count is what a gateway uses of everything but time for an answer, or for a token of
+// streams.
+func (l *gateLoad) count(ctx context.Context, p *proxy) (u usage, err error) {
+	n, units := gateAnswers, 1
+	if l.ask.tokens > 1 {
+		n, units = 4, l.ask.tokens
+	}
+	conns := make([]*conn, l.conns)
+	defer func() {
+		for _, k := range conns {
+			if k != nil {
+				k.c.Close()
+			}
+		}
+	}()
+	for i := range conns {
+		if conns[i], err = dial(p.addr); err != nil {
+			return u, err
+		}
+	}
+	exchange := func(n int) error {
+		var all sync.WaitGroup
+		errs := make([]error, len(conns))
+		for i, k := range conns {
+			all.Go(func() {
+				request, seen := l.ask.request(p.addr, i), new(atomic.Int64)
+				for n := n; n > 0 && errs[i] == nil; n-- {
+					_, _, errs[i] = k.exchange(request, l.ask.tokens, seen)
+				}
+			})
+		}
+		all.Wait()
+		return errors.Join(errs...)
+	}
+	if err := exchange(max(1, n/10)); err != nil { // connections and pools are filled
+		return u, err
+	}
+	var at [3]usage
+	for i := range at {
+		if at[i], err = p.usage(ctx); err != nil {
+			return u, err
+		}
+		if i == 1 {
+			if err := exchange(n); err != nil {
+				return u, err
+			}
+		}
+	}
+	for i := range u { // without what reading the usage takes
+		u[i] = (at[2][i] - at[1][i] - (at[1][i] - at[0][i])) / float64(n*units*len(conns))
+	}
+	return u, nil
+}
+
+// usage reads what the gateway's process has used.
+func (p *proxy) usage(ctx context.Context) (u usage, err error) {
+	cpu, err := p.cpu()
+	if err != nil {
+		return u, err
+	}
+	u[0] = float64(cpu.Microseconds())
+	heap, err := p.heap(ctx)
+	if err != nil {
+		return u, err
+	}
+	u[1], u[2] = heap["go_memstats_mallocs_total"], heap["go_memstats_alloc_bytes_total"]
+	pid := p.children[0].cmd.Process.Pid
+	calls, err := sumOf(fmt.Sprintf("/proc/%d/io", pid), "syscr:", "syscw:")
+	if err != nil {
+		return u, err
+	}
+	u[3] = calls
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil {
+		return u, err
+	}
+	for _, t := range tasks {
+		n, err := sumOf(t, "voluntary_ctxt_switches:")
+		if err != nil {
+			return u, err
+		}
+		u[4] += n
+	}
+	return u, nil
+}
+
+// sumOf adds up lines "NAME NUMBER" of a file.
+func sumOf(path string, names ...string) (sum float64, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) == 2 && slices.Contains(names, f[0]) {
+			var v float64
+			if _, err := fmt.Sscan(f[1], &v); err != nil {
+				return 0, fmt.Errorf("%s: %q: %w", path, line, err)
+			}
+			sum += v
+		}
+	}
+	return sum, nil
+}
+
+// heap is the Go runtime's own metrics of a gateway.
+func (p *proxy) heap(ctx context.Context) (map[string]float64, error) {
+	req, err := http.NewRequestWithContext(ctx, "GET", "http://"+p.addr+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+apiKey)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	got := map[string]float64{}
+	lines := bufio.NewScanner(io.LimitReader(resp.Body, 4<<20))
+	for lines.Scan() {
+		var v float64
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		if !strings.HasPrefix(name, "go_memstats_") {
+			continue
+		}
+		if _, err := fmt.Sscan(value, &v); err != nil {
+			return nil, fmt.Errorf("/metrics: %q: %w", lines.Text(), err)
+		}
+		got[name] = v
+	}
+	if got["go_memstats_mallocs_total"] == 0 {
+		return nil, fmt.Errorf("/metrics answered %s without go_memstats_mallocs_total", resp.Status)
+	}
+	return got, lines.Err()
+}
+
+// gatePage is the table, and whether every figure passes.
+func gatePage(o *options, samples map[string]map[string][]usage) (string, bool) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Two binaries beside each other\n\n`bench/gateway -before %s -tandem %s -rounds %d -window %v` at %s; %s.\nEach figure is per answer, or per token of streams. Medians of the rounds, of figures and of ratios.\n\n",
+		o.before, o.binary, o.rounds, o.window, commit(), report.Machine())
+	fmt.Fprint(&b, "| load | figure | before | after | after / before | at most | passes |\n|---|---|---|---|---|---|---|\n")
+	all := true
+	for _, l := range gateLoads {
+		for i, f := range gateFigures {
+			var v [2][]float64 // before and after
+			var ratios []float64
+			for round := range o.rounds {
+				for at, name := range []string{"before", "after"} {
+					v[at] = append(v[at], samples[l.name][name][round][i])
+				}
+				ratios = append(ratios, (v[1][round]+.01)/(v[0][round]+.01)) // of what is next to nothing, nothing follows
+			}
+			ratio := middle(ratios)
+			ok := ratio <= f.most
+			all = all && ok
+			fmt.Fprintf(&b, "| %s | %s | %.4g | %.4g | %.3f | %.2f | %v |\n", l.name, f.name, middle(v[0]), middle(v[1]), ratio, f.most, ok)
+		}
+	}
+	return b.String(), all
+}
