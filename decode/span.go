@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
-	"github.com/tandem-serving/tandem/internal/trace"
 )
 
 // startSpan begins an attempt's span, below the gateway's.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // crowd is a gateway whose one node runs one request and has one more wait.

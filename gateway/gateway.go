@@ -34,17 +34,17 @@ import (
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/liveness"
-	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/metrics"
 	"github.com/tandem-serving/tandem/internal/netio"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/sock"
-	"github.com/tandem-serving/tandem/internal/trace"
 )
 
 // Defaults of Options.
@@ -325,7 +325,7 @@ func New(o Options) (*Gateway, error) {
 		regular.WarnExposed(o.Log, o.APIKeyFile)
 	}
 	if o.ChatTemplate != "" {
-		if _, err := render.Parse(o.ChatTemplate); err != nil {
+		if _, err := jinja.Parse(o.ChatTemplate); err != nil {
 			return nil, fmt.Errorf("gateway: the chat template given: %w", err)
 		}
 	}

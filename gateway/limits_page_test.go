@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // A connection too many is refused while all others have requests.

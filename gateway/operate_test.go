@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
-	"github.com/tandem-serving/tandem/internal/trace"
+	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
 // The page tells of every route and of every field, and loads nothing.

@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // A server that hangs keeps nothing that it was asked, neither before its probes

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -147,7 +147,7 @@ func TestRelayHashesBytes(t *testing.T) {
 	if _, err := NewTokenizer(&nodepb.Bundle{TokenizerJson: []byte("{}")}, ""); !errors.Is(err, tokenizer.ErrInvalid) {
 		t.Errorf("a torn tokenizer: %v", err)
 	}
-	if _, err := NewTokenizer(bundle(), "{% if %}"); !errors.Is(err, render.ErrSyntax) {
+	if _, err := NewTokenizer(bundle(), "{% if %}"); !errors.Is(err, jinja.ErrSyntax) {
 		t.Errorf("a torn template: %v", err)
 	}
 }

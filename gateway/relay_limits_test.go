@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // What native nodes are not asked for, servers of another kind are not, either.

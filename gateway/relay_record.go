@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // record counts the request's end.

@@ -3,7 +3,7 @@ package gateway
 import (
 	"bytes"
 
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/openai"
-	"github.com/tandem-serving/tandem/internal/trace"
 )
 
 // span is a request's: the root of its trace, unless the client sent one.

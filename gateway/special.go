@@ -3,7 +3,7 @@ package gateway
 import (
 	"fmt"
 
-	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
 
@@ -13,9 +13,9 @@ import (
 // all messages, the rest in those that do not come from the system, the developer or
 // the model. A special token that begins in one message and ends in the template's
 // own text is not found.
-func (t *textModel) checkSpecial(messages render.List) *openai.Error {
+func (t *textModel) checkSpecial(messages jinja.List) *openai.Error {
 	for i, m := range messages {
-		d, ok := m.(*render.Dict)
+		d, ok := m.(*jinja.Dict)
 		if !ok {
 			continue
 		}
@@ -42,17 +42,17 @@ func (t *textModel) checkSpecial(messages render.List) *openai.Error {
 
 // walkSpecial checks every text in a value, keys included. Its depth is bounded by
 // that of the request's JSON.
-func (t *textModel) walkSpecial(v render.Value, at, role, message string) *openai.Error {
+func (t *textModel) walkSpecial(v jinja.Value, at, role, message string) *openai.Error {
 	switch v := v.(type) {
 	case string:
 		return t.findSpecial(v, at, role, message)
-	case render.List:
+	case jinja.List:
 		for i, element := range v {
 			if fault := t.walkSpecial(element, fmt.Sprintf("%s[%d]", at, i), role, message); fault != nil {
 				return fault
 			}
 		}
-	case *render.Dict:
+	case *jinja.Dict:
 		for i := range v.Len() {
 			key, element := v.At(i)
 			name, _ := key.(string)

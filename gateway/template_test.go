@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -30,7 +30,7 @@ func TestChatTemplateGiven(t *testing.T) {
 	}
 	defer l.Close()
 	o := Options{ChatTemplate: "a\n{% if %}", Listener: l, RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw"}}}
-	if _, err := New(o); !errors.Is(err, render.ErrSyntax) || !strings.Contains(err.Error(), "line 2") {
+	if _, err := New(o); !errors.Is(err, jinja.ErrSyntax) || !strings.Contains(err.Error(), "line 2") {
 		t.Errorf("error %v, want the syntax error in line 2", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -15,7 +16,7 @@ import (
 type textModel struct {
 	tok      *tokenizer.Tokenizer
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
-	chat     *render.Template        // nil: the model has none
+	chat     *jinja.Template         // nil: the model has none
 	bos, eos string
 	longest  int  // bytes of the longest token
 	strict   bool // see checkSpecial
@@ -32,7 +33,7 @@ func newTextModel(b *nodepb.Bundle, template string) (*textModel, error) {
 		template = b.ChatTemplate
 	}
 	if template != "" {
-		if t.chat, err = render.Parse(template); err != nil {
+		if t.chat, err = jinja.Parse(template); err != nil {
 			return nil, err
 		}
 	}
@@ -79,17 +80,17 @@ func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
 	if r.MessageParts != nil && t.chat.ContentParts() {
 		raw = r.MessageParts
 	}
-	messages, err := render.FromJSON(raw)
+	messages, err := jinja.FromJSON(raw)
 	if err != nil {
 		return "", templateFault(err)
 	}
 	if t.strict {
-		if fault := t.checkSpecial(messages.(render.List)); fault != nil {
+		if fault := t.checkSpecial(messages.(jinja.List)); fault != nil {
 			return "", fault
 		}
 	}
-	in := render.Input{
-		Messages:             messages.(render.List), // Parse has seen a list
+	in := jinja.Input{
+		Messages:             messages.(jinja.List), // Parse has seen a list
 		AddGenerationPrompt:  r.AddGenerationPrompt,
 		ContinueFinalMessage: r.ContinueFinal,
 		BosToken:             t.bos,
@@ -100,11 +101,11 @@ func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
 		parseArguments(m)
 	}
 	if r.Tools != nil {
-		tools, err := render.FromJSON(r.Tools)
+		tools, err := jinja.FromJSON(r.Tools)
 		if err != nil {
 			return "", templateFault(err)
 		}
-		in.Tools = tools.(render.List) // Parse has seen a list
+		in.Tools = tools.(jinja.List) // Parse has seen a list
 	}
 	var fault *openai.Error
 	if in.Kwargs, fault = variables(r); fault != nil {
@@ -118,24 +119,24 @@ func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
 }
 
 // variables are what a request gives its template by name.
-func variables(r *openai.Request) (map[string]render.Value, *openai.Error) {
-	vars := map[string]render.Value{}
+func variables(r *openai.Request) (map[string]jinja.Value, *openai.Error) {
+	vars := map[string]jinja.Value{}
 	if r.ReasoningEffort != "" {
 		vars["reasoning_effort"] = r.ReasoningEffort
 	}
 	if r.Documents != nil {
-		list, err := render.FromJSON(r.Documents)
+		list, err := jinja.FromJSON(r.Documents)
 		if err != nil {
 			return nil, openai.BadRequest("documents", "documents: %s", clip(err.Error(), 500))
 		}
 		vars["documents"] = list
 	}
 	if r.TemplateArgs != nil {
-		args, err := render.FromJSON(r.TemplateArgs)
+		args, err := jinja.FromJSON(r.TemplateArgs)
 		if err != nil {
 			return nil, openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", clip(err.Error(), 500))
 		}
-		d := args.(*render.Dict) // Parse has seen an object
+		d := args.(*jinja.Dict) // Parse has seen an object
 		for i := range d.Len() {
 			name, v := d.At(i)
 			vars[name.(string)] = v
@@ -146,26 +147,26 @@ func variables(r *openai.Request) (map[string]render.Value, *openai.Error) {
 
 // parseArguments turns the arguments of a message's tool calls, which the API
 // carries as JSON text, into what templates expect; text that is no JSON stays.
-func parseArguments(message render.Value) {
-	m, ok := message.(*render.Dict)
+func parseArguments(message jinja.Value) {
+	m, ok := message.(*jinja.Dict)
 	if !ok {
 		return
 	}
 	v, _ := m.Get("tool_calls")
-	calls, _ := v.(render.List)
+	calls, _ := v.(jinja.List)
 	for _, call := range calls {
-		c, ok := call.(*render.Dict)
+		c, ok := call.(*jinja.Dict)
 		if !ok {
 			continue
 		}
 		v, _ := c.Get("function")
-		f, ok := v.(*render.Dict)
+		f, ok := v.(*jinja.Dict)
 		if !ok {
 			continue
 		}
 		v, _ = f.Get("arguments")
 		if s, ok := v.(string); ok {
-			if parsed, err := render.FromJSON([]byte(s)); err == nil {
+			if parsed, err := jinja.FromJSON([]byte(s)); err == nil {
 				f.Set("arguments", parsed)
 			}
 		}
@@ -174,8 +175,8 @@ func parseArguments(message render.Value) {
 
 // templateFault is what a client is told when its messages cannot be rendered.
 func templateFault(err error) *openai.Error {
-	var e *render.Error
-	if errors.As(err, &e) && errors.Is(err, render.ErrRaised) {
+	var e *jinja.Error
+	if errors.As(err, &e) && errors.Is(err, jinja.ErrRaised) {
 		return openai.BadRequest("messages", "the model's chat template refuses these messages: %s", clip(e.Msg, 500))
 	}
 	return openai.BadRequest("messages", "the model's chat template cannot render these messages: %s", clip(err.Error(), 500))

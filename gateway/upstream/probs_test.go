@@ -3,7 +3,7 @@ package upstream
 import (
 	"testing"
 
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"google.golang.org/protobuf/proto"

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
-	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -48,9 +48,9 @@ func questions(t *testing.T, file string) []question {
 }
 
 // messages is the conversation as the chat template takes it.
-func (q *question) messages() render.List {
-	var l render.List
-	add := func(role, content string) { l = append(l, render.NewDict("role", role, "content", content)) }
+func (q *question) messages() jinja.List {
+	var l jinja.List
+	add := func(role, content string) { l = append(l, jinja.NewDict("role", role, "content", content)) }
 	if q.System != "" {
 		add("system", q.System)
 	}
@@ -80,7 +80,7 @@ const askerSeqs = 16
 type asker struct {
 	f    *fleet
 	tok  *tokenizer.Tokenizer
-	chat *render.Template
+	chat *jinja.Template
 	next uint64
 }
 
@@ -93,7 +93,7 @@ func newAsker(t *testing.T, quantization string) *asker {
 	if a.tok, err = tokenizer.Load(a.f.loaded[0].Bundle.TokenizerJSON); err != nil {
 		t.Fatal(err)
 	}
-	if a.chat, err = render.Parse(a.f.loaded[0].Bundle.ChatTemplate); err != nil {
+	if a.chat, err = jinja.Parse(a.f.loaded[0].Bundle.ChatTemplate); err != nil {
 		t.Fatal(err)
 	}
 	return a
@@ -133,7 +133,7 @@ func (a *asker) askAll(t *testing.T, qs []question) []reply {
 func (a *asker) request(t *testing.T, q *question) *nodepb.Generate {
 	t.Helper()
 	bundle := a.f.loaded[0].Bundle
-	text, err := a.chat.Render(render.Input{
+	text, err := a.chat.Render(jinja.Input{
 		Messages: q.messages(), AddGenerationPrompt: true, BosToken: bundle.BosToken, EosToken: bundle.EosToken, Now: time.Now(),
 	})
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	bus "github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/meter"
-	"github.com/tandem-serving/tandem/internal/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
+	"github.com/tandem-serving/tandem/internal/roles"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/kvtransfer"
@@ -219,7 +219,7 @@ type node struct {
 	leases  *leases
 	writer  *kvtransfer.Writer
 	maxSeqs int
-	meters  *meter.Node // nil: nobody asks
+	meters  *roles.NodeMetrics // nil: nobody asks
 	asks    *rpc.Counters
 	bus     *bus.Bus // nil: nobody hears of its blocks
 	stop    []func() // in reverse
@@ -263,13 +263,13 @@ func (n *node) watch(o *engine.Options) {
 	if c.scheduler != nil {
 		c.scheduler(n.addr, &o.Scheduler)
 	}
-	n.meters, n.asks = &meter.Node{Set: metrics.New(bits, "tiny"), Stats: func() (s engine.Stats) {
+	n.meters, n.asks = &roles.NodeMetrics{Set: metrics.New(bits, "tiny"), Stats: func() (s engine.Stats) {
 		if n.eng != nil { // which is made with these
 			s = n.eng.Stats()
 		}
 		return s
 	}}, new(rpc.Counters)
-	o.Watch = meter.Watch(n.meters.Set)
+	o.Watch = roles.WatchEngine(n.meters.Set)
 	if c.blocks != nil {
 		n.bus = bus.NewBus(bus.BusOptions{Name: n.addr})
 		news, err := bus.NewNews(n.bus, "tiny", n.addr, o.Logger)
@@ -332,7 +332,7 @@ func (n *node) start(rng *rand.Rand) {
 	served, counters := make(chan error, 1), new(rpc.Counters)
 	ro := rpc.Options{Hello: h, OutboxBytes: c.outbox, Counters: counters}
 	if m := c.measured; m != nil {
-		meter.RPC(n.meters.Set, counters, n.asks)
+		roles.RPCMetrics(n.meters.Set, counters, n.asks)
 		if ro.Heartbeat = m.heartbeat; m.framed != nil {
 			role = sighted{role, func(t rpc.Type) { m.framed(n.addr, t) }}
 		}
@@ -351,7 +351,7 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	c := n.c
 	observe := func(kvtransfer.Event) {}
 	if n.meters != nil {
-		observe = meter.Arrived(n.meters.Set)
+		observe = roles.KVReceived(n.meters.Set)
 	}
 	r, err := kvtransfer.NewReader(kvtransfer.ReaderOptions{
 		Node: n.addr, Layout: layout(n.device), Memory: n.device, Network: c.kv, Listen: n.addr + "-kv",
@@ -409,7 +409,7 @@ func (n *node) startPrefill(ctx context.Context, rng *rand.Rand) rpc.Handler {
 		Identity:       prefill.Identity{Fingerprint: n.device.Fingerprint, Class: n.device.Class, Layout: n.device.LayoutHash(), KV: n.device.KVText()},
 	}
 	if n.meters != nil {
-		po.Transferred = meter.Transferred(n.meters.Set)
+		po.Transferred = roles.KVSent(n.meters.Set)
 		if c.measured.prefill != nil {
 			c.measured.prefill(&po)
 		}

@@ -24,7 +24,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/internal/meter"
+	"github.com/tandem-serving/tandem/internal/roles"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/kvtransfer"
 	"github.com/tandem-serving/tandem/prefill"
@@ -67,7 +67,7 @@ func metered(t *testing.T, ds []*engine.Loaded, seen *watched, name string, chan
 				return &greeted{Conn: c, unheard: &m.dials}, nil
 			}
 			o.RPC.Counters = new(rpc.Counters)
-			meter.RPC(v.meters, o.RPC.Counters)
+			roles.RPCMetrics(v.meters, o.RPC.Counters)
 			change(m, o)
 		}, func(*virtual) {
 			time.Sleep(time.Second) // nodes have told of themselves
@@ -573,7 +573,7 @@ func meteredClients(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	})
 }
 
-// holdSeen has every metric that the table of internal/metrics says the test has
+// holdSeen has every metric that the table of internal/obs/metrics says the test has
 // seen at its right value be among them.
 func holdSeen(t *testing.T, seen map[string]bool) {
 	t.Helper()

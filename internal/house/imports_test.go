@@ -12,36 +12,38 @@ import (
 )
 
 // mayImport says for each package which others of this module its code (not its
-// tests) may import. Imports go down only: main knows every role, roles meet in
+// tests) may import. Imports go down only: internal/roles imports every role, roles meet in
 // internal/rpc and never import each other, and what decides knows nothing of
 // what moves bytes. "." is main. A package that is not here fails the test: give
 // it a line, and think about which way it looks.
 var mayImport = map[string][]string{
-	".": {
+	".": {"internal/roles"},
+	"internal/roles": { // the subcommands, which know every role
 		"bench", "bench/dataset", "bench/load",
 		"gateway", "gateway/foreign", "gateway/foreign/discover", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
-		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/lengths", "internal/logs", "internal/meter", "internal/metrics",
-		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/trace",
+		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/lengths", "internal/obs/logs", "internal/obs/metrics",
+		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
 	"gateway": {
-		"gateway/admit", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
-		"internal/cluster", "internal/jsonscan", "internal/metrics", "internal/netio", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/trace",
+		"gateway/admit", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
+		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
 	},
 	"gateway/admit":                         {},
 	"gateway/foreign":                       {"gateway/route", "internal/sock"},
 	"gateway/foreign/discover":              {"gateway/foreign", "internal/regular"},
 	"gateway/foreign/discover/discovertest": {}, // an API for tests
 	"gateway/liveness":                      {},
-	"gateway/render":                        {"engine/tokenizer", "internal/jsonscan"},
+	"gateway/render":                        {"engine/tokenizer"},
+	"gateway/render/jinja":                  {"internal/jsonscan"}, // reads values from JSON
 	"gateway/route":                         {"engine/kvcache", "internal/lengths"},
-	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/upstream/upstreamtest":         {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
-	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
+	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 	"prefill/line":  {"engine/scheduler", "internal/lengths"}, // and what a scheduler is ordered by
 	"decode/course": {},
-	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/trace"},
+	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
 	"cuda":       {},
 	"cuda/build": {"cuda"},
@@ -99,22 +101,21 @@ var mayImport = map[string][]string{
 	"internal/house/mutants": {},
 	"internal/house/testall": {},
 	"internal/launch":        {"internal/console", "internal/offspring", "internal/tlsconf"},
-	"internal/logs":          {},
-	"internal/meter":         {"decode", "prefill", "engine", "engine/scheduler", "kvtransfer", "internal/logs", "internal/metrics", "internal/rpc", "internal/trace"}, // main's, for every role
-	"internal/metrics":       {"internal/logs", "internal/netio"},
+	"internal/obs/logs":      {},
+	"internal/obs/metrics":   {"internal/obs/logs", "internal/netio"},
 	"internal/netlab":        {}, // networks for tests and benchmarks
 	"internal/netio":         {},
 	"internal/offspring":     {},
 	"internal/jsonscan":      {}, // JSON without a tree
 	"internal/openai":        {"internal/jsonscan"},
-	"internal/process":       {"internal/logs", "internal/tlsconf"},
+	"internal/process":       {"internal/obs/logs", "internal/tlsconf"},
 	"internal/sock":          {},
 	"internal/rpc":           {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
 	"internal/rpc/nodepb":    {},
 	"internal/lengths":       {},
 	"internal/regular":       {},
 	"internal/tlsconf":       {"internal/regular"},
-	"internal/trace":         {"internal/regular", "internal/rpc/nodepb"},
+	"internal/obs/trace":     {"internal/regular", "internal/rpc/nodepb"},
 }
 
 // roles are what main puts together; rules below keep them apart.
@@ -192,14 +193,14 @@ func badTable(table map[string][]string) []string {
 				say("%s may import %s, which has no line", p, to)
 			case to == ".":
 				say("%s may import main", p)
-			case (to == "internal/config" || to == "internal/command") && p != "." && p != "internal/command":
+			case p == "." || p == "internal/roles": // the program itself
+			case to == "internal/roles":
 				say("%s may import %s, which only main knows", p, to)
-			case to == "internal/meter" && p != ".":
-				say("%s may import %s, which only main knows", p, to)
-			case p == "internal/meter" && (slices.Contains(roles, roleOf(to)) || roleOf(to) == "kvtransfer"): // main's own part
-			case slices.Contains(roles, roleOf(to)) && p != "." && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo") && slices.Contains(pure, to)): // which run the real deciders
+			case (to == "internal/config" || to == "internal/command") && p != "internal/command":
+				say("%s may import %s, which only internal/roles knows", p, to)
+			case slices.Contains(roles, roleOf(to)) && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo") && slices.Contains(pure, to)): // which run the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
-			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{".", "prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/command"}, p): // which measure it
+			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{"prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/command"}, p): // which measure it
 				say("%s may import %s: only nodes move KV", p, to)
 			case roleOf(p) == "engine" && roleOf(to) != "engine" && to != "internal/regular": // which opens files
 				say("%s may import %s: the engine knows nothing of the fleet", p, to)
@@ -258,13 +259,14 @@ func TestImportsSeeFaults(t *testing.T) {
 		{"prefill", "decode", "prefill may import decode, which belongs to a role"},
 		{"gateway/route", "gateway/upstream", "gateway/route is pure"},
 		{"internal/rpc", "gateway/render", "which belongs to a role"},
-		{"gateway", "internal/config", "which only main knows"},
+		{"gateway", "internal/config", "which only internal/roles knows"},
+		{"bench", "internal/roles", "which only main knows"},
 		{"gateway/upstream", "kvtransfer", "only nodes move KV"},
 		{"engine", "internal/rpc", "knows nothing of the fleet"},
 		{"engine/kvcache", "engine/scheduler", "engine/kvcache reaches itself"},
 		{"kvtransfer/lease", "kvtransfer", "kvtransfer/lease is pure"},
-		{"internal/logs", ".", "internal/logs may import main"},
-		{"internal/logs", "internal/luck", "which has no line"},
+		{"internal/obs/logs", ".", "internal/obs/logs may import main"},
+		{"internal/obs/logs", "internal/luck", "which has no line"},
 	} {
 		table := maps.Clone(mayImport)
 		table[c.from] = append(slices.Clone(table[c.from]), c.to)

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/tandem-serving/tandem/internal/logs"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 

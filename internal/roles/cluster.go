@@ -1,0 +1,95 @@
+package roles
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/cluster"
+	"github.com/tandem-serving/tandem/internal/command"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
+)
+
+// begin starts a process of the cluster.
+func begin(v *command.Invocation, p *config.Process, c *config.Cluster, role string) (*process.Process, error) {
+	if c.TLSDir == "" && role == "gateway" {
+		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`, for a cluster of nodes, or --upstream for other servers", config.ErrValue)
+	}
+	if c.TLSDir == "" {
+		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes trust nobody without it", config.ErrValue)
+	}
+	d, err := process.Start(process.Options{Role: role, Name: c.Name, LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut, TLSDir: c.TLSDir})
+	if err != nil {
+		return nil, err
+	}
+	if id := d.Certs.Identity(); role == "gateway" && id.Role == tlsconf.Node {
+		d.End()
+		return nil, fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q, and nodes take requests from gateways alone: `tandem ca DIR gateway/NAME` issues a gateway's",
+			config.ErrValue, c.TLSDir, id.Name)
+	}
+	d.ExitAtSecondSignal()
+	return d, nil
+}
+
+// newBus connects to NATS: the server in this process, --nats-url, or, once
+// gossip tells, those of the gateways.
+func newBus(d *process.Process, c *config.Cluster, server *cluster.Server) *cluster.Bus {
+	b := cluster.NewBus(cluster.BusOptions{Name: d.Name, InProcess: server, TLS: d.Certs.Client(), Log: d.Log})
+	if c.NATSURL != "" {
+		b.SetServers([]string{c.NATSURL})
+	}
+	d.OnEnd(b.Close)
+	return b
+}
+
+// addresses is one kind of address of those members that have it.
+func addresses(ms []cluster.Member, of func(cluster.Member) string) (as []string) {
+	for _, m := range ms {
+		if a := of(m); a != "" {
+			as = append(as, a)
+		}
+	}
+	return as
+}
+
+// advertised is the host that others reach this process at.
+func advertised(c *config.Cluster, host string) string {
+	if c.Advertise != "" {
+		return string(c.Advertise)
+	}
+	return host
+}
+
+// joinCluster starts gossip, which keeps trying to reach its seeds.
+func joinCluster(d *process.Process, c *config.Cluster, bind, host string, self cluster.Member, onChange func([]cluster.Member)) (*cluster.Cluster, error) {
+	o := cluster.Options{
+		Self: self, Bind: net.JoinHostPort(address(bind), strconv.Itoa(c.GossipPort)), Join: c.Join, Key: d.Certs.GossipKey(), OnChange: onChange, Log: d.Log,
+	}
+	if host != bind {
+		o.Advertise = net.JoinHostPort(address(host), strconv.Itoa(c.GossipPort))
+	}
+	cl, err := cluster.New(o)
+	if err != nil {
+		return nil, err
+	}
+	d.OnEnd(func() {
+		if err := cl.Leave(leaveTimeout); err != nil { // whoever is left notices by itself
+			d.Log.Debug("left without a confirmation", "err", err)
+		}
+	})
+	return cl, nil
+}
+
+// address is what gossip, which takes addresses only, binds for a host.
+func address(host string) string {
+	if host == "localhost" {
+		return "127.0.0.1"
+	}
+	return host
+}
+
+// leaveTimeout is how long a process tells the others that it goes.
+const leaveTimeout = 500 * time.Millisecond

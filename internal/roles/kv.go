@@ -1,0 +1,122 @@
+package roles
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
+	"github.com/tandem-serving/tandem/kvtransfer"
+	"github.com/tandem-serving/tandem/kvtransfer/fabric"
+)
+
+// kvTransport reads --kv-transport, and looks at the other flags of how KV blocks travel.
+func kvTransport(n *config.Node) (kvtransfer.Transport, error) {
+	if n.KVConnections < 1 || n.KVConnections > kvtransfer.MaxConnections {
+		return "", fmt.Errorf("%w: --kv-connections %d, want 1 to %d", config.ErrValue, n.KVConnections, kvtransfer.MaxConnections)
+	}
+	if err := kvtransfer.CheckCongestionControl(n.KVCongestion); err != nil {
+		return "", fmt.Errorf("%w: --kv-congestion-control: %w", config.ErrValue, err)
+	}
+	t, err := kvtransfer.ParseTransport(n.KVTransport)
+	if err != nil {
+		return "", fmt.Errorf("%w: --kv-transport: %w", config.ErrValue, err)
+	}
+	if all := append([]string{"auto"}, fabric.Providers...); !slices.Contains(all, n.FabricProvider) {
+		return "", fmt.Errorf("%w: --fabric-provider %q, want one of %s", config.ErrValue, n.FabricProvider, strings.Join(all, ", "))
+	}
+	if t == kvtransfer.OverRDMA && n.KVTLS {
+		return "", fmt.Errorf("%w: --kv-tls: KV blocks that travel by RDMA are in the clear; choose --kv-transport tcp, or leave --kv-tls out", config.ErrValue)
+	}
+	return t, nil
+}
+
+// kvFabric opens what --kv-transport rdma needs, and says over what KV blocks travel instead where there is none. It outlives readers and writers.
+// Of a GPU's KV they travel from memory to memory if the provider reaches that: then gpu is what it was, else nil.
+func kvFabric(d *process.Process, n *config.Node, t kvtransfer.Transport, gpu kvtransfer.DeviceMemory) (*fabric.Device, kvtransfer.Transport, kvtransfer.DeviceMemory) {
+	if t != kvtransfer.OverRDMA {
+		return nil, t, nil
+	}
+	providers := []string{n.FabricProvider}
+	if n.FabricProvider == "auto" {
+		providers = fabric.Hardware
+	}
+	var errs []error
+	for _, p := range providers {
+		f, direct, err := openFabric(fabric.Options{Provider: p, Address: fabricAddress(n, p), Library: n.FabricLibrary}, gpu)
+		if f != nil {
+			d.OnEnd(func() { d.Report("libfabric", f.Close()) })
+			i := f.Info()
+			is := []any{"provider", i.Provider, "interface", i.Domain, "network", i.Fabric, "libfabric", i.Library}
+			switch {
+			case direct:
+				d.Log.Info("KV blocks travel by RDMA between GPUs", is...)
+				return f, t, gpu
+			case gpu != nil:
+				d.Log.Warn("KV blocks travel by RDMA through the host's memory, not between GPUs", append(is, "error", err)...)
+			default:
+				d.Log.Info("KV blocks travel by RDMA", is...)
+			}
+			return f, t, nil
+		}
+		if errs = append(errs, err); errors.Is(err, fabric.ErrLibrary) {
+			break
+		}
+	}
+	d.Log.Warn("no RDMA: KV blocks travel over TCP", "error", errors.Join(errs...))
+	return nil, kvtransfer.OverTCP, nil
+}
+
+// openFabric opens a provider, if it can as one that reaches the GPU's memory; else err says why that is not so.
+func openFabric(o fabric.Options, gpu kvtransfer.DeviceMemory) (f *fabric.Device, direct bool, err error) {
+	if gpu == nil {
+		f, err = fabric.Open(o)
+		return f, false, err
+	}
+	o.GPU = true
+	if f, err = fabric.Open(o); err == nil {
+		if err = kvtransfer.CheckDevice(f, gpu); err == nil {
+			return f, true, nil
+		}
+		if cerr := f.Close(); cerr != nil {
+			return nil, false, errors.Join(err, cerr)
+		}
+	}
+	o.GPU = false
+	f, oerr := fabric.Open(o)
+	if oerr != nil {
+		return nil, false, oerr
+	}
+	return f, false, err
+}
+
+// fabricAddress is where peers reach this node.
+func fabricAddress(n *config.Node, provider string) string {
+	if n.FabricAddress != "" || provider == "shm" {
+		return n.FabricAddress
+	}
+	if a, err := netip.ParseAddr(n.Host); err == nil && a.IsUnspecified() {
+		return ""
+	}
+	return n.Host
+}
+
+// kvFile is where a prefill node's KV blocks lie so that decode nodes on its host can copy them; nil: they cannot. It outlives the engine.
+func kvFile(d *process.Process, t kvtransfer.Transport) (*kvtransfer.Shared, error) {
+	if t == kvtransfer.OverTCP || t == kvtransfer.OverRDMA {
+		return nil, nil
+	}
+	s, err := kvtransfer.NewShared()
+	if err == nil {
+		d.OnEnd(func() { d.Report("shared KV memory", s.Close()) })
+		return s, nil
+	}
+	if t == kvtransfer.OverShared {
+		return nil, err
+	}
+	d.Log.Info("no shared memory: KV blocks travel over TCP", "error", err)
+	return nil, nil
+}
