@@ -91,7 +91,7 @@ type choice struct {
 	plan     *upstream.Node   // computes of the attempt that begins
 	tried    []*upstream.Node // that failed since the last token
 	refused  []*upstream.Node // those of them that said no
-	lastErr  error            // of the last of them
+	failure  *failure         // of the last of them
 	since    time.Time        // start of the current attempt
 	foretold time.Duration    // from then to its first token; negative: nothing
 	lost     time.Time        // since when no node has taken it; zero: one has
@@ -169,7 +169,9 @@ func (j *job) attempt(c *choice) *openai.Error {
 			j.model.queue.count(int64(c.queued))
 			return nil
 		}
-		if fault := j.failed(c, node, err, false); fault != nil {
+		f := nodeFailure(err)
+		f.lost = false // nothing was on its way
+		if fault := j.failed(c, node, f); fault != nil {
 			return fault
 		}
 		if !time.Now().Before(j.deadline) {

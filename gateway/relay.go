@@ -3,7 +3,6 @@ package gateway
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -68,16 +67,16 @@ type relay struct {
 	renamed []byte            // the body with the name that servers know the model by
 	tried   []*foreign.Server // that failed
 	ranks   []int             // of prefill servers; a buffer
-	lastErr error
-	head    []byte    // of the request, as it is sent
-	length  int       // of the answer's body; -1: not told
-	lines   []byte    // the answer's headers
-	events  bool      // the answer is a stream of events
-	held    []byte    // the answer's body so far
-	whole   bool      // held is all of it
-	cause   string    // of metrics.StreamAborts, when it did not end well
-	status  int       // of the answer
-	first   time.Time // of the answer's body; streams only
+	failure *failure          // of the last attempt; nil: none failed
+	head    []byte            // of the request, as it is sent
+	length  int               // of the answer's body; -1: not told
+	lines   []byte            // the answer's headers
+	events  bool              // the answer is a stream of events
+	held    []byte            // the answer's body so far
+	whole   bool              // held is all of it
+	cause   string            // of metrics.StreamAborts, when it did not end well
+	status  int               // of the answer
+	first   time.Time         // of the answer's body; streams only
 	last    time.Time
 	nEvents int // that the answer had
 	told    outcome
@@ -327,10 +326,12 @@ func (r *relay) run() *openai.Error {
 		r.g.meters.attempts.Inc()
 		r.attemptSpan(s, prefill)
 		err := r.attempt(s, prefill, force)
-		r.answeredSpan(err)
 		if err == nil {
+			r.answeredSpan()
 			return nil
 		}
+		r.failure = upstreamFailure(err)
+		r.failSpan(r.failure)
 		fault := r.cutOff()
 		if fault != nil {
 			r.drop(nil)
@@ -341,10 +342,10 @@ func (r *relay) run() *openai.Error {
 		if fault != nil {
 			return fault
 		}
-		r.g.meters.set.Counter(metrics.GatewayAttemptFailures, kindOfForeign(err)).Inc()
+		r.g.meters.set.Counter(metrics.GatewayAttemptFailures, r.failure.kind).Inc()
 		r.g.log.Warn("attempt failed", "request", string(r.id), "upstream", r.server.Name, "error", err)
-		switch r.lastErr = err; {
-		case !errors.Is(err, foreign.ErrStale):
+		switch {
+		case !r.failure.stale:
 			failures++
 			r.tried = append(r.tried, r.server)
 		case stale == 0 && r.untried() == 0:
@@ -358,9 +359,6 @@ func (r *relay) run() *openai.Error {
 		}
 	}
 }
-
-// errStatus is a server's answer that another server may do better than.
-var errStatus = errors.New("gateway: the upstream answered with an error")
 
 // retried says whether a status is worth asking another server.
 func retried(status int) bool {
@@ -553,18 +551,10 @@ func (r *relay) end(err error) {
 
 // nobody is what the client is told when no server is left.
 func (r *relay) nobody() *openai.Error {
-	if r.lastErr == nil {
+	if r.failure == nil {
 		return openai.Unavailable(retryAfter, "no upstream is available for model %q", clip(r.look.Model, 200))
 	}
-	if errors.Is(r.lastErr, foreign.ErrMalformed) {
-		return badGateway("no upstream answered: %s", clip(r.lastErr.Error(), 300))
-	}
-	return openai.Unavailable(retryAfter, "no upstream answered: %s", clip(r.lastErr.Error(), 300))
-}
-
-// badGateway is a 502: an upstream's answer cannot be passed on.
-func badGateway(format string, args ...any) *openai.Error {
-	return &openai.Error{Status: 502, Type: "Bad Gateway", Message: fmt.Sprintf(format, args...)}
+	return r.failure.fault()
 }
 
 // close ends the request.

@@ -1,10 +1,8 @@
 package gateway
 
 import (
-	"errors"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -54,15 +52,4 @@ func (r *relay) measure(events int) {
 	r.nEvents += events
 	m.tokens.Add(float64(events))
 	r.served(events)
-}
-
-// kindOfForeign is the error's value of the label code of GatewayAttemptFailures.
-func kindOfForeign(err error) string {
-	switch {
-	case errors.Is(err, errStatus):
-		return "internal"
-	case errors.Is(err, foreign.ErrServer), errors.Is(err, foreign.ErrBroken):
-		return "connection"
-	}
-	return "other"
 }

@@ -1,17 +1,12 @@
 package gateway
 
 import (
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
-	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
-
-var errNotAccepted = errors.New("gateway: attempt not accepted")
 
 // Between two looks for a node, while there is none for a stream that has begun.
 const (
@@ -30,12 +25,11 @@ func (c *choice) taken() { c.accepted, c.lost, c.pause = true, time.Time{}, 0 }
 // resumed: prompt and output so far go to another node, at exactly the next
 // position, and where no node takes them it waits for one, a bounded time.
 func (j *job) retry(c *choice, err error) *openai.Error {
-	node := c.node
-	c.failSpan(err)
-	unseen := !c.accepted && errors.Is(err, upstream.ErrLost) // it died with the attempt on the way: that says nothing about it
+	node, f := c.node, nodeFailure(err)
+	c.failSpan(f)
 	j.leave(c)
 	c.stream = nil
-	if fault := j.failed(c, node, err, unseen); fault != nil {
+	if fault := j.failed(c, node, f); fault != nil {
 		return fault
 	}
 	if !c.started() {
@@ -53,11 +47,11 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 	return j.attempt(c)
 }
 
-// failed books a failed attempt, which the node may never have seen; it returns an
-// error when there may be no other.
-func (j *job) failed(c *choice, node *upstream.Node, err error, unseen bool) *openai.Error {
-	c.failSpan(err)
-	j.failure(node, err)
+// failed records a failed attempt. It returns an error when there may be no other.
+func (j *job) failed(c *choice, node *upstream.Node, f *failure) *openai.Error {
+	c.failSpan(f)
+	j.g.meters.set.Counter(metrics.GatewayAttemptFailures, f.kind).Inc()
+	j.g.log.Warn("attempt failed", "request", j.req.RequestID, "node", node.Name, "error", f.err)
 	moved := len(c.output) > c.from // since the attempt began
 	if moved {
 		c.tried, c.refused, c.failures = c.tried[:0], c.refused[:0], 0
@@ -65,22 +59,22 @@ func (j *job) failed(c *choice, node *upstream.Node, err error, unseen bool) *op
 	if c.lost.IsZero() {
 		c.lost = time.Now()
 	}
-	if c.accepted { // since then whoever said no may have room again, or be back
+	if c.accepted { // nodes that refused before may have room again, or be back
 		c.refused = c.refused[:0]
 	}
-	c.tried, c.lastErr = append(c.tried, node), err
-	if refuses(err) && !moved && !(c.accepted && handsOver(err)) {
+	c.tried, c.failure = append(c.tried, node), f
+	if f.refused && !moved && !(c.accepted && f.handedOver) {
 		c.refused = append(c.refused, node)
 	}
-	if !moved && !unseen && !(c.started() && untouched(err)) {
+	unseen := f.lost && !c.accepted // the connection ended with the attempt on its way: that says nothing about the request
+	if !moved && !unseen && !(c.started() && f.untouched) {
 		c.failures++
 	}
-	var code *upstream.CodeError
 	switch {
-	case errors.As(err, &code) && !elsewhere(code.Code), c.failures >= j.g.lim().MaxAttempts:
+	case f.final, c.failures >= j.g.lim().MaxAttempts:
 		return j.lose(c)
 	case !c.started() && !j.g.budget.Allow():
-		return faultOf(err)
+		return f.fault()
 	}
 	return nil
 }
@@ -104,7 +98,7 @@ func (j *job) enterClass(c *choice) {
 func (j *job) nowhere(c *choice, node *upstream.Node) *openai.Error {
 	switch {
 	case !c.started() && node != nil:
-		return faultOf(c.lastErr)
+		return c.failure.fault()
 	case !c.started():
 		return j.noNode()
 	case c.lost.IsZero(): // it was paused for its client
@@ -130,105 +124,12 @@ func (j *job) lose(c *choice) *openai.Error {
 	if c.started() {
 		j.cause = "upstream"
 	}
-	if c.lastErr == nil {
+	if c.failure == nil {
 		return j.noNode()
 	}
-	return faultOf(c.lastErr)
+	return c.failure.fault()
 }
 
 func (j *job) noNode() *openai.Error {
 	return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.name)
-}
-
-// handsOver says that a node which had taken an attempt gave it away, being drained
-// or out of room: it is no judgement on the request, and may be over soon.
-func handsOver(err error) bool {
-	var code *upstream.CodeError
-	return errors.As(err, &code) && (code.Code == nodepb.Code_CODE_DRAINING || code.Code == nodepb.Code_CODE_OVERLOADED)
-}
-
-// untouched says that the node has not worked on the attempt: it could not be
-// reached or said no at once.
-func untouched(err error) bool {
-	var code *upstream.CodeError
-	if errors.As(err, &code) {
-		return code.Code != nodepb.Code_CODE_INTERNAL && code.Code != nodepb.Code_CODE_CANCELLED
-	}
-	return errors.Is(err, upstream.ErrNode)
-}
-
-// failure counts and logs a failed attempt.
-func (j *job) failure(node *upstream.Node, err error) {
-	j.g.meters.set.Counter(metrics.GatewayAttemptFailures, kindOf(err)).Inc()
-	j.g.log.Warn("attempt failed", "request", j.req.RequestID, "node", node.Name, "error", err)
-}
-
-// elsewhere says whether another node may do what one refused with the code.
-func elsewhere(c nodepb.Code) bool {
-	switch c {
-	case nodepb.Code_CODE_INVALID, nodepb.Code_CODE_NOT_FOUND, nodepb.Code_CODE_DEADLINE:
-		return false
-	}
-	return true
-}
-
-// refuses says whether the error is a node's own no, not a broken connection.
-func refuses(err error) bool {
-	var code *upstream.CodeError
-	return errors.As(err, &code)
-}
-
-// kindOf is the error's value of the label code of GatewayAttemptFailures.
-func kindOf(err error) string {
-	var code *upstream.CodeError
-	if !errors.As(err, &code) {
-		switch {
-		case errors.Is(err, errNotAccepted):
-			return "timeout"
-		case errors.Is(err, upstream.ErrLost), errors.Is(err, upstream.ErrNode):
-			return "connection"
-		}
-		return "other"
-	}
-	switch code.Code {
-	case nodepb.Code_CODE_OVERLOADED:
-		return "overloaded"
-	case nodepb.Code_CODE_DRAINING:
-		return "draining"
-	case nodepb.Code_CODE_MISMATCH:
-		return "mismatch"
-	case nodepb.Code_CODE_INVALID, nodepb.Code_CODE_NOT_FOUND:
-		return "invalid"
-	case nodepb.Code_CODE_DEADLINE:
-		return "timeout"
-	case nodepb.Code_CODE_INTERNAL:
-		return "internal"
-	}
-	return "other"
-}
-
-// faultOf is what a client is told of a failed attempt.
-func faultOf(err error) *openai.Error {
-	var code *upstream.CodeError
-	if !errors.As(err, &code) {
-		return openai.Unavailable(retryAfter, "the decode node failed while it answered: %s", clip(err.Error(), 300))
-	}
-	say := clip(code.Message, 300)
-	switch code.Code {
-	case nodepb.Code_CODE_INVALID:
-		return openai.BadRequest("", "%s", say)
-	case nodepb.Code_CODE_NOT_FOUND:
-		return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: say}
-	case nodepb.Code_CODE_OVERLOADED:
-		return openai.Unavailable(retryAfter, "the decode nodes are overloaded: %s", say)
-	case nodepb.Code_CODE_DRAINING:
-		return openai.Unavailable(retryAfter, "the decode nodes are leaving: %s", say)
-	case nodepb.Code_CODE_FORBIDDEN:
-		return openai.Unavailable(retryAfter, "the decode nodes refuse this gateway: %s", say)
-	case nodepb.Code_CODE_MISMATCH:
-		return openai.Unavailable(retryAfter, "the decode nodes do not fit this gateway's model: %s", say)
-	case nodepb.Code_CODE_DEADLINE:
-		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: say}
-	}
-	return &openai.Error{Status: 500, Type: openai.TypeInternal, Message: fmt.Sprintf("the decode node failed: %s", say)}
 }

@@ -115,9 +115,9 @@ func (j *job) attemptSpan(c *choice, node *upstream.Node, d route.Decision) {
 }
 
 // failSpan says why the current attempt failed.
-func (c *choice) failSpan(err error) {
+func (c *choice) failSpan(f *failure) {
 	if c.span.On() {
-		c.span.Fail(kindOf(err), err.Error())
+		c.span.Fail(f.kind, f.err.Error())
 		c.span.End(time.Now())
 	}
 }
@@ -135,18 +135,19 @@ func (r *relay) attemptSpan(s, prefill *foreign.Server) {
 	}
 }
 
-// answeredSpan says how the attempt went: when its answer began, or why there was
-// none, which ends it.
-func (r *relay) answeredSpan(err error) {
-	if !r.try.On() {
-		return
-	}
-	if err == nil {
+// answeredSpan records when the attempt's answer began.
+func (r *relay) answeredSpan() {
+	if r.try.On() {
 		r.try.Event("first byte", time.Now())
-		return
 	}
-	r.try.Fail(kindOfForeign(err), err.Error())
-	r.try.End(time.Now())
+}
+
+// failSpan says why the attempt failed, and ends its span.
+func (r *relay) failSpan(f *failure) {
+	if r.try.On() {
+		r.try.Fail(f.kind, f.err.Error())
+		r.try.End(time.Now())
+	}
 }
 
 // endSpan ends the request's span with what came of it.

@@ -1,0 +1,117 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+var (
+	errNotAccepted = errors.New("gateway: attempt not accepted")
+	// errStatus is an upstream server's status that another server may do better than.
+	errStatus = errors.New("gateway: the upstream answered with an error")
+)
+
+// failure is the error of one attempt at a node or an upstream server, classified once:
+// by nodeFailure or upstreamFailure.
+type failure struct {
+	err  error
+	kind string // value of the label code of GatewayAttemptFailures
+
+	refused    bool // the node answered so; false: its connection failed, or it was silent
+	final      bool // the request itself is wrong or late: no other node would take it
+	handedOver bool // the node was drained or out of room, which is no judgement on the request
+	untouched  bool // the node has not worked on the attempt
+	lost       bool // the connection ended while the attempt was on it
+	stale      bool // a kept connection to an upstream server was closed already
+
+	status  int    // of the answer to the client, where no other attempt follows
+	prefix  string // of its message
+	message string // the rest, without a bound on its length
+}
+
+// nodeFailure says what the error of an attempt at a decode node means.
+func nodeFailure(err error) *failure {
+	var code *upstream.CodeError
+	if errors.As(err, &code) {
+		f := &failure{err: err, refused: true, untouched: true, message: code.Message}
+		f.code(code.Code)
+		return f
+	}
+	f := &failure{err: err, kind: "other", status: 503, prefix: "the decode node failed while it answered: ", message: err.Error(),
+		lost: errors.Is(err, upstream.ErrLost), untouched: errors.Is(err, upstream.ErrNode)}
+	switch {
+	case errors.Is(err, errNotAccepted):
+		f.kind = "timeout"
+	case f.lost, f.untouched:
+		f.kind = "connection"
+	}
+	return f
+}
+
+// upstreamFailure says what the error of an attempt at an upstream server means.
+func upstreamFailure(err error) *failure {
+	f := &failure{err: err, kind: "other", status: 503, prefix: "no upstream answered: ", message: err.Error(), stale: errors.Is(err, foreign.ErrStale)}
+	switch {
+	case errors.Is(err, errStatus):
+		f.kind = "internal"
+	case errors.Is(err, foreign.ErrServer), errors.Is(err, foreign.ErrBroken):
+		f.kind = "connection"
+	}
+	if errors.Is(err, foreign.ErrMalformed) {
+		f.status = 502
+	}
+	return f
+}
+
+// code fills in what a node's code means.
+func (f *failure) code(c nodepb.Code) {
+	f.kind, f.prefix, f.status = "other", "the decode node failed: ", 500
+	switch c {
+	case nodepb.Code_CODE_INVALID:
+		f.kind, f.final, f.prefix, f.status = "invalid", true, "", 400
+	case nodepb.Code_CODE_NOT_FOUND:
+		f.kind, f.final, f.prefix, f.status = "invalid", true, "", 404
+	case nodepb.Code_CODE_DEADLINE:
+		f.kind, f.final, f.prefix, f.status = "timeout", true, "", 504
+	case nodepb.Code_CODE_OVERLOADED:
+		f.kind, f.handedOver, f.prefix, f.status = "overloaded", true, "the decode nodes are overloaded: ", 503
+	case nodepb.Code_CODE_DRAINING:
+		f.kind, f.handedOver, f.prefix, f.status = "draining", true, "the decode nodes are leaving: ", 503
+	case nodepb.Code_CODE_FORBIDDEN:
+		f.prefix, f.status = "the decode nodes refuse this gateway: ", 503
+	case nodepb.Code_CODE_MISMATCH:
+		f.kind, f.prefix, f.status = "mismatch", "the decode nodes do not fit this gateway's model: ", 503
+	case nodepb.Code_CODE_INTERNAL:
+		f.kind, f.untouched = "internal", false
+	case nodepb.Code_CODE_CANCELLED:
+		f.untouched = false
+	}
+}
+
+// fault is the answer to a client whose request has no further attempt.
+func (f *failure) fault() *openai.Error {
+	message := f.prefix + clip(f.message, 300)
+	switch f.status {
+	case 400:
+		return openai.BadRequest("", "%s", message)
+	case 404:
+		return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: message}
+	case 502:
+		return badGateway("%s", message)
+	case 503:
+		return openai.Unavailable(retryAfter, "%s", message)
+	case 504:
+		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: message}
+	}
+	return &openai.Error{Status: f.status, Type: openai.TypeInternal, Message: message}
+}
+
+// badGateway is a 502: an upstream's answer cannot be passed on.
+func badGateway(format string, args ...any) *openai.Error {
+	return &openai.Error{Status: 502, Type: "Bad Gateway", Message: fmt.Sprintf(format, args...)}
+}
