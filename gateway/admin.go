@@ -201,7 +201,7 @@ func (j *job) logRequest() {
 	}
 	u, finish := j.usage(), j.cause
 	for i := range j.choices {
-		if j.choices[i].done {
+		if j.choices[i].done() {
 			finish = j.choices[i].finish.Reason
 		}
 	}

@@ -454,7 +454,7 @@ func (j *job) depart() {
 	tokens := false
 	for i := range j.choices {
 		c := &j.choices[i]
-		if tokens = tokens || c.started() || c.done; c.let {
+		if tokens = tokens || c.state.Started() || c.done(); c.let {
 			c.let = false
 			left++
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -22,12 +23,8 @@ type failure struct {
 	err  error
 	kind string // value of the label code of GatewayAttemptFailures
 
-	refused    bool // the node answered so; false: its connection failed, or it was silent
-	final      bool // the request itself is wrong or late: no other node would take it
-	handedOver bool // the node was drained or out of room, which is no judgement on the request
-	untouched  bool // the node has not worked on the attempt
-	lost       bool // the connection ended while the attempt was on it
-	stale      bool // a kept connection to an upstream server was closed already
+	fsm.Failure
+	stale bool // a kept connection to an upstream server was closed already
 
 	status  int    // of the answer to the client, where no other attempt follows
 	prefix  string // of its message
@@ -38,16 +35,16 @@ type failure struct {
 func nodeFailure(err error) *failure {
 	var code *upstream.CodeError
 	if errors.As(err, &code) {
-		f := &failure{err: err, refused: true, untouched: true, message: code.Message}
+		f := &failure{err: err, Failure: fsm.Failure{Refused: true, Untouched: true}, message: code.Message}
 		f.code(code.Code)
 		return f
 	}
 	f := &failure{err: err, kind: "other", status: 503, prefix: "the decode node failed while it answered: ", message: err.Error(),
-		lost: errors.Is(err, upstream.ErrLost), untouched: errors.Is(err, upstream.ErrNode)}
+		Failure: fsm.Failure{Lost: errors.Is(err, upstream.ErrLost), Untouched: errors.Is(err, upstream.ErrNode)}}
 	switch {
 	case errors.Is(err, errNotAccepted):
 		f.kind = "timeout"
-	case f.lost, f.untouched:
+	case f.Lost, f.Untouched:
 		f.kind = "connection"
 	}
 	return f
@@ -73,23 +70,23 @@ func (f *failure) code(c nodepb.Code) {
 	f.kind, f.prefix, f.status = "other", "the decode node failed: ", 500
 	switch c {
 	case nodepb.Code_CODE_INVALID:
-		f.kind, f.final, f.prefix, f.status = "invalid", true, "", 400
+		f.kind, f.Final, f.prefix, f.status = "invalid", true, "", 400
 	case nodepb.Code_CODE_NOT_FOUND:
-		f.kind, f.final, f.prefix, f.status = "invalid", true, "", 404
+		f.kind, f.Final, f.prefix, f.status = "invalid", true, "", 404
 	case nodepb.Code_CODE_DEADLINE:
-		f.kind, f.final, f.prefix, f.status = "timeout", true, "", 504
+		f.kind, f.Final, f.prefix, f.status = "timeout", true, "", 504
 	case nodepb.Code_CODE_OVERLOADED:
-		f.kind, f.handedOver, f.prefix, f.status = "overloaded", true, "the decode nodes are overloaded: ", 503
+		f.kind, f.HandedOver, f.prefix, f.status = "overloaded", true, "the decode nodes are overloaded: ", 503
 	case nodepb.Code_CODE_DRAINING:
-		f.kind, f.handedOver, f.prefix, f.status = "draining", true, "the decode nodes are leaving: ", 503
+		f.kind, f.HandedOver, f.prefix, f.status = "draining", true, "the decode nodes are leaving: ", 503
 	case nodepb.Code_CODE_FORBIDDEN:
 		f.prefix, f.status = "the decode nodes refuse this gateway: ", 503
 	case nodepb.Code_CODE_MISMATCH:
 		f.kind, f.prefix, f.status = "mismatch", "the decode nodes do not fit this gateway's model: ", 503
 	case nodepb.Code_CODE_INTERNAL:
-		f.kind, f.untouched = "internal", false
+		f.kind, f.Untouched = "internal", false
 	case nodepb.Code_CODE_CANCELLED:
-		f.untouched = false
+		f.Untouched = false
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/gateway/upstream"
@@ -70,12 +71,7 @@ type choice struct {
 	cached   int                // tokens of the prompt that the node of its first token found in its cache
 	textEnd  int                // bytes of token texts so far, for their offsets
 	finish   openai.Finish
-	done     bool
-	attempt  uint32 // the current one; grows by one with each
-	from     int    // tokens of output when it began
-	failures int    // attempts in a row that nodes took and that brought no token
-	accepted bool
-	paused   bool // cancelled because the client is slow; goes on when it has read
+	state    fsm.Choice[*upstream.Node]
 	roleSent bool
 	let      bool // admission counts it as on a node
 
@@ -89,14 +85,9 @@ type choice struct {
 	held     int              // leading tokens that the decode node of the attempt that begins has cached
 	queued   int              // tokens of the prompt and the output that are to be computed
 	plan     *upstream.Node   // computes of the attempt that begins
-	tried    []*upstream.Node // that failed since the last token
-	refused  []*upstream.Node // those of them that said no
-	failure  *failure         // of the last of them
+	failure  *failure         // of the last attempt that failed
 	since    time.Time        // start of the current attempt
 	foretold time.Duration    // from then to its first token; negative: nothing
-	lost     time.Time        // since when no node has taken it; zero: one has
-	again    time.Time        // when a stream that found no node looks again; zero: it does not wait
-	pause    time.Duration    // before that, doubling
 	lastTok  time.Time
 	firstTok time.Time
 	span     trace.Span // of the current attempt
@@ -141,20 +132,21 @@ func (j *job) follow(first *choice) *openai.Error {
 // attempt starts the next attempt of a choice. It goes on to other nodes while
 // nodes cannot be reached.
 func (j *job) attempt(c *choice) *openai.Error {
-	c.again, c.paused = time.Time{}, false
+	c.state.Seek()
 	for {
 		node, decision, fleet := j.pick(c)
-		if node == nil || slices.Contains(c.refused, node) || c.started() && slices.Contains(c.tried, node) {
+		if node == nil || c.state.Excludes(node) {
 			return j.nowhere(c, node)
 		}
-		c.attempt++
-		c.accepted, c.since, c.from, c.foretold = false, time.Now(), len(c.output), decision.First
+		c.state.Begin()
+		c.since, c.foretold = time.Now(), decision.First
 		j.g.meters.attempts.Inc()
 		j.attemptSpan(c, node, decision)
 		ctx, cancel := context.WithDeadline(context.Background(), j.deadline)
 		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
 		cancel()
 		if err == nil {
+			c.state.Sent()
 			c.stream, c.node, c.last = s, node, node.Name
 			j.wake(c.since.Add(j.g.o.AcceptTimeout))
 			node.InFlight.Add(1)
@@ -170,7 +162,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			return nil
 		}
 		f := nodeFailure(err)
-		f.lost = false // nothing was on its way
+		f.Lost = false // nothing was on its way
 		if fault := j.failed(c, node, f); fault != nil {
 			return fault
 		}
@@ -193,18 +185,18 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 		remote = math.MaxInt // KV from elsewhere does not tell what its tokens' logits were
 	}
 	demand := route.Demand{} // a stream goes on also where memory is short
-	if !c.started() {
+	if !c.state.Started() {
 		demand = j.demand(c.prompt)
 	}
-	avoid := c.tried
-	if j.avoid != nil && c.attempt == 0 {
+	avoid := c.state.Tried()
+	if j.avoid != nil && c.state.Attempt() == 0 {
 		avoid = []*upstream.Node{j.avoid}
 	}
 	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
 		d = j.g.route(fleet, view, j.model, c.prompt, &j.by, route.Demand{}, len(c.output), remote, avoid, c.class)
 	}
-	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.tried, c.home) {
+	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried(), c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
 	j.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
@@ -232,7 +224,7 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *nodepb.Generate {
 	m := &nodepb.Generate{
 		RequestId:    j.req.RequestID,
-		Attempt:      c.attempt,
+		Attempt:      c.state.Attempt(),
 		Prompt:       c.prompt.tokens,
 		Output:       c.output,
 		Sampling:     j.sampling(c),
@@ -320,15 +312,15 @@ func (j *job) bounds() *openai.Error {
 	j.timerAt = j.deadline
 	for i := range j.choices {
 		c := &j.choices[i]
-		if !c.again.IsZero() {
-			if c.again.After(t) {
-				j.timerAt = earlier(j.timerAt, c.again)
+		if c.state.State() == fsm.Waiting {
+			if at := c.state.RetryAt(); at.After(t) {
+				j.timerAt = earlier(j.timerAt, at)
 			} else if fault := j.attempt(c); fault != nil {
 				return fault
 			}
 			continue
 		}
-		if c.done || c.accepted || c.stream == nil {
+		if c.state.State() != fsm.Asked {
 			continue
 		}
 		if by := c.since.Add(j.g.o.AcceptTimeout); by.After(t) {
@@ -368,14 +360,14 @@ func earlier(a, b time.Time) time.Time {
 // take handles one event.
 func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 	c := &j.choices[e.Choice]
-	if c.done || e.Attempt != c.attempt {
+	if !c.state.Live() || e.Attempt != c.state.Attempt() {
 		return nil // of an attempt that was cancelled while this was under way
 	}
 	switch e.Kind {
 	case upstream.Accepted:
-		c.taken()
+		c.state.Accepted()
 		j.g.meters.actual.Add(float64(e.Cached))
-		if !c.started() { // a later attempt finds what this request itself has left
+		if !c.state.Started() { // a later attempt finds what this request itself has left
 			c.cached = min(int(e.Cached), len(c.prompt.tokens))
 		}
 	case upstream.Scored:
@@ -386,7 +378,8 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 		return j.retry(c, e.Err)
 	case upstream.Overflow:
 		j.leave(c)
-		c.stream, c.paused = nil, true
+		c.state.Pause()
+		c.stream = nil
 		j.g.meters.paused.Inc()
 	}
 	return nil
@@ -394,10 +387,10 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 
 // token takes the next token of a choice, or its end.
 func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
-	c.taken()
+	c.state.Accepted()
 	piece, hit := "", false
 	if e.Token >= 0 {
-		if len(c.output) == c.from {
+		if c.state.Fresh() {
 			j.prefilled(c)
 			j.enterClass(c)
 		}
@@ -412,6 +405,7 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 			return j.echoed(c)
 		}
 		c.output = append(c.output, e.Token)
+		c.state.Token()
 		if e.Probs != nil {
 			c.probs = append(c.probs, j.model.prob(c, e.Token, e.Probs, j.req.TokensAsIDs))
 		}
@@ -448,7 +442,8 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 		c.finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
 	}
 	j.leave(c)
-	c.stream, c.done = nil, true
+	c.state.Finish()
+	c.stream = nil
 	j.model.queue.answered(len(c.output))
 	c.over(j.model.queue)
 	j.live--
@@ -518,7 +513,7 @@ func (j *job) usage() openai.Usage {
 // paused go on first: their client has read what there was.
 func (j *job) advance() *openai.Error {
 	for i := range j.choices {
-		if c := &j.choices[i]; c.paused {
+		if c := &j.choices[i]; c.state.State() == fsm.Paused {
 			if fault := j.attempt(c); fault != nil {
 				return fault
 			}
@@ -591,7 +586,7 @@ func (j *job) record(c *choice) {
 	m, end := &j.g.meters, time.Now()
 	reason := c.finish.Reason
 	switch {
-	case c.done:
+	case c.state.State() == fsm.Finished:
 		m.promptTokens.Observe(float64(len(c.prompt.tokens)))
 		m.outputTokens.Observe(float64(len(c.output)))
 		m.e2e.Observe(end.Sub(j.start).Seconds())

@@ -136,7 +136,7 @@ func (j *job) forecast(c *choice, node *upstream.Node) {
 // what routing predicted. Only first attempts count: those after a failure are
 // not what the prediction was about.
 func (m *meters) foretold(c *choice, took time.Duration) {
-	if c.attempt != 1 || c.foretold < 0 {
+	if c.state.Attempt() != 1 || c.foretold < 0 {
 		return
 	}
 	m.foreseen.Observe(c.foretold.Seconds())

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -322,8 +323,13 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	b.do("GET", "/livez", "") // a server that is stopped before it serves never ends
 	end := time.Now().Add(time.Hour)
 	j := &job{g: b.g, req: new(openai.Request), model: &model{blockTokens: 16, queue: newAdmission(admit.Limits{})}, deadline: end, timer: time.NewTimer(time.Hour), timerAt: end}
-	c := &choice{prompt: &prompt{tokens: []int32{1}}, output: []int32{2}, paused: true}
-	if fault := j.attempt(c); fault != nil || c.paused || c.again.IsZero() || c.lost.IsZero() || !j.timerAt.Equal(c.again) {
-		t.Errorf("%v; paused %v, again at %v, lost since %v", fault, c.paused, c.again, c.lost)
+	c := &choice{prompt: &prompt{tokens: []int32{1}}, output: []int32{2}}
+	c.state.Begin()
+	c.state.Sent()
+	c.state.Accepted()
+	c.state.Token()
+	c.state.Pause()
+	if fault := j.attempt(c); fault != nil || c.state.State() != fsm.Waiting || !j.timerAt.Equal(c.state.RetryAt()) || c.state.Check() != nil {
+		t.Errorf("%v; %+v", fault, c.state)
 	}
 }

@@ -3,22 +3,20 @@ package gateway
 import (
 	"time"
 
+	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
 
-// Between two looks for a node, while there is none for a stream that has begun.
-const (
-	firstPause   = 50 * time.Millisecond
-	longestPause = time.Second
-)
+// done reports whether the choice has its last token.
+func (c *choice) done() bool { return c.state.State() == fsm.Finished }
 
-// started says that a choice has tokens that its client may have seen.
-func (c *choice) started() bool { return len(c.output) > 0 }
-
-// taken notes that a node has the current attempt.
-func (c *choice) taken() { c.accepted, c.lost, c.pause = true, time.Time{}, 0 }
+// choiceLimits bound a choice's attempts.
+func (j *job) choiceLimits() fsm.Limits {
+	l := j.g.lim()
+	return fsm.Limits{MaxAttempts: l.MaxAttempts, ResumeTimeout: l.ResumeTimeout}
+}
 
 // retry ends a choice's current attempt, which failed, and starts the next one.
 // A choice without a token yet is tried on a few nodes. One that has begun is
@@ -32,7 +30,7 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 	if fault := j.failed(c, node, f); fault != nil {
 		return fault
 	}
-	if !c.started() {
+	if !c.state.Started() {
 		return j.attempt(c)
 	}
 	j.g.meters.resumes.Inc()
@@ -41,7 +39,8 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 		r.Cancel()
 		return j.lose(c)
 	} else if wait > 0 { // many at once: the nodes that are left take them one after the other
-		j.sleep(c, wait)
+		c.state.Delay(time.Now().Add(wait))
+		j.wake(c.state.RetryAt())
 		return nil
 	}
 	return j.attempt(c)
@@ -52,29 +51,14 @@ func (j *job) failed(c *choice, node *upstream.Node, f *failure) *openai.Error {
 	c.failSpan(f)
 	j.g.meters.set.Counter(metrics.GatewayAttemptFailures, f.kind).Inc()
 	j.g.log.Warn("attempt failed", "request", j.req.RequestID, "node", node.Name, "error", f.err)
-	moved := len(c.output) > c.from // since the attempt began
-	if moved {
-		c.tried, c.refused, c.failures = c.tried[:0], c.refused[:0], 0
-	}
-	if c.lost.IsZero() {
-		c.lost = time.Now()
-	}
-	if c.accepted { // nodes that refused before may have room again, or be back
-		c.refused = c.refused[:0]
-	}
-	c.tried, c.failure = append(c.tried, node), f
-	if f.refused && !moved && !(c.accepted && f.handedOver) {
-		c.refused = append(c.refused, node)
-	}
-	unseen := f.lost && !c.accepted // the connection ended with the attempt on its way: that says nothing about the request
-	if !moved && !unseen && !(c.started() && f.untouched) {
-		c.failures++
-	}
-	switch {
-	case f.final, c.failures >= j.g.lim().MaxAttempts:
+	c.failure = f
+	switch c.state.Failed(node, f.Failure, time.Now(), j.choiceLimits()) {
+	case fsm.GiveUp:
 		return j.lose(c)
-	case !c.started() && !j.g.budget.Allow():
-		return f.fault()
+	case fsm.Retry:
+		if !j.g.budget.Allow() {
+			return f.fault()
+		}
 	}
 	return nil
 }
@@ -84,7 +68,7 @@ func (j *job) failed(c *choice, node *upstream.Node, f *failure) *openai.Error {
 // may differ from what the class before would have drawn.
 func (j *job) enterClass(c *choice) {
 	class := c.node.Class()
-	if c.started() && c.class != "" && class != "" && class != c.class {
+	if c.state.Started() && c.class != "" && class != "" && class != c.class {
 		j.g.meters.classChanges.Inc()
 		j.g.log.Warn("stream continues in another numerics class: no node of its own is usable", "request", j.req.RequestID,
 			"node", c.node.Name, "tokens", len(c.output), "class", class, "before", c.class)
@@ -96,32 +80,19 @@ func (j *job) enterClass(c *choice) {
 // has begun waits for one, within ResumeTimeout. node is one that would be asked
 // again, or nil.
 func (j *job) nowhere(c *choice, node *upstream.Node) *openai.Error {
-	switch {
-	case !c.started() && node != nil:
-		return c.failure.fault()
-	case !c.started():
+	if c.state.NoNode(time.Now(), j.choiceLimits()) == fsm.Wait {
+		j.wake(c.state.RetryAt())
+		return nil
+	}
+	if !c.state.Started() && node == nil {
 		return j.noNode()
-	case c.lost.IsZero(): // it was paused for its client
-		c.lost = time.Now()
 	}
-	if time.Since(c.lost) >= j.g.lim().ResumeTimeout {
-		return j.lose(c)
-	}
-	c.tried, c.refused = c.tried[:0], c.refused[:0] // whoever said no, or was away, may have recovered
-	c.pause = min(max(firstPause, 2*c.pause), longestPause)
-	j.sleep(c, c.pause)
-	return nil
-}
-
-// sleep has the choice look for a node again later.
-func (j *job) sleep(c *choice, d time.Duration) {
-	c.again = time.Now().Add(d)
-	j.wake(c.again)
+	return j.lose(c)
 }
 
 // lose gives a choice up.
 func (j *job) lose(c *choice) *openai.Error {
-	if c.started() {
+	if c.state.Abandon(); c.state.Started() {
 		j.cause = "upstream"
 	}
 	if c.failure == nil {

@@ -84,7 +84,7 @@ func (j *job) endSpan() {
 	var first time.Time
 	for i := range j.choices {
 		c := &j.choices[i]
-		if c.done {
+		if c.done() {
 			reasons = append(reasons, c.finish.Reason)
 		}
 		if !c.firstTok.IsZero() && (first.IsZero() || c.firstTok.Before(first)) {
@@ -109,7 +109,7 @@ func (j *job) endSpan() {
 func (j *job) attemptSpan(c *choice, node *upstream.Node, d route.Decision) {
 	c.span = j.span.Child("attempt", trace.Client, c.since)
 	if c.span.On() {
-		c.span.Set(trace.Peer.String(node.Name), trace.Choice.Int(c.index), trace.Attempt.Int(int(c.attempt)), trace.Resumed.Int(c.from),
+		c.span.Set(trace.Peer.String(node.Name), trace.Choice.Int(c.index), trace.Attempt.Int(int(c.state.Attempt())), trace.Resumed.Int(c.state.From()),
 			trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 	}
 }

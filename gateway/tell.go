@@ -46,7 +46,8 @@ func (j *job) echoed(c *choice) *openai.Error {
 		c.stream.Cancel("nothing but the prompt was asked for")
 	}
 	j.leave(c)
-	c.stream, c.done, c.finish.Reason = nil, true, metrics.ReasonLength
+	c.state.Finish()
+	c.stream, c.finish.Reason = nil, metrics.ReasonLength
 	c.over(j.model.queue)
 	j.live--
 	j.emit(c, "")
@@ -113,14 +114,14 @@ func (j *job) emit(c *choice, piece string) {
 		return
 	}
 	if n := j.req.StreamInterval; n > 1 {
-		if c.roleSent && !c.done && len(c.output)-c.sent < n {
+		if c.roleSent && !c.done() && len(c.output)-c.sent < n {
 			c.pending = append(c.pending, piece...)
 			return
 		}
 		piece = string(append(c.pending, piece...))
 		c.pending = c.pending[:0]
 	}
-	if piece == "" && len(c.probs) == 0 && !c.done && !j.req.ContinuousUsage && !j.req.TokenIDs {
+	if piece == "" && len(c.probs) == 0 && !c.done() && !j.req.ContinuousUsage && !j.req.TokenIDs {
 		return
 	}
 	var u *openai.Usage

@@ -26,10 +26,11 @@ var mayImport = map[string][]string{
 	},
 
 	"gateway": {
-		"gateway/admit", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
+		"gateway/admit", "gateway/exchange/choice", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
 	},
 	"gateway/admit":                         {},
+	"gateway/exchange/choice":               {},
 	"gateway/foreign":                       {"gateway/route", "internal/sock"},
 	"gateway/foreign/discover":              {"gateway/foreign", "internal/regular"},
 	"gateway/foreign/discover/discovertest": {}, // an API for tests
@@ -122,7 +123,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/lengths", "gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.
