@@ -577,7 +577,7 @@ func meteredClients(t *testing.T, ds []*engine.Loaded, seen *watched) {
 // seen at its right value be among them.
 func holdSeen(t *testing.T, seen map[string]bool) {
 	t.Helper()
-	text, err := os.ReadFile("../metrics/testdata/seen")
+	text, err := os.ReadFile("../obs/metrics/testdata/seen")
 	if err != nil {
 		t.Fatal(err)
 	}

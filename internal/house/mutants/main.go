@@ -37,7 +37,7 @@ import (
 // packages are what a run samples: the deciders that internal/house holds to be
 // pure, and the two roles of nodes.
 var packages = []string{
-	"internal/lengths", "gateway/admit", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course",
+	"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course",
 	"decode", "prefill",
 }
 
