@@ -53,7 +53,7 @@ TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/b
 	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links demo-report lint fmt generate clean debian libfabric
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -135,6 +135,10 @@ demo-report: build ## one prefill and one decode node beside two that do both, e
 	@mkdir -p .cache/bench-demo
 	$(GO) build -o .cache/bench-demo/demo ./bench/demo
 	$(PRIORITY) .cache/bench-demo/demo -tandem $(BINARY) -out $(DEMO_OUT) -commit "$(shell git describe --always --dirty)" $(ARGS)
+
+check: $(TOOLS)/staticcheck ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
+	@$(GO) run ./internal/house/testall gofmt vet staticcheck
+	@$(GO) test -short ./...
 
 lint: $(TOOLS)/staticcheck ## formatting, go vet and staticcheck only
 	@$(GO) run ./internal/house/testall gofmt vet staticcheck

@@ -22,10 +22,7 @@ import (
 // test runs alone.
 func TestBinaryFirstToken(t *testing.T) {
 	c := newCluster(t)
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	c.start(path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state)
 	c.waitUp()
 	up := time.Since(c.began)
@@ -112,10 +109,7 @@ func TestBinaryOpenAIClient(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.key = "sk-of-the-test"
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	c.start(path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--api-key", "sk-another,"+c.key)
 	c.waitUp()
 	c.allClaims()
@@ -177,10 +171,7 @@ func TestBinaryConsole(t *testing.T) {
 func TestBinaryServe(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	// The folder in an argument is how the test finds the process.
 	file := filepath.Join(c.state, "serve.yaml")
 	if err := os.WriteFile(file, []byte("port: "+strconv.Itoa(c.port)+"\n"), 0o600); err != nil {

@@ -51,10 +51,7 @@ func (c *cluster) beside() {
 	for range 2 {
 		b.p, b.d = append(b.p, startFar(c.t, open)), append(b.d, startFar(c.t, b.gate))
 	}
-	path, err := binary()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	path := binary(c.t)
 	b.file = filepath.Join(b.state, "gateway.yaml")
 	b.write("")
 	b.start("env", "OTEL_BSP_SCHEDULE_DELAY=100", path, "gateway", "--config", b.file)
@@ -265,10 +262,7 @@ func (b *besides) badCertificates() {
 	b.t.Helper()
 	const failed = "tandem:gateway_reload_failed"
 	g := []int{gatewayNode}
-	path, err := binary()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	path := binary(b.t)
 	s := newCluster(b.t)
 	cert, key := filepath.Join(s.state, "cert.pem"), filepath.Join(s.state, "key.pem")
 	write := func(file, text string) {

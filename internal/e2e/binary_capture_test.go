@@ -43,6 +43,7 @@ var update = flag.Bool("update", false, "write testdata/capture")
 // tokens only as one: choices interleave by chance, and a client that reads late gets
 // several tokens in an event.
 func TestBinaryCapture(t *testing.T) {
+	binary(t) // not in short tests
 	files, err := filepath.Glob("testdata/capture/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatal("no testdata/capture", err)
@@ -158,10 +159,7 @@ func (c *capture) begin(command []string) {
 	c.t.Helper()
 	c.end()
 	c.cluster = newCluster(c.t)
-	path, err := binary()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	path := binary(c.t)
 	args := []string{command[0], "--port", strconv.Itoa(c.cluster.port)}
 	if c.alone = command[0] == "gateway"; !c.alone {
 		args = append(args, "--state-dir", c.cluster.state)

@@ -23,10 +23,7 @@ import (
 // gateway another Tandem is one, with keys of its own.
 func startUpstream(t *testing.T) (front, far *cluster) {
 	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	far = newCluster(t)
 	far.key = "sk-inner"
 	far.start(path, "serve", "--port", strconv.Itoa(far.port), "--api-key", far.key, "--threads", "1")
@@ -56,10 +53,7 @@ func TestBinaryOpenAINode(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.key = "sk-of-the-test"
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	c.start(path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--api-key", c.key)
 	c.waitUp()
 	c.nodeClaims()

@@ -363,9 +363,7 @@ func TestBinarySecondSignal(t *testing.T) {
 // `make up` does the same for whoever has only the sources.
 func TestBinaryMakeUp(t *testing.T) {
 	t.Parallel()
-	if _, err := binary(); err != nil { // so that make finds it built
-		t.Fatal(err)
-	}
+	binary(t) // so that make finds it built
 	c := newCluster(t)
 	c.start("env", "-u", "MAKEFLAGS", "-u", "MAKELEVEL", "make", "-C", "../..", "up", "ARGS=--port "+strconv.Itoa(c.port)+" --state-dir "+c.state)
 	c.upWithin(buildBound)

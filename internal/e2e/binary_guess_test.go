@@ -22,10 +22,7 @@ func TestBinarySpeculation(t *testing.T) {
 	plain := startCluster(t)
 	guessing := newCluster(t)
 	guessing.port, guessing.nPrefill = freePorts(t, 5), 2
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	// How blocks travel is no matter of guesses: here they do as no other cluster's.
 	guessing.start("env", "TANDEM_KV_TRANSPORT=rdma", "TANDEM_FABRIC_PROVIDER=tcp", path, "up", "--port", strconv.Itoa(guessing.port), "--state-dir", guessing.state, "--prefill", "2", "--decode", "2",
 		"--min-remote-prefill-tokens", "0", "--speculative-config", `{"method":"ngram","num_speculative_tokens":6,"prompt_lookup_max":4,"prompt_lookup_min":1}`)

@@ -148,10 +148,7 @@ func (b *battle) begin(m *member) {
 	b.t.Helper()
 	path := m.binary
 	if path == "" {
-		var err error
-		if path, err = binary(); err != nil {
-			b.t.Fatal(err)
-		}
+		path = binary(b.t)
 	}
 	m.cmd, m.ended = exec.Command(path, m.flags...), make(chan struct{})
 	m.cmd.Stdout, m.cmd.Stderr = m.out, m.out

@@ -308,10 +308,7 @@ func startObserved(t *testing.T, rules func(string) string, args ...string) (*cl
 	otlp := newCollector(t)
 	c := newCluster(t)
 	c.port, c.nPrefill, c.seen = freePorts(t, 5), 2, map[string]bool{}
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	c.start("env", append(append([]string{"OTEL_BSP_SCHEDULE_DELAY=100", path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--prefill", "2", "--decode", "2", "--otlp-traces-endpoint", otlp.URL,
 		"--min-remote-prefill-tokens", "0", "--max-connections", strconv.Itoa(oConnections), "--kv-cache-memory-bytes", strconv.FormatInt(oBlocks*blockBytes(t), 10)}, slow...), args...)...)
 	c.waitUp()

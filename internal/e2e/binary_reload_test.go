@@ -16,10 +16,7 @@ import (
 func TestBinaryReload(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	file := filepath.Join(c.state, "serve.yaml")
 	write := func(text string) {
 		t.Helper()

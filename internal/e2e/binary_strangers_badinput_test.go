@@ -46,10 +46,7 @@ func daemonOf(t *testing.T, args ...string) *daemon {
 // reach the program.
 func wrappedDaemon(t *testing.T, wrapper []string, args ...string) *daemon {
 	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	line := append(append(slices.Clone(wrapper), path), args...)
 	d := &daemon{cmd: exec.Command(line[0], line[1:]...), ended: make(chan struct{})}
 	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log

@@ -34,9 +34,21 @@ const (
 	stopBound  = time.Minute     // from a signal until nothing is left
 )
 
-// binary is the program under test: the one that make built, or else one that
-// is built here.
-var binary = sync.OnceValues(func() (string, error) {
+// binary is the path of the program under test: the one that make built, or else one
+// that is built here. Short tests start no programs.
+func binary(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: starts the program")
+	}
+	path, err := builtBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var builtBinary = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("TANDEM_BINARY"); path != "" {
 		return path, nil
 	}
@@ -53,10 +65,7 @@ var binary = sync.OnceValues(func() (string, error) {
 // tandem runs a command that ends by itself.
 func tandem(t *testing.T, env []string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
@@ -171,10 +180,7 @@ func startCluster(t *testing.T, args ...string) *cluster {
 // startUp is that for a cluster that has its ports.
 func (c *cluster) startUp(args ...string) {
 	c.t.Helper()
-	path, err := binary()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	path := binary(c.t)
 	c.start(path, append([]string{"up", "--port", strconv.Itoa(c.port), "--state-dir", c.state}, args...)...)
 	c.waitUp()
 }

@@ -88,10 +88,7 @@ func TestBinaryUpstreamMeters(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.seen = map[string]bool{}
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	open, gate := make(chan struct{}), make(chan struct{})
 	close(open)
 	p, d := []*farServer{startFar(t, open), startFar(t, open)}, []*farServer{startFar(t, gate), startFar(t, gate)}

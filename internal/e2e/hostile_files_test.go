@@ -64,10 +64,7 @@ func TestBinaryHostileFiles(t *testing.T) {
 // A process that cannot have the descriptors for its links ends at start and names what
 // is missing.
 func TestBinaryHostileFilesTooFew(t *testing.T) {
-	path, err := binary()
-	if err != nil {
-		t.Skip(err)
-	}
+	path := binary(t)
 	for _, c := range []struct {
 		limit, want int
 		args        []string

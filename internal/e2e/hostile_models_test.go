@@ -215,16 +215,13 @@ const hostileBase = "../../engine/model/testdata/mha"
 // succeeded, and its peak resident memory, at least this process's at the start.
 func runFolder(t *testing.T, args ...string) (message string, peak int64) {
 	t.Helper()
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	ctx, cancel := context.WithTimeout(t.Context(), folderBound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	var out bytes.Buffer
 	cmd.Stderr = &out
-	err = cmd.Run()
+	err := cmd.Run()
 	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
 		peak = usage.Maxrss << 10
 	}

@@ -159,6 +159,7 @@ func (r *rolling) served() {
 // both gateways. No stream fails, and each has the text of the one version or of the other.
 func TestBinaryHostileUpgrade(t *testing.T) {
 	t.Parallel()
+	binary(t) // not in short tests
 	before := binaryBefore(t)
 	seed := soakSeed(t, 5)
 	b := newBattle(t, seed, ranks{gateways: 2, nodes: []string{"--kv-cache-memory-bytes", "128MiB"}, before: before})

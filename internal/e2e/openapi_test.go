@@ -28,10 +28,7 @@ func startServe(t *testing.T) *cluster {
 	t.Helper()
 	c := newCluster(t)
 	c.key = "sk-of-the-test"
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	file := filepath.Join(c.state, "serve.yaml") // by its name the test finds the process
 	if err := os.WriteFile(file, []byte("port: "+strconv.Itoa(c.port)+"\napi-key: "+c.key+"\n"), 0o600); err != nil {
 		t.Fatal(err)

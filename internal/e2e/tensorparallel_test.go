@@ -23,10 +23,7 @@ import (
 // tokens and logits are those of a node of two ranks alone. Nodes of another number of ranks are refused before anything travels, and
 // the decode node computes the prompt.
 func TestTensorParallelNodes(t *testing.T) {
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	rng := rand.New(rand.NewPCG(12, 1))
 	ways := map[string]kvtransfer.Network{"mem": nil, "tcp": kvtransfer.TCP{}, "shm": sharedTCP{}}
 	for _, c := range []struct {
@@ -107,10 +104,7 @@ func ranksOf(t *testing.T, pid int) (pids []int) {
 func serveParallel(t *testing.T) (c *cluster, ranks []int) {
 	t.Helper()
 	c = newCluster(t)
-	path, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := binary(t)
 	file := filepath.Join(c.state, "serve.yaml")
 	if err := os.WriteFile(file, []byte("port: "+strconv.Itoa(c.port)+"\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -104,7 +104,7 @@ var toolVersions = regexp.MustCompile(`(?m)^// \t(protoc|protoc-gen-go) +v.*\n`)
 func TestGeneratedIsCurrent(t *testing.T) {
 	protoc, err := exec.LookPath("protoc")
 	if err != nil {
-		t.Fatal("protoc is not installed: make test and make generate install it")
+		t.Skip("needs protoc: make test and make generate install it")
 	}
 	dir := t.TempDir()
 	plugin := filepath.Join(dir, "protoc-gen-go")
