@@ -25,6 +25,7 @@ type failure struct {
 
 	fsm.Failure
 	stale bool // a kept connection to an upstream server was closed already
+	late  bool // the request's deadline has passed
 
 	status  int    // of the answer to the client, where no other attempt follows
 	prefix  string // of its message
@@ -74,7 +75,7 @@ func (f *failure) code(c nodepb.Code) {
 	case nodepb.Code_CODE_NOT_FOUND:
 		f.kind, f.Final, f.prefix, f.status = "invalid", true, "", 404
 	case nodepb.Code_CODE_DEADLINE:
-		f.kind, f.Final, f.prefix, f.status = "timeout", true, "", 504
+		f.kind, f.Final, f.late, f.prefix, f.status = "timeout", true, true, "", 504
 	case nodepb.Code_CODE_OVERLOADED:
 		f.kind, f.HandedOver, f.prefix, f.status = "overloaded", true, "the decode nodes are overloaded: ", 503
 	case nodepb.Code_CODE_DRAINING:

@@ -253,6 +253,9 @@ func TestRetries(t *testing.T) {
 		if n := len(b.nodes["d1"].Requests()) + len(b.nodes["d2"].Requests()); n != 1 {
 			t.Errorf("%s: tried %d times", code, n)
 		}
+		if n := b.g.meters.set.Counter(metrics.GatewayStreamsAborted, "deadline").Get(); (n == 1) != (code == nodepb.Code_CODE_DEADLINE) {
+			t.Errorf("%s: %g requests ended by their deadline", code, n)
+		}
 	}
 }
 

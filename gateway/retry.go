@@ -92,7 +92,11 @@ func (j *job) nowhere(c *choice, node *upstream.Node) *openai.Error {
 
 // lose gives a choice up.
 func (j *job) lose(c *choice) *openai.Error {
-	if c.state.Abandon(); c.state.Started() {
+	c.state.Abandon()
+	switch {
+	case c.failure != nil && c.failure.late: // the node's timer was first
+		j.cause = "deadline"
+	case c.state.Started():
 		j.cause = "upstream"
 	}
 	if c.failure == nil {
