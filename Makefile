@@ -53,10 +53,12 @@ TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/b
 	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
+
+##@ Run
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@ / { print (n++ ? "\n" : "") substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 build: ## build bin/tandem
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BINARY) .
@@ -91,6 +93,25 @@ prometheus:
 libfabric:
 	@/sbin/ldconfig -p | grep -q libfabric.so.1 && [ -e /usr/include/rdma/fabric.h ] || $(call apt,libfabric1 libfabric-dev)
 
+clean: ## remove what was built and installed here
+	rm -rf bin .cache logs
+
+##@ Check
+
+check: $(TOOLS)/staticcheck ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
+	@$(GO) run ./internal/house/testall gofmt vet staticcheck
+	@$(GO) test -short ./...
+
+lint: $(TOOLS)/staticcheck ## formatting, go vet and staticcheck only
+	@$(GO) run ./internal/house/testall gofmt vet staticcheck
+
+fmt: ## format all Go files
+	gofmt -w .
+
+generate: $(TOOLS)/protoc-gen-go ## write the code that comes from internal/rpc/node.proto
+	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
+	cd internal/rpc && protoc --go_out=nodepb --go_opt=paths=source_relative node.proto
+
 test: build $(TOOLS)/staticcheck $(PYENV) $(NODEENV)/installed $(CUDA)/installed debian libfabric prometheus ## all checks and tests; ONLY="race binary" picks steps
 	@$(TESTALL) $(ONLY)
 
@@ -98,6 +119,11 @@ soak: build $(PYENV) $(NODEENV)/installed $(if $(filter guidellm,$(or $(ONLY),gu
 	@mkdir -p logs
 	@$(TESTALL) -soak -seed $(or $(SOAK_SEED),1) -minutes $(or $(SOAK_MINUTES),60) -fuzz $(or $(SOAK_FUZZ),60s) \
 		-log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log -record bench/results/$(or $(RECORD),soak.md) -run '$(RUN)' $(ONLY)
+
+train: ## train the built-in model anew, for about an hour: by hand, never in CI; WORK=dir keeps what can be continued, STEPS=n
+	engine/builtin/train/run.sh $(or $(WORK),.cache/train) $(STEPS)
+
+##@ Measure
 
 bench: ## benchmarks of kernels, scheduler, KV transfer and tokenizer
 	$(GO) test -run '^$$' -bench . -benchmem ./engine/backend/cpu ./engine/scheduler ./engine/tokenizer ./kvtransfer
@@ -131,30 +157,15 @@ bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway be
 
 DEMO_OUT := bench/results/demo-report
 
+gate: build ## the gateway beside an earlier binary of it: BEFORE=path; fails if a request or a token costs more
+	@mkdir -p .cache/bench-gateway
+	$(GO) build -o .cache/bench-gateway/gateway ./bench/gateway
+	$(PRIORITY) .cache/bench-gateway/gateway -before "$(BEFORE)" -tandem $(BINARY) -rounds 10 $(ARGS)
+
 demo-report: build ## one prefill and one decode node beside two that do both, each pinned to a core, as bench/results/demo-report; takes an hour
 	@mkdir -p .cache/bench-demo
 	$(GO) build -o .cache/bench-demo/demo ./bench/demo
 	$(PRIORITY) .cache/bench-demo/demo -tandem $(BINARY) -out $(DEMO_OUT) -commit "$(shell git describe --always --dirty)" $(ARGS)
-
-check: $(TOOLS)/staticcheck ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
-	@$(GO) run ./internal/house/testall gofmt vet staticcheck
-	@$(GO) test -short ./...
-
-lint: $(TOOLS)/staticcheck ## formatting, go vet and staticcheck only
-	@$(GO) run ./internal/house/testall gofmt vet staticcheck
-
-fmt: ## format all Go files
-	gofmt -w .
-
-generate: $(TOOLS)/protoc-gen-go ## write the code that comes from internal/rpc/node.proto
-	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
-	cd internal/rpc && protoc --go_out=nodepb --go_opt=paths=source_relative node.proto
-
-train: ## train the built-in model anew, for about an hour: by hand, never in CI; WORK=dir keeps what can be continued, STEPS=n
-	engine/builtin/train/run.sh $(or $(WORK),.cache/train) $(STEPS)
-
-clean: ## remove what was built and installed here
-	rm -rf bin .cache logs
 
 # apt installs a Debian package, or says what is missing.
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install $(1) (apt-get install $(1)), or run make as root" >&2; exit 1; }; \
