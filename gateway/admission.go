@@ -332,28 +332,15 @@ type claim struct {
 	gone            <-chan struct{} // the client has gone; nil: nobody looks
 }
 
-// admit waits until the fleet has room for the request. The error says why it is
-// to be turned away.
+// admit waits until the fleet has room for the request. The error says why it is turned
+// away.
 func (j *job) admit() *openai.Error {
-	a := j.model.queue
-	choices, tokens := int64(len(j.choices)), int64(j.nPrompt)
 	kv, fault := j.kvRoom()
 	if fault != nil {
 		return fault
 	}
-	if a.pass(choices, tokens, kv) {
-		j.let(tokens, kv.blocks)
-		return nil
-	}
-	c := claim{a: a, flow: j.flow(), priority: j.req.Priority, choices: choices, tokens: tokens, room: kv, start: j.start, deadline: j.deadline}
-	if j.watch != nil {
-		c.gone = j.watch.gone
-	}
-	fault, cause := j.g.waitForRoom(&c)
-	if j.cause, j.gone = cause, cause == "client_gone"; fault == nil {
-		j.queued, j.avoid = true, c.avoid
-		j.let(tokens, kv.blocks)
-	}
+	fault = j.exchange.admit(j.model.queue, j.req.Priority, int64(len(j.choices)), int64(j.nPrompt), kv, func() *watch { return nil })
+	j.gone = j.cause == "client_gone"
 	return fault
 }
 
@@ -409,73 +396,15 @@ func tooLate(start, deadline time.Time) *openai.Error {
 	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", deadline.Sub(start))}
 }
 
-// let notes that the request has been let through; its prompts count as not
-// computed until its attempts say more.
-func (j *job) let(tokens, blocks int64) {
-	j.reserved, j.blocks, j.entered = tokens, blocks, true
+// departJob ends what the request has with admission.
+func (j *job) departJob() {
 	for i := range j.choices {
-		j.choices[i].let = true
-	}
-}
-
-// flow is whom the request's tokens are charged to.
-func (j *job) flow() *admit.Flow {
-	if j.key != nil && j.model.queue == j.g.admission {
-		return j.key.use.flow
-	}
-	return j.model.queue.flowOf(j.key)
-}
-
-// served counts a token of an answer.
-func (j *job) served() {
-	if j.key == nil {
-		return
-	}
-	if j.owed++; j.owed >= chargeTokens {
-		j.model.queue.charge(j.flow(), j.req.Priority, j.owed)
-		j.owed = 0
-	}
-}
-
-// begun gives back what was counted before the attempts had counted it.
-func (j *job) begun() {
-	if j.reserved > 0 {
-		a := j.model.queue
-		a.computed(j.reserved)
-		a.routed(j.blocks)
-		j.reserved, j.blocks = 0, 0
-	}
-}
-
-// depart ends what the request has with admission.
-func (j *job) depart() {
-	j.begun()
-	a, left := j.model.queue, int64(0)
-	tokens := false
-	for i := range j.choices {
-		c := &j.choices[i]
-		if tokens = tokens || c.state.Started() || c.done(); c.let {
-			c.let = false
-			left++
+		if c := &j.choices[i]; c.state.Started() || c.done() {
+			j.depart(0)
+			return
 		}
 	}
-	if j.key != nil {
-		if a.charge(j.flow(), j.req.Priority, j.owed); j.queued && !tokens { // charged when its turn came, and not served
-			a.charge(j.flow(), j.req.Priority, -j.nPrompt)
-		}
-		j.owed = 0
-	}
-	if left > 0 {
-		a.leave(left)
-	}
-}
-
-// over tells that a choice is done with its node, for good.
-func (c *choice) over(a *admission) {
-	if c.let {
-		c.let = false
-		a.leave(1)
-	}
+	j.depart(j.nPrompt)
 }
 
 // noPlace is what a request is told that may not wait.

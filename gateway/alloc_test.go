@@ -21,7 +21,7 @@ func testJob(t testing.TB) *job {
 		t.Fatal(fault)
 	}
 	g := &Gateway{meters: newMeters(metrics.New(metrics.Gateway, "m"))}
-	j := &job{g: g, req: req, model: m, start: time.Now(), live: 1, prompts: make([]prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
+	j := &job{exchange: exchange{g: g, start: time.Now()}, req: req, model: m, live: 1, prompts: make([]prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
 	j.in = upstream.NewInbox(100)
 	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.text.output(req), node: &upstream.Node{}, output: make([]int32, 0, 1<<20)}}
 	j.choices[0].state.Begin()

@@ -22,39 +22,24 @@ import (
 // job is one request being answered. The goroutine of its client's connection
 // owns it.
 type job struct {
-	g        *Gateway
-	req      *openai.Request
-	model    *model
-	by       by
-	key      *key   // of the client; nil: there are none
-	id       string // of the answer
-	path     string // where it was asked
-	answer   *openai.Answer
-	start    time.Time
-	deadline time.Time
-	seed     uint64
-	prompts  []prompt
-	choices  []choice
-	live     int // choices that have not finished
-	in       *upstream.Inbox
-	events   []upstream.Event // given back to in
-	watch    *watch           // nil: the connection cannot be watched
-	timer    *time.Timer      // to the next bound that may pass
-	timerAt  time.Time
-	buf      []byte // events to be written; streams only
-	counted  int    // bytes of buf that are part of Gateway.buffered
-	gone     bool   // the client has gone: nobody reads an answer
-	closed   bool
-	cause    string         // of metrics.StreamAborts, when it did not end well
-	nPrompt  int            // tokens of all prompts
-	reserved int64          // of these, counted by admission for attempts to come
-	blocks   int64          // KV blocks counted by admission for attempts to come
-	entered  bool           // it was let through
-	queued   bool           // it has waited for its turn
-	avoid    *upstream.Node // that another request waits for, which it has passed
-	owed     int            // tokens served and not charged to the key's flow
-	span     span
-	status   int // of the answer, 0: 200
+	exchange
+	req     *openai.Request
+	model   *model
+	id      string // of the answer
+	answer  *openai.Answer
+	seed    uint64
+	prompts []prompt
+	choices []choice
+	live    int // choices that have not finished
+	in      *upstream.Inbox
+	events  []upstream.Event // given back to in
+	timer   *time.Timer      // to the next bound that may pass
+	timerAt time.Time
+	buf     []byte // events to be written; streams only
+	counted int    // bytes of buf that are part of Gateway.buffered
+	gone    bool   // the client has gone: nobody reads an answer
+	closed  bool
+	nPrompt int // tokens of all prompts
 }
 
 // choice is one answer of a request.
@@ -73,7 +58,6 @@ type choice struct {
 	finish   openai.Finish
 	state    fsm.Choice[*upstream.Node]
 	roleSent bool
-	let      bool // admission counts it as on a node
 
 	stream   *upstream.Stream // of the current attempt
 	home     *upstream.Node   // that holds its prompt's KV; nil: not known
@@ -104,7 +88,7 @@ var (
 // follow when it has a token: by then its node holds the prompt's KV, which
 // they share instead of computing it once each.
 func (j *job) startAll() *openai.Error {
-	defer j.begun()
+	defer j.attempted()
 	j.timer, j.timerAt = time.NewTimer(time.Until(j.deadline)), j.deadline
 	for i := range j.choices {
 		if j.choices[i].number > 0 {
@@ -189,8 +173,8 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 		demand = j.demand(c.prompt)
 	}
 	avoid := c.state.Tried()
-	if j.avoid != nil && c.state.Attempt() == 0 {
-		avoid = []*upstream.Node{j.avoid}
+	if j.slot.avoid != nil && c.state.Attempt() == 0 {
+		avoid = []*upstream.Node{j.slot.avoid}
 	}
 	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
@@ -395,7 +379,7 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 			j.enterClass(c)
 		}
 		j.measure(c, at)
-		j.served()
+		j.served(1)
 		if len(c.output) == 0 && c.number == 0 {
 			if fault := j.follow(c); fault != nil {
 				return fault
@@ -445,7 +429,7 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 	c.state.Finish()
 	c.stream = nil
 	j.model.queue.answered(len(c.output))
-	c.over(j.model.queue)
+	j.release()
 	j.live--
 	j.emit(c, piece)
 	return nil
@@ -559,11 +543,11 @@ func (j *job) close() {
 			c.stream = nil
 		}
 		j.leave(c)
-		if j.entered {
+		if j.slot.a != nil {
 			j.record(c)
 		}
 	}
-	j.depart()
+	j.departJob()
 	j.finished()
 	j.endSpan()
 	j.logRequest()
@@ -571,14 +555,7 @@ func (j *job) close() {
 	if j.timer != nil {
 		j.timer.Stop()
 	}
-	if j.watch != nil {
-		j.watch.stop()
-	}
-	if j.cause != "" {
-		j.g.meters.set.Counter(metrics.GatewayStreamsAborted, j.cause).Inc()
-	}
-	j.key.done(j.usage().Completion)
-	j.g.inFlight.Add(-1)
+	j.done(j.usage().Completion)
 }
 
 // record counts a choice's end.

@@ -41,24 +41,17 @@ const (
 // relay is one request that a server of another kind answers. The goroutine of
 // its client's connection owns it.
 type relay struct {
-	g        *Gateway
-	ctx      *fasthttp.RequestCtx
-	path     string
-	id       []byte // of the request
-	body     []byte // as it is sent
-	look     foreign.Body
-	model    *foreign.Model
-	by       by
-	key      *key
-	prompt   kvcache.Hash // key on the ring
-	nPrompt  int          // tokens of the prompt, where they were hashed; 0: its bytes were
-	start    time.Time
-	deadline time.Time
-	span     span
-	try      trace.Span // of the present attempt
-	nTries   int
-	watch    *watch // nil: the client is not watched
-	patient  bool   // reads wait until the deadline
+	exchange
+	ctx     *fasthttp.RequestCtx
+	id      []byte // of the request
+	body    []byte // as it is sent
+	look    foreign.Body
+	model   *foreign.Model
+	prompt  kvcache.Hash // key on the ring
+	nPrompt int          // tokens of the prompt, where they were hashed; 0: its bytes were
+	try     trace.Span   // of the present attempt
+	nTries  int
+	patient bool // reads wait until the deadline
 
 	call    *foreign.Call     // nil: none is under way
 	server  *foreign.Server   // that is asked, or was last
@@ -74,17 +67,10 @@ type relay struct {
 	events  bool              // the answer is a stream of events
 	held    []byte            // the answer's body so far
 	whole   bool              // held is all of it
-	cause   string            // of metrics.StreamAborts, when it did not end well
-	status  int               // of the answer
 	first   time.Time         // of the answer's body; streams only
 	last    time.Time
 	nEvents int // that the answer had
 	told    outcome
-
-	room     *admission // that it holds; nil: none
-	choices  int64      // of it
-	priority int32
-	owed     int // tokens served and not charged to the key's flow
 
 	mu    sync.Mutex // of what follows, and of whether prefill is there
 	cur   *foreign.Call
@@ -216,14 +202,9 @@ func (r *relay) prepare() (fault *openai.Error) {
 	if fault := r.checkLimits(); fault != nil {
 		return fault
 	}
-	if r.by, fault = g.routing(&ctx.Request.Header); fault != nil {
+	if fault := r.headers(&ctx.Request.Header); fault != nil {
 		return fault
 	}
-	timeout, fault := g.timeout(&ctx.Request.Header)
-	if fault != nil {
-		return fault
-	}
-	r.deadline = r.start.Add(timeout)
 	if fault := r.find(); fault != nil {
 		return fault
 	}
@@ -561,18 +542,11 @@ func (r *relay) nobody() *openai.Error {
 func (r *relay) close() {
 	r.drop(nil)
 	r.unpair()
-	if r.watch != nil {
-		r.watch.stop()
-	}
-	if r.cause != "" {
-		r.g.meters.set.Counter(metrics.GatewayStreamsAborted, r.cause).Inc()
-	}
 	r.try.End(time.Now())
 	r.record()
 	r.logRequest()
-	r.depart()
-	r.key.done(r.nOutput())
-	r.g.inFlight.Add(-1)
+	r.depart(0)
+	r.done(r.nOutput())
 	head, lines, held, patched, renamed, tried, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.renamed[:0], r.tried[:0], r.ranks[:0]
 	clear(tried[:cap(tried)])
 	if cap(held) > 2*maxHeld {

@@ -70,7 +70,7 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 		g.fail(ctx, fault)
 		return true
 	}
-	r := relay{g: g, path: path, model: m, by: how, look: foreign.Body{Prompt: raw, N: 1, Batch: 1}}
+	r := relay{exchange: exchange{g: g, path: path, by: how}, model: m, look: foreign.Body{Prompt: raw, N: 1, Batch: 1}}
 	why := r.hash(fmt.Appendf(nil, `{"%s":%s}`, member, raw))
 	var view route.View
 	d, forced := r.decide(&view)

@@ -40,7 +40,7 @@ func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *foreign.Model, ho
 	if err != nil {
 		t.Fatal(body, err)
 	}
-	r := &relay{g: &Gateway{o: Options{Tokenizers: tokenizers}}, path: path, model: m, by: how, look: look}
+	r := &relay{exchange: exchange{g: &Gateway{o: Options{Tokenizers: tokenizers}}, path: path, by: how}, model: m, look: look}
 	return r, r.hash([]byte(body))
 }
 

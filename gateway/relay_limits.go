@@ -117,54 +117,18 @@ func (r *relay) admit() *openai.Error {
 	}
 	// Of bodies that are no JSON nothing is known: they are one request each.
 	choices, tokens := int64(max(1, r.look.N))*int64(max(1, r.look.Batch)), int64(max(1, len(r.look.Prompt)/bytesPerToken))
-	if r.priority = r.look.Priority; r.key != nil {
-		r.priority = max(r.priority, r.key.limits.priority)
-	}
-	if a.pass(choices, 0, kvRoom{}) {
-		r.room, r.choices = a, choices
-		return nil
-	}
-	c := claim{a: a, flow: a.flowOf(r.key), priority: r.priority, choices: choices, tokens: tokens, start: r.start, deadline: r.deadline}
-	if conn, ok := r.ctx.Conn().(*clientConn); ok {
-		r.watch = conn.watch(r.clientGone)
-		c.gone = r.watch.gone
-	}
-	fault, cause := r.g.waitForRoom(&c)
-	if r.cause = cause; fault != nil {
-		return fault
-	}
-	a.computed(tokens) // how fast servers compute prompts is not known
-	r.room, r.choices = a, choices
-	return nil
-}
-
-// served charges the key for tokens of the answer, while somebody waits.
-func (r *relay) served(tokens int) {
-	if r.room == nil || r.key == nil {
-		return
-	}
-	if r.owed += tokens; r.owed >= chargeTokens {
-		r.charge()
-	}
-}
-
-func (r *relay) charge() {
-	if r.room.waiting.Load() > 0 {
-		r.room.charge(r.room.flowOf(r.key), r.priority, r.owed)
-	}
-	r.owed = 0
-}
-
-// depart gives the room back.
-func (r *relay) depart() {
-	if r.room == nil {
-		return
-	}
+	priority := r.look.Priority
 	if r.key != nil {
-		r.charge()
+		priority = max(priority, r.key.limits.priority)
 	}
-	r.room.leave(r.choices)
-	r.room = nil
+	fault := r.exchange.admit(a, priority, choices, tokens, kvRoom{}, func() *watch {
+		if conn, ok := r.ctx.Conn().(*clientConn); ok {
+			return conn.watch(r.clientGone)
+		}
+		return nil
+	})
+	r.attempted() // how fast servers compute prompts is not known
+	return fault
 }
 
 // flowOf is whom a key's requests are charged to in a queue that is not the native

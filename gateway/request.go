@@ -115,12 +115,8 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 		return nil, fault
 	}
 	g.warnUnknown(req.Unknown)
-	how, fault := g.routing(&ctx.Request.Header)
-	if fault != nil {
-		return nil, fault
-	}
-	timeout, fault := g.timeout(&ctx.Request.Header)
-	if fault != nil {
+	x := exchange{g: g, path: pathOf(ctx), start: start}
+	if fault := x.headers(&ctx.Request.Header); fault != nil {
 		return nil, fault
 	}
 	m, fault := g.find(req.Model)
@@ -142,6 +138,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 		ctx.Response.Header.Set(requestIDHeader, req.RequestID)
 	}
 	k, nTokens := g.keyOf(ctx), 0
+	x.key = k
 	for i := range prompts {
 		nTokens += len(prompts[i].tokens)
 	}
@@ -151,7 +148,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if fault := g.letIn(k, nTokens); fault != nil {
 		return nil, fault
 	}
-	j := &job{g: g, path: pathOf(ctx), key: k, req: req, model: m, by: how, start: start, deadline: start.Add(timeout), seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
+	j := &job{exchange: x, req: req, model: m, seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
 	if req.Seed != nil {
 		j.seed = uint64(*req.Seed)
 	}

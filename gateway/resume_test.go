@@ -322,7 +322,7 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	b := newBed(t, Options{}, nil)
 	b.do("GET", "/livez", "") // a server that is stopped before it serves never ends
 	end := time.Now().Add(time.Hour)
-	j := &job{g: b.g, req: new(openai.Request), model: &model{blockTokens: 16, queue: newAdmission(admit.Limits{})}, deadline: end, timer: time.NewTimer(time.Hour), timerAt: end}
+	j := &job{exchange: exchange{g: b.g, deadline: end}, req: new(openai.Request), model: &model{blockTokens: 16, queue: newAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
 	c := &choice{prompt: &prompt{tokens: []int32{1}}, output: []int32{2}}
 	c.state.Begin()
 	c.state.Sent()

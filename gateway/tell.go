@@ -48,7 +48,7 @@ func (j *job) echoed(c *choice) *openai.Error {
 	j.leave(c)
 	c.state.Finish()
 	c.stream, c.finish.Reason = nil, metrics.ReasonLength
-	c.over(j.model.queue)
+	j.release()
 	j.live--
 	j.emit(c, "")
 	return nil
