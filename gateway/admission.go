@@ -328,20 +328,15 @@ type claim struct {
 	choices, tokens int64
 	room            kvRoom
 	start, deadline time.Time
+	queued          bool            // it waits, or has waited
 	avoid           *upstream.Node  // set by waitForRoom: another request waits for that node
 	gone            <-chan struct{} // the client has gone; nil: nobody looks
 }
 
-// admit waits until the fleet has room for the request. The error says why it is turned
-// away.
-func (j *job) admit() *openai.Error {
+// claim implements backend.
+func (j *job) claim() (claim, *openai.Error) {
 	kv, fault := j.kvRoom()
-	if fault != nil {
-		return fault
-	}
-	fault = j.exchange.admit(j.model.queue, j.req.Priority, int64(len(j.choices)), int64(j.nPrompt), kv, func() *watch { return nil })
-	j.gone = j.cause == "client_gone"
-	return fault
+	return claim{a: j.model.queue, priority: j.req.Priority, choices: int64(len(j.choices)), tokens: int64(j.nPrompt), room: kv}, fault
 }
 
 // waitForRoom has a claim wait for its turn. cause is of metrics.StreamAborts,
@@ -379,12 +374,12 @@ func (g *Gateway) turnOf(c *claim, w *waiter, over <-chan time.Time, patience ti
 		}
 		return nil, ""
 	case <-c.gone:
-		return errGone, "client_gone"
+		return errGone, causeClientGone
 	case <-g.cut:
-		return errShutdown, "shutdown"
+		return errShutdown, causeShutdown
 	case <-over:
 		if !time.Now().Before(c.deadline) {
-			return tooLate(c.start, c.deadline), "deadline"
+			return tooLate(c.start, c.deadline), causeDeadline
 		}
 		g.refused("timeout")
 		return tooMany(c.retryAfter(), "the fleet had no room for this request within %v", patience.Round(time.Millisecond)), ""
@@ -394,17 +389,6 @@ func (g *Gateway) turnOf(c *claim, w *waiter, over <-chan time.Time, patience ti
 // tooLate is the end of a request whose deadline has passed.
 func tooLate(start, deadline time.Time) *openai.Error {
 	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", deadline.Sub(start))}
-}
-
-// departJob ends what the request has with admission.
-func (j *job) departJob() {
-	for i := range j.choices {
-		if c := &j.choices[i]; c.state.Started() || c.done() {
-			j.depart(0)
-			return
-		}
-	}
-	j.depart(j.nPrompt)
 }
 
 // noPlace is what a request is told that may not wait.

@@ -381,13 +381,16 @@ func linger(c net.Conn) {
 type watch struct {
 	gone chan struct{} // closed when the client has gone
 	done chan struct{} // closed when the connection is the server's again
-	tell func()        // called when the client has gone; may be nil
+	tell goneListener  // of the client's end; nil: nobody
 	c    *clientConn
 }
 
+// goneListener is told that a client has gone.
+type goneListener interface{ clientGone() }
+
 // watch starts watching; stop must be called before the server reads again, and
 // tell is not called after it.
-func (c *clientConn) watch(tell func()) *watch {
+func (c *clientConn) watch(tell goneListener) *watch {
 	w := &watch{gone: make(chan struct{}), done: make(chan struct{}), tell: tell, c: c}
 	// The server's bound on reading the request must not end the watch. An error
 	// means that the connection is closed, which the watch then finds.
@@ -413,7 +416,7 @@ func (w *watch) run() {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			close(w.gone)
 			if w.tell != nil {
-				w.tell()
+				w.tell.clientGone()
 			}
 		}
 		return

@@ -24,8 +24,7 @@ type failure struct {
 	kind string // value of the label code of GatewayAttemptFailures
 
 	fsm.Failure
-	stale bool // a kept connection to an upstream server was closed already
-	late  bool // the request's deadline has passed
+	late bool // the request's deadline has passed
 
 	status  int    // of the answer to the client, where no other attempt follows
 	prefix  string // of its message
@@ -53,7 +52,8 @@ func nodeFailure(err error) *failure {
 
 // upstreamFailure says what the error of an attempt at an upstream server means.
 func upstreamFailure(err error) *failure {
-	f := &failure{err: err, kind: "other", status: 503, prefix: "no upstream answered: ", message: err.Error(), stale: errors.Is(err, foreign.ErrStale)}
+	f := &failure{err: err, kind: "other", status: 503, prefix: "no upstream answered: ", message: err.Error(),
+		Failure: fsm.Failure{Lost: errors.Is(err, foreign.ErrStale)}} // a kept connection was closed already
 	switch {
 	case errors.Is(err, errStatus):
 		f.kind = "internal"

@@ -19,27 +19,25 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// job is one request being answered. The goroutine of its client's connection
+// job is one request that decode nodes answer. The goroutine of its client's connection
 // owns it.
 type job struct {
 	exchange
-	req     *openai.Request
-	model   *model
-	id      string // of the answer
-	answer  *openai.Answer
-	seed    uint64
-	prompts []prompt
-	choices []choice
-	live    int // choices that have not finished
-	in      *upstream.Inbox
-	events  []upstream.Event // given back to in
-	timer   *time.Timer      // to the next bound that may pass
-	timerAt time.Time
-	buf     []byte // events to be written; streams only
-	counted int    // bytes of buf that are part of Gateway.buffered
-	gone    bool   // the client has gone: nobody reads an answer
-	closed  bool
-	nPrompt int // tokens of all prompts
+	req      *openai.Request
+	model    *model
+	answerID string
+	answer   *openai.Answer
+	seed     uint64
+	prompts  []prompt
+	choices  []choice
+	live     int // choices that have not finished
+	in       *upstream.Inbox
+	events   []upstream.Event // given back to in
+	timer    *time.Timer      // to the next bound that may pass
+	timerAt  time.Time
+	buf      []byte // events to be written; streams only
+	counted  int    // bytes of buf that are part of Gateway.buffered
+	nPrompt  int    // tokens of all prompts
 }
 
 // choice is one answer of a request.
@@ -72,8 +70,7 @@ type choice struct {
 	failure  *failure         // of the last attempt that failed
 	since    time.Time        // start of the current attempt
 	foretold time.Duration    // from then to its first token; negative: nothing
-	lastTok  time.Time
-	firstTok time.Time
+	times    timing
 	span     trace.Span // of the current attempt
 }
 
@@ -151,7 +148,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			return fault
 		}
 		if !time.Now().Before(j.deadline) {
-			return j.late()
+			return j.cutOff(causeDeadline)
 		}
 	}
 }
@@ -274,11 +271,9 @@ func (j *job) wait() *openai.Error {
 		case <-j.in.Ready:
 			return nil
 		case <-gone:
-			j.gone, j.cause = true, "client_gone"
-			return errGone
+			return j.cutOff(causeClientGone)
 		case <-j.g.cut:
-			j.cause = "shutdown"
-			return errShutdown
+			return j.cutOff(causeShutdown)
 		case <-j.timer.C:
 			if fault := j.bounds(); fault != nil {
 				return fault
@@ -291,7 +286,7 @@ func (j *job) wait() *openai.Error {
 func (j *job) bounds() *openai.Error {
 	t := time.Now()
 	if !t.Before(j.deadline) {
-		return j.late()
+		return j.cutOff(causeDeadline)
 	}
 	j.timerAt = j.deadline
 	for i := range j.choices {
@@ -318,12 +313,6 @@ func (j *job) bounds() *openai.Error {
 	}
 	j.timer.Reset(time.Until(j.timerAt))
 	return nil
-}
-
-// late is the end of a request whose deadline has passed.
-func (j *job) late() *openai.Error {
-	j.cause = "deadline"
-	return tooLate(j.start, j.deadline)
 }
 
 // wake makes the timer fire at t at the latest.
@@ -379,7 +368,6 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 			j.enterClass(c)
 		}
 		j.measure(c, at)
-		j.served(1)
 		if len(c.output) == 0 && c.number == 0 {
 			if fault := j.follow(c); fault != nil {
 				return fault
@@ -462,19 +450,14 @@ func (j *job) hidden(e *upstream.Event) bool {
 
 // measure records a token's time.
 func (j *job) measure(c *choice, at time.Time) {
-	m := &j.g.meters
-	m.tokens.Inc()
-	if c.lastTok.IsZero() {
-		c.firstTok = at
-		m.ttft.Observe(at.Sub(j.start).Seconds())
-		m.foretold(c, at.Sub(c.since))
-		c.span.Event("first token", at)
-		m.prompt.Add(float64(len(c.prompt.tokens)))
-		m.cached.Add(float64(c.cached))
-	} else {
-		m.interToken.Observe(at.Sub(c.lastTok).Seconds())
+	if !j.came(&c.times, 1, at) {
+		return
 	}
-	c.lastTok = at
+	m := &j.g.meters
+	m.foretold(c, at.Sub(c.since))
+	c.span.Event("first token", at)
+	m.prompt.Add(float64(len(c.prompt.tokens)))
+	m.cached.Add(float64(c.cached))
 }
 
 // usage counts the request's tokens so far.
@@ -516,12 +499,16 @@ func (j *job) advance() *openai.Error {
 	return nil
 }
 
-// runWhole runs a request whose response is sent in one piece.
-func (j *job) runWhole() *openai.Error {
+// run implements backend: it waits for the first thing to send of a stream, and for all of
+// another answer.
+func (j *job) run() *openai.Error {
+	if j.req.Stream {
+		j.takeBuffer()
+	}
 	if fault := j.startAll(); fault != nil {
 		return fault
 	}
-	for j.live > 0 {
+	for len(j.buf) == 0 && j.live > 0 {
 		if fault := j.advance(); fault != nil {
 			return fault
 		}
@@ -529,13 +516,27 @@ func (j *job) runWhole() *openai.Error {
 	return nil
 }
 
-// close ends the request: attempts that still run are cancelled and the
-// connection is the server's again.
-func (j *job) close() {
-	if j.closed {
-		return
+// respond implements backend. The status line of a stream waits for its first event: until
+// then an error is an HTTP status, and the head leaves together with the first token.
+func (j *job) respond() (streams bool) {
+	if !j.req.Stream {
+		j.ctx.SetContentType("application/json")
+		j.ctx.Response.SetBodyRaw(j.response())
+		return false
 	}
-	j.closed = true
+	j.ctx.SetContentType("text/event-stream; charset=utf-8")
+	j.ctx.Response.Header.Set("Cache-Control", "no-cache")
+	j.ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	j.ctx.Response.SetBodyStream(&stream{j: j}, -1)
+	return true
+}
+
+// clientGone implements backend: wait sees the watch's channel.
+func (j *job) clientGone() {}
+
+// stop implements backend.
+func (j *job) stop() {
+	most := 0
 	for i := range j.choices {
 		c := &j.choices[i]
 		if c.stream != nil {
@@ -543,38 +544,50 @@ func (j *job) close() {
 			c.stream = nil
 		}
 		j.leave(c)
-		if j.slot.a != nil {
-			j.record(c)
+		most = max(most, len(c.output))
+		switch {
+		case c.done():
+			j.whole(&c.times, len(c.prompt.tokens), len(c.output))
+			j.finished(c.finish.Reason, 1)
+		case j.admitted:
+			j.finished(j.broken(), 1)
 		}
 	}
-	j.departJob()
-	j.finished()
-	j.endSpan()
-	j.logRequest()
-	j.giveBuffer()
+	if len(j.choices) > 0 && j.live == 0 {
+		j.g.meters.mostTokens.Observe(float64(most))
+	}
 	if j.timer != nil {
 		j.timer.Stop()
 	}
-	j.done(j.usage().Completion)
+	j.giveBuffer()
 }
 
-// record counts a choice's end.
-func (j *job) record(c *choice) {
-	m, end := &j.g.meters, time.Now()
-	reason := c.finish.Reason
-	switch {
-	case c.state.State() == fsm.Finished:
-		m.promptTokens.Observe(float64(len(c.prompt.tokens)))
-		m.outputTokens.Observe(float64(len(c.output)))
-		m.e2e.Observe(end.Sub(j.start).Seconds())
-		m.decode.Observe(c.lastTok.Sub(c.firstTok).Seconds())
-		if n := len(c.output); n > 1 {
-			m.perToken.Observe(c.lastTok.Sub(c.firstTok).Seconds() / float64(n-1))
-		}
-	case j.gone:
-		reason = metrics.ReasonAbort
-	default:
-		reason = metrics.ReasonError
+// ending implements backend.
+func (j *job) ending() ending {
+	if len(j.choices) == 0 {
+		return ending{}
 	}
-	m.set.Counter(metrics.RequestSuccess, reason).Inc()
+	j.describe()
+	u, c := j.usage(), &j.choices[0]
+	e := ending{model: j.model.name, node: c.last, prompt: u.Prompt, cached: u.Cached, output: u.Completion, choices: len(j.choices),
+		maxTokens: c.prompt.maxTokens, stream: j.req.Stream, unserved: j.nPrompt}
+	for i := range j.choices {
+		c := &j.choices[i]
+		if c.done() {
+			e.finish = c.finish.Reason
+		}
+		if c.state.Started() || c.done() {
+			e.unserved = 0
+		}
+		if at := c.times.first; !at.IsZero() && (e.first.IsZero() || at.Before(e.first)) {
+			e.first = at
+		}
+	}
+	if n := j.g.o.LogPromptText; j.g.o.LogRequests && n > 0 && j.model.text != nil {
+		e.text = clip(j.model.text.decode(c.prompt.tokens, false), n)
+	}
+	return e
 }
+
+// free implements backend: the collector frees the job.
+func (j *job) free() {}

@@ -147,14 +147,3 @@ func (m *meters) foretold(c *choice, took time.Duration) {
 		m.early.Observe(-by.Seconds())
 	}
 }
-
-// finished counts a request's end as a whole.
-func (j *job) finished() {
-	most := 0
-	for i := range j.choices {
-		most = max(most, len(j.choices[i].output))
-	}
-	if j.live == 0 {
-		j.g.meters.mostTokens.Observe(float64(most))
-	}
-}

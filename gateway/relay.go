@@ -14,6 +14,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/foreign"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -42,34 +43,30 @@ const (
 // its client's connection owns it.
 type relay struct {
 	exchange
-	ctx     *fasthttp.RequestCtx
-	id      []byte // of the request
 	body    []byte // as it is sent
 	look    foreign.Body
 	model   *foreign.Model
 	prompt  kvcache.Hash // key on the ring
 	nPrompt int          // tokens of the prompt, where they were hashed; 0: its bytes were
 	try     trace.Span   // of the present attempt
-	nTries  int
+	life    fsm.Choice[*foreign.Server]
 	patient bool // reads wait until the deadline
 
-	call    *foreign.Call     // nil: none is under way
-	server  *foreign.Server   // that is asked, or was last
-	prefill *leg              // SGLang's other leg; nil: none
-	patched []byte            // the body of a leg
-	renamed []byte            // the body with the name that servers know the model by
-	tried   []*foreign.Server // that failed
-	ranks   []int             // of prefill servers; a buffer
-	failure *failure          // of the last attempt; nil: none failed
-	head    []byte            // of the request, as it is sent
-	length  int               // of the answer's body; -1: not told
-	lines   []byte            // the answer's headers
-	events  bool              // the answer is a stream of events
-	held    []byte            // the answer's body so far
-	whole   bool              // held is all of it
-	first   time.Time         // of the answer's body; streams only
-	last    time.Time
-	nEvents int // that the answer had
+	call    *foreign.Call   // nil: none is under way
+	server  *foreign.Server // that is asked, or was last
+	prefill *leg            // SGLang's other leg; nil: none
+	patched []byte          // the body of a leg
+	renamed []byte          // the body with the name that servers know the model by
+	ranks   []int           // of prefill servers; a buffer
+	failure *failure        // of the last attempt; nil: none failed
+	head    []byte          // of the request, as it is sent
+	length  int             // of the answer's body; -1: not told
+	lines   []byte          // the answer's headers
+	events  bool            // the answer is a stream of events
+	held    []byte          // the answer's body so far
+	full    bool            // held is all of it
+	times   timing          // streams only
+	nEvents int             // that the answer had
 	told    outcome
 
 	mu    sync.Mutex // of what follows, and of whether prefill is there
@@ -124,56 +121,35 @@ func plainPath(path string) bool {
 	return true
 }
 
-// relay serves a request by a server of another kind.
+// relay has an upstream server answer a request.
 func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
-	start := time.Now()
-	if fault := g.enter(); fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
-	r := relays.Get().(*relay)
-	r.g, r.ctx, r.path, r.start, r.deadline = g, ctx, path, start, start.Add(g.lim().RequestTimeout)
 	on := openai.Completions
 	if path == "/v1/chat/completions" {
 		on = openai.Chat
 	}
-	r.span = g.startSpan(ctx, on, start)
-	streaming := false
-	defer func() { // also after a panic
-		if !streaming {
-			r.status = ctx.Response.StatusCode()
-			r.close()
-		}
-	}()
-	fault := r.prepare()
-	if fault == nil {
-		fault = r.admit()
-	}
-	if fault == nil {
-		fault = r.run()
-	}
-	if fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
+	g.answer(ctx, path, on, relays.Get().(*relay))
+}
+
+// respond implements backend.
+func (r *relay) respond() (streams bool) {
 	r.answerHead()
-	if r.whole {
+	if r.full {
 		r.told.learn(r.held)
 		r.held = r.rename(r.held)
-		ctx.Response.SetBody(r.held)
+		r.ctx.Response.SetBody(r.held)
 		r.end(nil)
-		return
+		return false
 	}
-	streaming = true // its body's Close ends the request
 	if r.events {
-		ctx.Response.Header.Set("X-Accel-Buffering", "no")
+		r.ctx.Response.Header.Set("X-Accel-Buffering", "no")
 		r.length = -1 // names and the last event may differ: a length told would make a cut answer look whole
 	}
 	if r.renames() {
 		r.length = -1
 	}
 	r.letGo()
-	ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.status == 200, buf: r.held}, r.length)
+	r.ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.status == 200, buf: r.held}, r.length)
+	return true
 }
 
 // completes says whether the path's streams end in [DONE].
@@ -186,7 +162,7 @@ func is(kind []byte, want string) bool {
 	return len(kind) >= len(want) && strings.EqualFold(string(kind[:len(want)]), want) && (len(kind) == len(want) || kind[len(want)] == ';' || kind[len(want)] == ' ')
 }
 
-// prepare looks at the request as far as routing needs it.
+// prepare implements backend. It looks at the request as far as routing needs it.
 func (r *relay) prepare() (fault *openai.Error) {
 	g, ctx := r.g, r.ctx
 	r.body = ctx.PostBody()
@@ -202,7 +178,7 @@ func (r *relay) prepare() (fault *openai.Error) {
 	if fault := r.checkLimits(); fault != nil {
 		return fault
 	}
-	if fault := r.headers(&ctx.Request.Header); fault != nil {
+	if fault := r.headers(); fault != nil {
 		return fault
 	}
 	if fault := r.find(); fault != nil {
@@ -211,12 +187,9 @@ func (r *relay) prepare() (fault *openai.Error) {
 	if fault := r.chargePair(); fault != nil {
 		return fault
 	}
-	r.id = ctx.Response.Header.Peek(requestIDHeader)
-	k := g.keyOf(ctx)
-	if fault := g.letIn(k, len(r.look.Prompt)/bytesPerToken); fault != nil {
+	if fault := r.letIn(len(r.look.Prompt) / bytesPerToken); fault != nil {
 		return fault
 	}
-	r.key = k
 	switch r.hash(ctx.PostBody()) { // by bytes where it is not by tokens
 	case nil, errNoHash, errNoTokenizer, errNoPrompt:
 	default:
@@ -260,7 +233,7 @@ func noModel(name string) *openai.Error {
 
 // decide asks the router, around the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, foreign.Forced) {
-	force := r.model.Look(view, r.tried)
+	force := r.model.Look(view, r.life.Tried())
 	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
 	switch {
 	case q.Policy == route.Session && r.by.session != 0:
@@ -296,14 +269,16 @@ func (r *relay) pick() (s, prefill *foreign.Server, force foreign.Forced) {
 	return s, prefill, force
 }
 
-// run asks servers until one answers. A server that failed is not asked again,
-// but, once, for one whose kept connection was closed when there is no other.
+// run implements backend: it asks servers until one answers. A server that failed is not
+// asked again, but, once, for one whose kept connection was closed when there is no other.
 func (r *relay) run() *openai.Error {
-	for failures, stale := 0, 0; ; {
+	r.attempted() // how fast servers compute prompts is not known
+	for stale := 0; ; {
 		s, prefill, force := r.pick()
 		if s == nil {
 			return r.nobody()
 		}
+		r.life.Begin()
 		r.g.meters.attempts.Inc()
 		r.attemptSpan(s, prefill)
 		err := r.attempt(s, prefill, force)
@@ -312,9 +287,9 @@ func (r *relay) run() *openai.Error {
 			return nil
 		}
 		r.failure = upstreamFailure(err)
-		r.failSpan(r.failure)
-		fault := r.cutOff()
+		fault := r.interrupted()
 		if fault != nil {
+			failSpan(&r.try, r.failure)
 			r.drop(nil)
 		} else {
 			r.drop(err)
@@ -323,19 +298,14 @@ func (r *relay) run() *openai.Error {
 		if fault != nil {
 			return fault
 		}
-		r.g.meters.set.Counter(metrics.GatewayAttemptFailures, r.failure.kind).Inc()
-		r.g.log.Warn("attempt failed", "request", string(r.id), "upstream", r.server.Name, "error", err)
-		switch {
-		case !r.failure.stale:
-			failures++
-			r.tried = append(r.tried, r.server)
-		case stale == 0 && r.untried() == 0:
+		r.attemptFailed(r.failure, &r.try, "upstream", r.server.Name)
+		if r.failure.Lost {
 			stale++
-		default:
-			stale++
-			r.tried = append(r.tried, r.server)
 		}
-		if max(failures, stale) >= r.g.lim().MaxAttempts || !r.g.budget.Allow() {
+		if stale == 1 && r.failure.Lost && r.untried() == 0 && r.g.budget.Allow() {
+			continue
+		}
+		if next(&r.exchange, &r.life, r.server, r.failure) == fsm.GiveUp || stale >= r.g.lim().MaxAttempts {
 			return r.nobody()
 		}
 	}
@@ -396,7 +366,7 @@ func (r *relay) await(most int) error {
 		return fmt.Errorf("%w: %d", errStatus, call.Status)
 	}
 	r.status, r.length = call.Status, int(call.Length)
-	r.lines, r.held, r.whole = append(r.lines[:0], call.Lines...), r.held[:0], false
+	r.lines, r.held, r.full = append(r.lines[:0], call.Lines...), r.held[:0], false
 	if r.events = is(call.ContentType, "text/event-stream"); !r.events && call.Length > int64(most) {
 		return nil
 	}
@@ -406,7 +376,7 @@ func (r *relay) await(most int) error {
 			return fmt.Errorf("%w: a stream without an event", foreign.ErrBroken)
 		}
 		if err == io.EOF {
-			r.whole = true
+			r.full = true
 			return nil
 		}
 		if err != nil {
@@ -420,7 +390,9 @@ func (r *relay) await(most int) error {
 }
 
 // others says whether there is a server of that kind to be asked instead.
-func (r *relay) others() bool { return r.untried() > 0 && len(r.tried)+1 < r.g.lim().MaxAttempts }
+func (r *relay) others() bool {
+	return r.untried() > 0 && len(r.life.Tried())+1 < r.g.lim().MaxAttempts
+}
 
 // untried is the number of servers of r.server's kind that have not been asked.
 func (r *relay) untried() (n int) {
@@ -429,7 +401,7 @@ func (r *relay) untried() (n int) {
 		all = r.model.Prefill
 	}
 	for _, s := range all {
-		if s != r.server && !s.Draining() && !slices.Contains(r.tried, s) {
+		if s != r.server && !s.Draining() && !slices.Contains(r.life.Tried(), s) {
 			n++
 		}
 	}
@@ -451,11 +423,7 @@ func (r *relay) wait() bool {
 	if r.patient || !time.Now().Before(r.deadline) {
 		return false
 	}
-	if r.watch == nil {
-		if c, ok := r.ctx.Conn().(*clientConn); ok {
-			r.watch = c.watch(r.clientGone)
-		}
-	}
+	r.watchClient()
 	r.patient = true
 	return r.call.Patience(r.deadline) == nil
 }
@@ -468,7 +436,7 @@ func (r *relay) hold(call *foreign.Call) bool {
 	return !r.gone && !r.unfed
 }
 
-// clientGone ends what is under way; the watch's goroutine calls it.
+// clientGone implements backend: it ends what is under way.
 func (r *relay) clientGone() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -481,24 +449,21 @@ func (r *relay) clientGone() {
 	}
 }
 
-// cutOff says whether something other than the server ended the request.
-func (r *relay) cutOff() *openai.Error {
+// interrupted says whether something other than the server ended the request.
+func (r *relay) interrupted() *openai.Error {
 	r.mu.Lock()
 	gone := r.gone
 	r.mu.Unlock()
 	select {
 	case <-r.g.cut:
-		r.cause = "shutdown"
-		return errShutdown
+		return r.cutOff(causeShutdown)
 	default:
 	}
 	switch {
 	case gone:
-		r.cause = "client_gone"
-		return errGone
+		return r.cutOff(causeClientGone)
 	case !time.Now().Before(r.deadline):
-		r.cause = "deadline"
-		return tooLate(r.start, r.deadline)
+		return r.cutOff(causeDeadline)
 	}
 	return nil
 }
@@ -538,17 +503,35 @@ func (r *relay) nobody() *openai.Error {
 	return r.failure.fault()
 }
 
-// close ends the request.
-func (r *relay) close() {
+// stop implements backend.
+func (r *relay) stop() {
 	r.drop(nil)
 	r.unpair()
 	r.try.End(time.Now())
 	r.record()
-	r.logRequest()
-	r.depart(0)
-	r.done(r.nOutput())
-	head, lines, held, patched, renamed, tried, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.renamed[:0], r.tried[:0], r.ranks[:0]
-	clear(tried[:cap(tried)])
+}
+
+// ending implements backend.
+func (r *relay) ending() ending {
+	e := ending{choices: r.look.N, output: r.nOutput(), stream: r.look.Stream, first: r.times.first}
+	if r.model != nil {
+		e.model = r.model.Name
+	}
+	if r.server != nil {
+		e.node = r.server.Name
+	}
+	if u := &r.told.usage; u.Completion > 0 {
+		e.prompt, e.cached = u.Prompt, u.Cached
+	}
+	if r.cause == "" {
+		e.finish = r.told.finish()
+	}
+	return e
+}
+
+// free implements backend.
+func (r *relay) free() {
+	head, lines, held, patched, renamed, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.renamed[:0], r.ranks[:0]
 	if cap(held) > 2*maxHeld {
 		held = nil
 	}
@@ -558,6 +541,6 @@ func (r *relay) close() {
 	if cap(renamed) > 2*maxHeld {
 		renamed = nil
 	}
-	*r = relay{head: head, lines: lines, held: held, patched: patched, renamed: renamed, tried: tried, ranks: ranks}
+	*r = relay{head: head, lines: lines, held: held, patched: patched, renamed: renamed, ranks: ranks}
 	relays.Put(r)
 }

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"os"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -45,12 +43,7 @@ type relayBody struct {
 // Read implements io.Reader. Any error but io.EOF makes the server abort the
 // connection.
 func (b *relayBody) Read(p []byte) (n int, err error) {
-	defer func() {
-		if x := recover(); x != nil {
-			b.r.g.log.Error("panic while relaying", "request", string(b.r.id), "panic", x, "stack", string(debug.Stack()))
-			n, err = 0, errCut
-		}
-	}()
+	defer b.r.caught(&n, &err)
 	for b.sent == b.whole && b.end == nil {
 		if c := b.straight(); c == nil {
 			b.fill()
@@ -164,7 +157,7 @@ func (r *relay) stay(c *clientConn, took func() bool) error {
 	if ok {
 		return err
 	}
-	r.watch = c.watch(r.clientGone)
+	r.watchClient()
 	return r.call.Each(took)
 }
 
@@ -235,7 +228,9 @@ func (b *relayBody) settle(err error) {
 		}
 	}
 	if b.r.events && b.whole > 0 {
-		b.r.measure(max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n"))))
+		events := max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n")))
+		b.r.nEvents += events
+		b.r.came(&b.r.times, events, time.Now())
 		b.r.told.learn(b.buf[:b.whole])
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the body's end is missing, which the client need not wait for.
@@ -265,14 +260,14 @@ func (b *relayBody) over(err error) {
 		return
 	}
 	b.end = errCut
-	fault := r.cutOff()
+	fault := r.interrupted()
 	if fault == nil {
-		r.cause = "upstream"
+		r.cause = causeUpstream
 		fault = badGateway("the upstream's answer broke off")
 		r.g.log.Warn("answer broke off", "request", string(r.id), "upstream", r.server.Name, "error", err)
 		r.end(errors.Join(foreign.ErrServer, err))
 	}
-	if b.r.events && r.cause != "client_gone" && !b.inside {
+	if b.r.events && !r.unread() && !b.inside {
 		b.buf = fault.AppendEvent(b.buf[:b.whole])
 		b.whole = len(b.buf)
 	}
@@ -286,20 +281,11 @@ func (b *relayBody) CloseWithError(err error) error {
 		return nil
 	}
 	b.r = nil
-	if err != nil && b.end == nil { // the writing failed, not the request
-		r.cause = "client_gone"
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			r.cause = "slow_client"
-		}
-	}
-	if r.cause == "" {
+	if r.cause == "" && (err == nil || b.end != nil) {
 		r.end(nil)
 	}
-	g, path := r.g, r.path
 	r.held = b.buf
-	status := r.status
-	r.close()
-	g.count(path, status)
+	r.closeBody(err, b.end != nil)
 	return nil
 }
 

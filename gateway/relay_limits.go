@@ -109,26 +109,15 @@ func (g *Gateway) lookForRelayRoom() {
 	})
 }
 
-// admit waits until the model's servers have room for the request.
-func (r *relay) admit() *openai.Error {
+// claim implements backend.
+func (r *relay) claim() (claim, *openai.Error) {
 	a := r.g.relayAdmission(r.model)
 	if a == nil {
-		return nil
+		return claim{}, nil
 	}
 	// Of bodies that are no JSON nothing is known: they are one request each.
 	choices, tokens := int64(max(1, r.look.N))*int64(max(1, r.look.Batch)), int64(max(1, len(r.look.Prompt)/bytesPerToken))
-	priority := r.look.Priority
-	if r.key != nil {
-		priority = max(priority, r.key.limits.priority)
-	}
-	fault := r.exchange.admit(a, priority, choices, tokens, kvRoom{}, func() *watch {
-		if conn, ok := r.ctx.Conn().(*clientConn); ok {
-			return conn.watch(r.clientGone)
-		}
-		return nil
-	})
-	r.attempted() // how fast servers compute prompts is not known
-	return fault
+	return claim{a: a, priority: r.priority(r.look.Priority), choices: choices, tokens: tokens}, nil
 }
 
 // flowOf is whom a key's requests are charged to in a queue that is not the native

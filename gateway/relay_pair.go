@@ -63,7 +63,7 @@ func (r *relay) inTurn(s, prefill *foreign.Server, force foreign.Forced) error {
 	if r.call.Status != 200 {
 		return nil
 	}
-	if !r.whole {
+	if !r.full {
 		return fmt.Errorf("%w: the prefill leg's answer is longer than %d bytes, or cut off", foreign.ErrServer, maxParams)
 	}
 	params, err := foreign.TransferParams(r.held)
@@ -135,7 +135,7 @@ func (r *relay) atOnce(s, prefill *foreign.Server, force foreign.Forced) error {
 		return l.err
 	}
 	// A client's fault, which both would tell.
-	r.lines, r.held, r.whole, r.events, r.status = l.lines, append(r.held[:0], l.body...), true, false, l.status
+	r.lines, r.held, r.full, r.events, r.status = l.lines, append(r.held[:0], l.body...), true, false, l.status
 	return nil
 }
 

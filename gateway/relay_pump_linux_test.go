@@ -47,7 +47,7 @@ func pumped(t *testing.T, b *relayed, path string) (rb *relayBody, far net.Conn)
 	}
 	ctx := new(fasthttp.RequestCtx)
 	ctx.Init2(&clientConn{Conn: near, raw: raw, l: b.g.l}, nil, false)
-	r := &relay{exchange: exchange{g: b.g, path: path, start: time.Now(), deadline: time.Now().Add(time.Hour)}, ctx: ctx, server: s, call: call, events: true, patient: true}
+	r := &relay{exchange: exchange{g: b.g, path: path, start: time.Now(), deadline: time.Now().Add(time.Hour), ctx: ctx}, server: s, call: call, events: true, patient: true}
 	return &relayBody{r: r, done: r.completes(), begun: true}, far
 }
 

@@ -419,7 +419,7 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 	if err := call.Head(); err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{exchange: exchange{g: b.g, start: time.Now()}, ctx: new(fasthttp.RequestCtx), call: call, events: true, patient: true}
+	r := &relay{exchange: exchange{g: b.g, start: time.Now(), ctx: new(fasthttp.RequestCtx)}, call: call, events: true, patient: true}
 	rb := &relayBody{r: r, done: true, buf: make([]byte, 0, 2*maxEvent)}
 	p, n := make([]byte, 200), 0
 	if allocs := testing.AllocsPerRun(1000, func() {

@@ -81,18 +81,44 @@ func (r *relay) nOutput() int {
 	return r.nEvents
 }
 
-// recordReasons counts how the choices ended.
-func (r *relay) recordReasons() {
+// finish is why the last choice ended; empty: none is known to have.
+func (o *outcome) finish() string {
+	switch {
+	case o.lengths > 0:
+		return metrics.ReasonLength
+	case o.stops > 0:
+		return metrics.ReasonStop
+	case o.aborts+o.errors > 0:
+		return metrics.ReasonError
+	}
+	return ""
+}
+
+// record counts the request's end.
+func (r *relay) record() {
+	if r.cause != "" || r.status >= 400 {
+		if r.admitted {
+			r.finished(r.broken(), 1)
+		}
+		return
+	}
 	o := &r.told
 	if !o.over() { // embeddings and the like
 		o.stops = 1
 	}
-	for _, told := range [...]struct {
-		reason string
-		n      int
-	}{{metrics.ReasonStop, o.stops}, {metrics.ReasonLength, o.lengths}, {metrics.ReasonAbort, o.aborts}, {metrics.ReasonError, o.errors}} {
-		if told.n > 0 {
-			r.g.meters.set.Counter(metrics.RequestSuccess, told.reason).Add(float64(told.n))
-		}
+	r.finished(metrics.ReasonStop, o.stops)
+	r.finished(metrics.ReasonLength, o.lengths)
+	r.finished(metrics.ReasonAbort, o.aborts)
+	r.finished(metrics.ReasonError, o.errors)
+	m, prompt, output := &r.g.meters, -1, -1
+	if n := r.nOutput(); n > 0 {
+		output = n
+		m.tokens.Add(float64(max(0, n-r.nEvents)))
 	}
+	if u := &o.usage; u.Prompt > 0 {
+		prompt = u.Prompt
+		m.prompt.Add(float64(u.Prompt))
+		m.cached.Add(float64(u.Cached))
+	}
+	r.whole(&r.times, prompt, output)
 }

@@ -18,147 +18,89 @@ import (
 // completionsMaxTokens is the API's default for /v1/completions.
 const completionsMaxTokens = 16
 
-// generate serves both generating endpoints.
+// generate has decode nodes answer a request for tokens.
 func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
-	start := time.Now()
-	if fault := g.enter(); fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
-	var j *job
-	span := g.startSpan(ctx, on, start)
-	streaming := false
-	defer func() { // also after a panic
-		switch {
-		case j == nil:
-			span.end(ctx.Response.StatusCode())
-			g.logRefusal(ctx, start)
-			g.inFlight.Add(-1)
-		case !streaming:
-			j.status = ctx.Response.StatusCode()
-			j.close()
-		}
-	}()
-	j, fault := g.prepare(ctx, on, start)
-	if fault != nil {
-		if fault.Param == "prompt" && pathOf(ctx) == tokensPath {
-			fault.Param, fault.Message = "token_ids", strings.Replace(fault.Message, "prompt: ", "token_ids: ", 1)
-		}
-		g.fail(ctx, fault)
-		return
-	}
-	j.describe(span)
-	j.req.DropRaw()
-	dropBody(ctx)
-	if c, ok := ctx.Conn().(*clientConn); ok {
-		j.watch = c.watch(nil)
-	}
-	if fault := j.admit(); fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
-	if !j.req.Stream {
-		if fault := j.runWhole(); fault != nil {
-			g.fail(ctx, fault)
-			return
-		}
-		ctx.SetContentType("application/json")
-		ctx.Response.SetBodyRaw(j.response())
-		return
-	}
-	// The status line waits for the first event: until then an error is an
-	// HTTP status, and the head leaves together with the first token.
-	if fault := j.begin(); fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
-	streaming = true // its body's Close ends the job
-	ctx.SetContentType("text/event-stream; charset=utf-8")
-	ctx.Response.Header.Set("Cache-Control", "no-cache")
-	ctx.Response.Header.Set("X-Accel-Buffering", "no")
-	ctx.Response.SetBodyStream(&stream{j: j, path: j.path}, -1)
+	g.answer(ctx, pathOf(ctx), on, new(job))
 }
 
 // generateTokens serves requests of tokens: a completion's, in other words.
-func (g *Gateway) generateTokens(ctx *fasthttp.RequestCtx) {
-	fault := g.charge(ctx)(len(ctx.PostBody()))
-	var body []byte
-	if fault == nil {
-		body, fault = openai.CompletionOfTokens(ctx.PostBody())
-	}
-	if fault != nil {
-		g.fail(ctx, fault)
-		g.logRefusal(ctx, ctx.Time())
-		return
-	}
-	ctx.Request.SetBodyRaw(body)
-	g.generate(ctx, openai.Completions)
-}
+func (g *Gateway) generateTokens(ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Completions) }
 
-// enter counts a request as being answered, if there is room for it.
-func (g *Gateway) enter() *openai.Error {
-	if n := g.inFlight.Add(1); n > int64(g.lim().MaxInFlight) {
-		g.inFlight.Add(-1)
-		g.meters.full.Inc()
-		return openai.Unavailable(retryAfter, "the gateway is full: it is answering %d requests", n-1)
+// prepare implements backend.
+func (j *job) prepare() *openai.Error {
+	fault := j.parse()
+	if fault != nil {
+		if fault.Param == "prompt" && j.path == tokensPath {
+			fault.Param, fault.Message = "token_ids", strings.Replace(fault.Message, "prompt: ", "token_ids: ", 1)
+		}
+		return fault
 	}
+	j.req.DropRaw()
+	dropBody(j.ctx)
+	j.watchClient()
 	return nil
 }
 
-// prepare turns a request's body into a job whose attempts can start.
-func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start time.Time) (*job, *openai.Error) {
-	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.charge(ctx))
-	if fault != nil {
-		return nil, fault
+// parse turns the request's body into choices whose attempts can start.
+func (j *job) parse() (fault *openai.Error) {
+	g, charge, body := j.g, j.g.charge(j.ctx), j.ctx.PostBody()
+	if j.path == tokensPath {
+		if fault := charge(len(body)); fault != nil {
+			return fault
+		}
+		if body, fault = openai.CompletionOfTokens(body); fault != nil {
+			return fault
+		}
+		j.ctx.Request.SetBodyRaw(body)
 	}
+	if j.req, fault = openai.ParseWithin(j.on, body, charge); fault != nil {
+		return fault
+	}
+	req := j.req
 	if fault := g.checkLimits(req); fault != nil {
-		return nil, fault
+		return fault
 	}
 	g.warnUnknown(req.Unknown)
-	x := exchange{g: g, path: pathOf(ctx), start: start}
-	if fault := x.headers(&ctx.Request.Header); fault != nil {
-		return nil, fault
+	if fault := j.headers(); fault != nil {
+		return fault
 	}
 	m, fault := g.find(req.Model)
 	if fault != nil {
-		return nil, fault
+		return fault
 	}
-	prompts, fault := m.prompts(req, g.charge(ctx))
+	prompts, fault := m.prompts(req, charge)
 	if fault == nil {
 		fault = g.checkPrompts(req, prompts)
 	}
 	if fault != nil {
-		return nil, fault
+		return fault
 	}
-	if id := ctx.Request.Header.Peek(requestIDHeader); openai.ValidID(id) {
+	if id := j.ctx.Request.Header.Peek(requestIDHeader); openai.ValidID(id) {
 		req.RequestID = string(id)
 	} else if req.RequestID == "" {
-		req.RequestID = string(ctx.Response.Header.Peek(requestIDHeader))
+		req.RequestID = string(j.id)
 	} else {
-		ctx.Response.Header.Set(requestIDHeader, req.RequestID)
+		j.ctx.Response.Header.Set(requestIDHeader, req.RequestID)
+		j.id = j.ctx.Response.Header.Peek(requestIDHeader)
 	}
-	k, nTokens := g.keyOf(ctx), 0
-	x.key = k
 	for i := range prompts {
-		nTokens += len(prompts[i].tokens)
+		j.nPrompt += len(prompts[i].tokens)
 	}
-	if k != nil {
-		req.Priority = max(req.Priority, k.limits.priority)
+	if fault := j.letIn(j.nPrompt); fault != nil {
+		return fault
 	}
-	if fault := g.letIn(k, nTokens); fault != nil {
-		return nil, fault
-	}
-	j := &job{exchange: x, req: req, model: m, seed: rand.Uint64(), prompts: prompts, nPrompt: nTokens}
+	req.Priority = j.priority(req.Priority)
+	j.model, j.prompts, j.seed = m, prompts, rand.Uint64()
 	if req.Seed != nil {
 		j.seed = uint64(*req.Seed)
 	}
 	prefix := "cmpl-"
-	if on == openai.Chat {
+	if j.on == openai.Chat {
 		prefix = "chatcmpl-"
 	}
-	j.id = prefix + req.RequestID
-	j.answer = openai.NewAnswer(on, j.id, now(), m.name, m.systemPrint)
-	if pathOf(ctx) == tokensPath {
+	j.answerID = prefix + req.RequestID
+	j.answer = openai.NewAnswer(j.on, j.answerID, now(), m.name, m.systemPrint)
+	if j.path == tokensPath {
 		j.answer = openai.NewTokensAnswer(req.RequestID)
 	}
 	j.choices = make([]choice, len(prompts)*req.N)
@@ -180,7 +122,7 @@ func (g *Gateway) prepare(ctx *fasthttp.RequestCtx, on openai.Endpoint, start ti
 	if req.MaxTokens > 0 {
 		g.meters.maxTokens.Observe(float64(req.MaxTokens))
 	}
-	return j, nil
+	return nil
 }
 
 // timeoutHeader says how long a client gives its whole request, in seconds or as

@@ -5,18 +5,11 @@ import (
 
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // done reports whether the choice has its last token.
 func (c *choice) done() bool { return c.state.State() == fsm.Finished }
-
-// choiceLimits bound a choice's attempts.
-func (j *job) choiceLimits() fsm.Limits {
-	l := j.g.lim()
-	return fsm.Limits{MaxAttempts: l.MaxAttempts, ResumeTimeout: l.ResumeTimeout}
-}
 
 // retry ends a choice's current attempt, which failed, and starts the next one.
 // A choice without a token yet is tried on a few nodes. One that has begun is
@@ -24,7 +17,7 @@ func (j *job) choiceLimits() fsm.Limits {
 // position, and where no node takes them it waits for one, a bounded time.
 func (j *job) retry(c *choice, err error) *openai.Error {
 	node, f := c.node, nodeFailure(err)
-	c.failSpan(f)
+	failSpan(&c.span, f)
 	j.leave(c)
 	c.stream = nil
 	if fault := j.failed(c, node, f); fault != nil {
@@ -48,17 +41,10 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 
 // failed records a failed attempt. It returns an error when there may be no other.
 func (j *job) failed(c *choice, node *upstream.Node, f *failure) *openai.Error {
-	c.failSpan(f)
-	j.g.meters.set.Counter(metrics.GatewayAttemptFailures, f.kind).Inc()
-	j.g.log.Warn("attempt failed", "request", j.req.RequestID, "node", node.Name, "error", f.err)
+	j.attemptFailed(f, &c.span, "node", node.Name)
 	c.failure = f
-	switch c.state.Failed(node, f.Failure, time.Now(), j.choiceLimits()) {
-	case fsm.GiveUp:
+	if next(&j.exchange, &c.state, node, f) == fsm.GiveUp {
 		return j.lose(c)
-	case fsm.Retry:
-		if !j.g.budget.Allow() {
-			return f.fault()
-		}
 	}
 	return nil
 }
@@ -80,7 +66,7 @@ func (j *job) enterClass(c *choice) {
 // has begun waits for one, within ResumeTimeout. node is one that would be asked
 // again, or nil.
 func (j *job) nowhere(c *choice, node *upstream.Node) *openai.Error {
-	if c.state.NoNode(time.Now(), j.choiceLimits()) == fsm.Wait {
+	if c.state.NoNode(time.Now(), j.g.choiceLimits()) == fsm.Wait {
 		j.wake(c.state.RetryAt())
 		return nil
 	}
@@ -95,9 +81,9 @@ func (j *job) lose(c *choice) *openai.Error {
 	c.state.Abandon()
 	switch {
 	case c.failure != nil && c.failure.late: // the node's timer was first
-		j.cause = "deadline"
+		j.cause = causeDeadline
 	case c.state.Started():
-		j.cause = "upstream"
+		j.cause = causeUpstream
 	}
 	if c.failure == nil {
 		return j.noNode()

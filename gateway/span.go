@@ -36,31 +36,19 @@ func (g *Gateway) startSpan(ctx *fasthttp.RequestCtx, on openai.Endpoint, start 
 	return span{s, operation}
 }
 
-// end ends the span of a request that became no job, or of a job.
-func (s span) end(status int) {
+// describe adds to the job's span what the request asks and why its choices ended.
+func (j *job) describe() {
+	s, r := &j.span, j.req
 	if !s.On() {
 		return
 	}
-	s.Set(trace.Status.Int(status))
-	if status >= 400 {
-		s.Fail(strconv.Itoa(status), "")
+	var reasons []string
+	for i := range j.choices {
+		if c := &j.choices[i]; c.done() {
+			reasons = append(reasons, c.finish.Reason)
+		}
 	}
-	s.End(time.Now())
-}
-
-// describe gives the job its span, with what the request asks.
-func (j *job) describe(s span) {
-	j.span = s
-	if !s.On() {
-		return
-	}
-	r, tokens := j.req, 0
-	for i := range j.prompts {
-		tokens += len(j.prompts[i].tokens)
-	}
-	s.Name(s.operation + " " + j.model.name)
-	s.Set(trace.RequestModel.String(j.model.name), trace.ResponseModel.String(j.model.name), trace.ResponseID.String(j.id), trace.RequestID.String(r.RequestID),
-		trace.InputTokens.Int(tokens), trace.Choices.Int(r.N), trace.MaxTokens.Int(j.prompts[0].maxTokens))
+	s.Set(trace.ResponseModel.String(j.model.name), trace.ResponseID.String(j.answerID), trace.FinishReasons.StringSlice(reasons))
 	if r.Temperature != nil {
 		s.Set(trace.Temperature.Float64(float64(*r.Temperature)))
 	}
@@ -75,34 +63,33 @@ func (j *job) describe(s span) {
 	}
 }
 
-// endSpan ends the job's span with what came of it.
-func (j *job) endSpan() {
-	if !j.span.On() {
+// endSpan ends the request's span with what came of it.
+func (x *exchange) endSpan(e *ending) {
+	s := &x.span
+	if !s.On() {
 		return
 	}
-	var reasons []string
-	var first time.Time
-	for i := range j.choices {
-		c := &j.choices[i]
-		if c.done() {
-			reasons = append(reasons, c.finish.Reason)
+	if e.model != "" {
+		s.Name(s.operation + " " + e.model)
+		s.Set(trace.RequestModel.String(e.model), trace.RequestID.String(string(x.id)), trace.Choices.Int(e.choices), trace.OutputTokens.Int(e.output))
+		if e.prompt > 0 {
+			s.Set(trace.InputTokens.Int(e.prompt), trace.CachedTokens.Int(e.cached))
 		}
-		if !c.firstTok.IsZero() && (first.IsZero() || c.firstTok.Before(first)) {
-			first = c.firstTok
+		if e.maxTokens > 0 {
+			s.Set(trace.MaxTokens.Int(e.maxTokens))
+		}
+		if !e.first.IsZero() {
+			s.Set(trace.FirstToken.Float64(e.first.Sub(x.start).Seconds()))
 		}
 	}
-	u := j.usage()
-	j.span.Set(trace.FinishReasons.StringSlice(reasons), trace.OutputTokens.Int(u.Completion), trace.CachedTokens.Int(u.Cached))
-	if !first.IsZero() {
-		j.span.Set(trace.FirstToken.Float64(first.Sub(j.start).Seconds()))
+	if x.cause != "" {
+		s.Fail(x.cause, "")
 	}
-	if j.cause != "" {
-		j.span.Fail(j.cause, "")
+	s.Set(trace.Status.Int(x.status))
+	if x.status >= 400 {
+		s.Fail(strconv.Itoa(x.status), "")
 	}
-	if j.status == 0 {
-		j.status = fasthttp.StatusOK
-	}
-	j.span.end(j.status)
+	s.End(time.Now())
 }
 
 // attemptSpan begins the span of a choice's next attempt.
@@ -114,22 +101,21 @@ func (j *job) attemptSpan(c *choice, node *upstream.Node, d route.Decision) {
 	}
 }
 
-// failSpan says why the current attempt failed.
-func (c *choice) failSpan(f *failure) {
-	if c.span.On() {
-		c.span.Fail(f.kind, f.err.Error())
-		c.span.End(time.Now())
+// failSpan says why an attempt failed, and ends its span.
+func failSpan(s *trace.Span, f *failure) {
+	if s.On() {
+		s.Fail(f.kind, f.err.Error())
+		s.End(time.Now())
 	}
 }
 
 // attemptSpan begins the span of a relayed request's next attempt.
 func (r *relay) attemptSpan(s, prefill *foreign.Server) {
-	r.nTries++
 	if !r.span.On() {
 		return
 	}
 	r.try = r.span.Child("attempt", trace.Client, time.Now())
-	r.try.Set(trace.Peer.String(s.Name), trace.Attempt.Int(r.nTries), trace.RequestModel.String(r.model.Name))
+	r.try.Set(trace.Peer.String(s.Name), trace.Attempt.Int(int(r.life.Attempt())), trace.RequestModel.String(r.model.Name))
 	if prefill != nil {
 		r.try.Set(trace.PrefillPeer.String(prefill.Name))
 	}
@@ -140,30 +126,4 @@ func (r *relay) answeredSpan() {
 	if r.try.On() {
 		r.try.Event("first byte", time.Now())
 	}
-}
-
-// failSpan says why the attempt failed, and ends its span.
-func (r *relay) failSpan(f *failure) {
-	if r.try.On() {
-		r.try.Fail(f.kind, f.err.Error())
-		r.try.End(time.Now())
-	}
-}
-
-// endSpan ends the request's span with what came of it.
-func (r *relay) endSpan() {
-	if r.span.On() && r.model != nil {
-		r.span.Name(r.span.operation + " " + r.model.Name)
-		r.span.Set(trace.RequestModel.String(r.model.Name), trace.RequestID.String(string(r.id)), trace.Choices.Int(r.look.N), trace.OutputTokens.Int(r.nOutput()))
-		if u := &r.told.usage; u.Completion > 0 {
-			r.span.Set(trace.InputTokens.Int(u.Prompt), trace.CachedTokens.Int(u.Cached))
-		}
-		if !r.first.IsZero() {
-			r.span.Set(trace.FirstToken.Float64(r.first.Sub(r.start).Seconds()))
-		}
-		if r.cause != "" {
-			r.span.Fail(r.cause, "")
-		}
-	}
-	r.span.end(r.status)
 }

@@ -3,8 +3,6 @@ package gateway
 import (
 	"errors"
 	"io"
-	"os"
-	"runtime/debug"
 	"sync"
 
 	"github.com/tandem-serving/tandem/internal/openai"
@@ -19,7 +17,6 @@ var errCut = errors.New("gateway: answer cut")
 // case.
 type stream struct {
 	j    *job
-	path string
 	sent int   // bytes of j.buf
 	end  error // of the body, once j.buf is sent; nil: it goes on
 }
@@ -58,30 +55,11 @@ func (j *job) giveBuffer() {
 	j.buf = nil
 }
 
-// begin starts a streamed request and waits for the first thing to send.
-func (j *job) begin() *openai.Error {
-	j.takeBuffer()
-	if fault := j.startAll(); fault != nil {
-		return fault
-	}
-	for len(j.buf) == 0 && j.live > 0 {
-		if fault := j.advance(); fault != nil {
-			return fault
-		}
-	}
-	return nil
-}
-
 // Read implements io.Reader. Any error but io.EOF makes the server abort the
 // connection.
 func (s *stream) Read(p []byte) (n int, err error) {
 	j := s.j
-	defer func() {
-		if r := recover(); r != nil {
-			j.g.log.Error("panic while streaming", "request", j.req.RequestID, "panic", r, "stack", string(debug.Stack()))
-			n, err = 0, errCut
-		}
-	}()
+	defer j.caught(&n, &err)
 	for s.sent == len(j.buf) && s.end == nil && j.live > 0 {
 		s.fill()
 	}
@@ -107,7 +85,7 @@ func (s *stream) fill() {
 	}
 	defer j.countBuffer()
 	if fault := j.advance(); fault != nil {
-		if s.end = errCut; !j.gone {
+		if s.end = errCut; !j.unread() {
 			j.buf = fault.AppendEvent(j.buf)
 		}
 	}
@@ -116,17 +94,6 @@ func (s *stream) fill() {
 // CloseWithError implements fasthttp.ReadCloserWithError; err is why the body
 // could not be written to its end, or nil.
 func (s *stream) CloseWithError(err error) error {
-	j := s.j
-	if j.closed {
-		return nil
-	}
-	if err != nil && s.end == nil { // the writing failed, not the request
-		j.gone, j.cause = true, "client_gone"
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			j.cause = "slow_client"
-		}
-	}
-	j.close()
-	j.g.count(s.path, 200)
+	s.j.closeBody(err, s.end != nil)
 	return nil
 }
