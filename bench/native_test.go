@@ -13,13 +13,13 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/builtin"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // node is a decode node that makes tokens up, and options that reach it.
-func node(t *testing.T, o upstreamtest.Options, args ...string) (*upstreamtest.Node, *Options) {
+func node(t *testing.T, o nodestest.Options, args ...string) (*nodestest.Node, *Options) {
 	t.Helper()
 	data, err := fs.ReadFile(builtin.FS(), "tokenizer.json")
 	if err != nil {
@@ -27,7 +27,7 @@ func node(t *testing.T, o upstreamtest.Options, args ...string) (*upstreamtest.N
 	}
 	net := rpc.NewNetwork()
 	o.Bundle = &nodepb.Bundle{Model: "m", TokenizerJson: data, VocabSize: 500, EosTokenIds: []int32{499}, MaxModelLen: 4096}
-	n, err := upstreamtest.Start(net, "decode:7102", o)
+	n, err := nodestest.Start(net, "decode:7102", o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func node(t *testing.T, o upstreamtest.Options, args ...string) (*upstreamtest.N
 // A node gets token ids as a gateway would send them, and every token is counted.
 func TestNative(t *testing.T) {
 	dir := t.TempDir()
-	n, o := node(t, upstreamtest.Options{}, "--num-prompts", "12", "--random-input-len", "30", "--random-output-len", "8", "--ignore-eos", "--temperature", "0.5", "--seed", "7",
+	n, o := node(t, nodestest.Options{}, "--num-prompts", "12", "--random-input-len", "30", "--random-output-len", "8", "--ignore-eos", "--temperature", "0.5", "--seed", "7",
 		"--max-concurrency", "4", "--prefill-node", "p:7101", "--num-warmups", "2", "--ready-check-timeout-sec", "5", "--save-result", "--save-detailed", "--result-dir", dir, "--result-filename", "r.json")
 	var out bytes.Buffer
 	res, err := Serve(t.Context(), o, &out, io.Discard)
@@ -83,7 +83,7 @@ func TestNative(t *testing.T) {
 // Requests that a node refuses, cuts off or sends out of order fail one by one;
 // one that is stopped is cancelled there.
 func TestNativeFailures(t *testing.T) {
-	run := func(o upstreamtest.Options) *Result {
+	run := func(o nodestest.Options) *Result {
 		_, p := node(t, o, "--num-prompts", "3", "--random-input-len", "5", "--random-output-len", "6", "--ignore-eos")
 		res, _ := Serve(t.Context(), p, io.Discard, io.Discard)
 		if res == nil {
@@ -91,9 +91,9 @@ func TestNativeFailures(t *testing.T) {
 		}
 		return res
 	}
-	refused := run(upstreamtest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return nodepb.Code_CODE_OVERLOADED, "full" }})
-	disorder := run(upstreamtest.Options{Garble: func(t rpc.Token) rpc.Token { t.Position++; return t }})
-	cut := run(upstreamtest.Options{CutAfter: 2})
+	refused := run(nodestest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return nodepb.Code_CODE_OVERLOADED, "full" }})
+	disorder := run(nodestest.Options{Garble: func(t rpc.Token) rpc.Token { t.Position++; return t }})
+	cut := run(nodestest.Options{CutAfter: 2})
 	for _, c := range []struct {
 		res  *Result
 		want string
@@ -108,7 +108,7 @@ func TestNativeFailures(t *testing.T) {
 		}
 	}
 	gate := make(chan struct{})
-	n, p := node(t, upstreamtest.Options{Gate: gate}, "--num-prompts", "2", "--random-input-len", "5")
+	n, p := node(t, nodestest.Options{Gate: gate}, "--num-prompts", "2", "--random-input-len", "5")
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		if err := n.Wait(30*time.Second, func() bool { return n.Running() == 2 }); err != nil {

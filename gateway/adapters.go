@@ -9,9 +9,9 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/jsonscan"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -30,7 +30,7 @@ const (
 
 // LoadAdapter has every connected node load a low-rank adapter from a folder that
 // the node can read; replace allows that the name stood for another one. An error
-// joins what nodes refused, as *upstream.CodeError each with the node's address:
+// joins what nodes refused, as *nodes.CodeError each with the node's address:
 // CODE_INVALID where the folder, the name or the room is at fault. Heartbeats tell
 // of the adapter within their interval.
 func (g *Gateway) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
@@ -109,7 +109,7 @@ func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
 // adapterFault is what a client is told of what nodes refused; param is the field
 // at fault where one is.
 func adapterFault(param string, err error) *openai.Error {
-	var code *upstream.CodeError
+	var code *nodes.CodeError
 	switch {
 	case err == nil:
 		return nil

@@ -9,8 +9,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -18,14 +18,14 @@ import (
 // An adapter that nodes have told of is a model of its own: listed with its parent,
 // chosen by name, computed where it is loaded, and hashed apart.
 func TestAdapters(t *testing.T) {
-	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}})
+	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}})
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "french", Digest: 11, Rank: 8}, {Name: "sql", Digest: 5}}})
 	b.nodes["d2"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
 	b.nodes["d3"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
 	m := b.g.model.Load()
 	b.until(func() bool {
 		all := b.g.fleet.Now().Adapters(m.fingerprint)
-		return len(all) == 2 && all[1] == upstream.Adapter{Name: "sql", Digest: 6} // what most have
+		return len(all) == 2 && all[1] == nodes.Adapter{Name: "sql", Digest: 6} // what most have
 	})
 	list := string(b.do("GET", "/v1/models", "").body)
 	for _, want := range []string{`"id":"` + m.name + `"`, `"id":"french"`, `"id":"sql"`, `"parent":"` + m.name + `"`, `"parent":null`} {
@@ -82,7 +82,7 @@ func TestLoadingAdapters(t *testing.T) {
 			return &nodepb.AdapterDone{Code: code, Message: msg}
 		}
 	}
-	b := newBed(t, Options{}, map[string]upstreamtest.Options{
+	b := newBed(t, Options{}, map[string]nodestest.Options{
 		"d1": {Adapter: answer(nodepb.Code_CODE_INVALID, "no such folder")}, "d2": {Adapter: answer(nodepb.Code_CODE_NOT_FOUND, "not loaded")},
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -95,7 +95,7 @@ func TestLoadingAdapters(t *testing.T) {
 			t.Errorf("told %v", l)
 		}
 	}
-	var code *upstream.CodeError
+	var code *nodes.CodeError
 	if err := b.g.LoadAdapter(ctx, "bad", "/b", false); !errors.As(err, &code) || code.Message != "no such folder" || !strings.Contains(err.Error(), "d1") {
 		t.Errorf("%v", err)
 	}
@@ -123,7 +123,7 @@ func TestAdapterRoutes(t *testing.T) {
 		}
 		return &nodepb.AdapterDone{}
 	}
-	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": {Adapter: answer}, "d2": {Adapter: answer}})
+	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": {Adapter: answer}, "d2": {Adapter: answer}})
 	m := b.g.model.Load()
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "old", Digest: 1}}})
 	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.fingerprint)) == 1 })

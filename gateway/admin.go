@@ -12,9 +12,9 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // operates says whether a request may do what an endpoint for operators or
@@ -107,13 +107,13 @@ type seen struct {
 }
 
 type sighting struct {
-	member upstream.Member
+	member nodes.Member
 	last   time.Time
 }
 
 // update takes the present members and returns them with those that are lost, in
 // the order of their ids.
-func (s *seen) update(members []upstream.Member, now time.Time) []upstream.Member {
+func (s *seen) update(members []nodes.Member, now time.Time) []nodes.Member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.at == nil {
@@ -132,7 +132,7 @@ func (s *seen) update(members []upstream.Member, now time.Time) []upstream.Membe
 			delete(s.at, id)
 		}
 	}
-	var all []upstream.Member
+	var all []nodes.Member
 	for _, id := range slices.Sorted(maps.Keys(s.at)) {
 		all = append(all, s.at[id].member)
 	}
@@ -148,7 +148,7 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 	}
 	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": g.o.RPC.Hello.NodeId}}}
 	fleet := g.fleet.Now()
-	var members []upstream.Member
+	var members []nodes.Member
 	for _, n := range append(append(fleet.Prefill[:0:0], fleet.Prefill...), fleet.Decode...) {
 		members = append(members, n.Member())
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttputil"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -162,7 +162,7 @@ func TestEveryPathAsksForAKey(t *testing.T) {
 // for clients is not.
 func TestAdminListener(t *testing.T) {
 	admin := fasthttputil.NewInmemoryListener()
-	b := newBed(t, Options{AdminListener: admin, APIKeys: []string{"k"}}, map[string]upstreamtest.Options{"d": {}})
+	b := newBed(t, Options{AdminListener: admin, APIKeys: []string{"k"}}, map[string]nodestest.Options{"d": {}})
 	for path, want := range map[string][2]int{
 		"/metrics": {401, 200}, "/debug/targets": {401, 200}, "/livez": {200, 200}, "/readyz": {200, 200}, "/version": {401, 200}, "/v1/models": {401, 404}, "/openapi.json": {401, 404},
 		"/debug/nodes": {401, 200}, "/debug/route?prompt=x": {401, 200},
@@ -193,27 +193,27 @@ func TestAdminListener(t *testing.T) {
 func TestLostNodesStayTargets(t *testing.T) {
 	var s seen
 	at := time.Unix(1000, 0)
-	ids := func(members []upstream.Member) (all string) {
+	ids := func(members []nodes.Member) (all string) {
 		for _, m := range members {
 			all += m.ID
 		}
 		return all
 	}
-	a, b, c := upstream.Member{ID: "a", HTTP: "1"}, upstream.Member{ID: "b", HTTP: "2"}, upstream.Member{ID: "c", HTTP: "2"}
+	a, b, c := nodes.Member{ID: "a", HTTP: "1"}, nodes.Member{ID: "b", HTTP: "2"}, nodes.Member{ID: "c", HTTP: "2"}
 	leaving := a
 	leaving.Draining = true
 	for _, step := range []struct {
-		members []upstream.Member
+		members []nodes.Member
 		after   time.Duration
 		want    string
 	}{
-		{[]upstream.Member{b, a}, 0, "ab"},
-		{[]upstream.Member{b}, time.Minute, "ab"},        // a is lost
-		{[]upstream.Member{a, b}, 2 * time.Minute, "ab"}, // and back
-		{[]upstream.Member{leaving, b}, 3 * time.Minute, "ab"},
-		{[]upstream.Member{b}, 4 * time.Minute, "b"}, // it had said so
+		{[]nodes.Member{b, a}, 0, "ab"},
+		{[]nodes.Member{b}, time.Minute, "ab"},        // a is lost
+		{[]nodes.Member{a, b}, 2 * time.Minute, "ab"}, // and back
+		{[]nodes.Member{leaving, b}, 3 * time.Minute, "ab"},
+		{[]nodes.Member{b}, 4 * time.Minute, "b"}, // it had said so
 		{nil, 5 * time.Minute, "b"},
-		{[]upstream.Member{c}, 6 * time.Minute, "c"}, // started again at b's address
+		{[]nodes.Member{c}, 6 * time.Minute, "c"}, // started again at b's address
 		{nil, 22 * time.Minute, ""},
 	} {
 		if got := ids(s.update(step.members, at.Add(step.after))); got != step.want {

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 const (
@@ -55,9 +55,9 @@ type waiter struct {
 	choices int64
 	tokens  int64
 	room    kvRoom
-	avoid   *upstream.Node // another request waits for its room; set before ready is closed
-	evicted bool           // likewise
-	ready   chan struct{}  // closed when it waits no more
+	avoid   *nodes.Node   // another request waits for its room; set before ready is closed
+	evicted bool          // likewise
+	ready   chan struct{} // closed when it waits no more
 }
 
 func newAdmission(l admit.Limits) *admission {
@@ -79,12 +79,12 @@ type kvRoom struct {
 	blocks int64 // that it is expected to take
 	// on reports whether a node has room beside pending blocks, of those that are not to be
 	// avoided, and which may have it first where none has.
-	on func(pending int64, avoid ...*upstream.Node) (has bool, most *upstream.Node)
+	on func(pending int64, avoid ...*nodes.Node) (has bool, most *nodes.Node)
 }
 
 // fits says that there is room for a request of so many prompt tokens, on a node that is not
 // to be avoided.
-func (a *admission) fits(tokens int64, kv kvRoom, avoid ...*upstream.Node) bool {
+func (a *admission) fits(tokens int64, kv kvRoom, avoid ...*nodes.Node) bool {
 	if !a.mayGo(tokens) {
 		return false
 	}
@@ -203,7 +203,7 @@ func (a *admission) fillLocked(now time.Time) {
 
 // waitsFor is the node that will probably have KV memory first for the request whose turn
 // it is; nil: it waits for something else, or for nobody in particular.
-func (a *admission) waitsFor() *upstream.Node {
+func (a *admission) waitsFor() *nodes.Node {
 	next := a.q.Next()
 	if next == nil {
 		return nil
@@ -329,7 +329,7 @@ type claim struct {
 	room            kvRoom
 	start, deadline time.Time
 	queued          bool            // it waits, or has waited
-	avoid           *upstream.Node  // set by waitForRoom: another request waits for that node
+	avoid           *nodes.Node     // set by waitForRoom: another request waits for that node
 	gone            <-chan struct{} // the client has gone; nil: nobody looks
 }
 

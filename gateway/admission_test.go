@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -18,7 +18,7 @@ import (
 func crowd(t *testing.T, o Options) (b *bed, gate chan struct{}) {
 	gate = make(chan struct{})
 	o.NodeBacklog = 1
-	b = newBed(t, o, one(upstreamtest.Options{Gate: gate, MaxRunning: 1}))
+	b = newBed(t, o, one(nodestest.Options{Gate: gate, MaxRunning: 1}))
 	b.until(func() bool { return b.g.admission.room.Load() == 2 })
 	return b, gate
 }

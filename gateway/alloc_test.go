@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // testJob is a streamed job whose tokens come from nowhere.
@@ -22,8 +22,8 @@ func testJob(t testing.TB) *job {
 	}
 	g := &Gateway{meters: newMeters(metrics.New(metrics.Gateway, "m"))}
 	j := &job{exchange: exchange{g: g, start: time.Now()}, req: req, model: m, live: 1, prompts: make([]prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
-	j.in = upstream.NewInbox(100)
-	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.text.output(req), node: &upstream.Node{}, output: make([]int32, 0, 1<<20)}}
+	j.in = nodes.NewInbox(100)
+	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.text.output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
 	j.choices[0].state.Begin()
 	j.choices[0].state.Sent()
 	return j
@@ -33,7 +33,7 @@ func testJob(t testing.TB) *job {
 func TestTokenPathDoesNotAllocate(t *testing.T) {
 	j := testJob(t)
 	at := time.Now()
-	e := upstream.Event{Kind: upstream.Token, Attempt: 1, Token: 'q'}
+	e := nodes.Event{Kind: nodes.Token, Attempt: 1, Token: 'q'}
 	step := func() {
 		if fault := j.take(&e, at); fault != nil {
 			t.Fatal(fault)
@@ -55,7 +55,7 @@ func TestTokenPathDoesNotAllocate(t *testing.T) {
 func BenchmarkToken(b *testing.B) {
 	j := testJob(b)
 	at := time.Now()
-	e := upstream.Event{Kind: upstream.Token, Attempt: 1, Token: 'q'}
+	e := nodes.Event{Kind: nodes.Token, Attempt: 1, Token: 'q'}
 	b.ReportAllocs()
 	for range b.N {
 		if fault := j.take(&e, at); fault != nil {

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -25,7 +25,7 @@ var created = regexp.MustCompile(`"created":\d+`)
 func TestStreamBytes(t *testing.T) {
 	word := func(r *nodepb.Generate, p int) int32 { return []int32{'H', 'i', 0xc3, 0xb6, eosID}[p-len(r.Prompt)] }
 	gate := make(chan struct{})
-	b := newBed(t, Options{}, one(upstreamtest.Options{Token: word, Gate: gate, Cached: 3}))
+	b := newBed(t, Options{}, one(nodestest.Options{Token: word, Gate: gate, Cached: 3}))
 	for name, req := range map[string][3]string{ // path, body, and for each token whether it shows
 
 		"chat":        {"/v1/chat/completions", `{` + hi + `,"stream":true,"stream_options":{"include_usage":true}}`, "++-++"},
@@ -68,7 +68,7 @@ func TestStreamBytes(t *testing.T) {
 }
 
 func TestWholeAnswers(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{Cached: 2}))
+	b := newBed(t, Options{}, one(nodestest.Options{Cached: 2}))
 	for _, c := range []struct {
 		path, body string
 		text       string
@@ -130,7 +130,7 @@ func TestManyChoices(t *testing.T) {
 	letters := func(r *nodepb.Generate, p int) int32 {
 		return 'a' + r.Prompt[0] + int32(r.Sampling.Choice)*10
 	}
-	b := newBed(t, Options{}, one(upstreamtest.Options{Token: letters}))
+	b := newBed(t, Options{}, one(nodestest.Options{Token: letters}))
 	const body = `{"prompt":[[1],[2],[3]],"n":2,"max_tokens":3,"seed":-5,"temperature":0.5,"top_p":0.9,"top_k":7`
 	want := []string{"bbb", "lll", "ccc", "mmm", "ddd", "nnn"}
 	a := b.post("/v1/completions", body+`}`).parse(t)
@@ -156,7 +156,7 @@ func TestDefaultsOfSampling(t *testing.T) {
 	bu := bundle()
 	temp, k := float32(0.25), int32(11)
 	bu.Defaults = &nodepb.GenerationDefaults{Temperature: &temp, TopK: &k}
-	b := newBed(t, Options{}, one(upstreamtest.Options{Bundle: bu}))
+	b := newBed(t, Options{}, one(nodestest.Options{Bundle: bu}))
 	seeds := map[uint64]bool{}
 	for range 4 {
 		b.post("/v1/completions", `{"prompt":"x","max_tokens":1,"ignore_eos":true,"cache_salt":"s","priority":3}`)
@@ -182,7 +182,7 @@ func TestDefaultsOfSampling(t *testing.T) {
 }
 
 func TestChatTemplate(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	for body, want := range map[string]string{
 		`{` + hi + `}`: "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
 		`{` + hi + `,"add_generation_prompt":false}`:                                                                                                       "<|im_start|>user\nhi<|im_end|>\n",
@@ -199,9 +199,9 @@ func TestChatTemplate(t *testing.T) {
 }
 
 func TestPrefillChoice(t *testing.T) {
-	prefill := upstream.Member{Role: "prefill", RPC: "p1", Fingerprint: 7, Class: "test", Ready: true}
-	other := upstream.Member{Role: "prefill", RPC: "p2", Fingerprint: 7, Class: "another", Ready: true}
-	b := newBed(t, Options{MinRemotePrefillTokens: 20, Members: []upstream.Member{decodeMember("d1"), prefill, other}}, one(upstreamtest.Options{}))
+	prefill := nodes.Member{Role: "prefill", RPC: "p1", Fingerprint: 7, Class: "test", Ready: true}
+	other := nodes.Member{Role: "prefill", RPC: "p2", Fingerprint: 7, Class: "another", Ready: true}
+	b := newBed(t, Options{MinRemotePrefillTokens: 20, Members: []nodes.Member{decodeMember("d1"), prefill, other}}, one(nodestest.Options{}))
 	for n, want := range map[int]string{20: "[]", 21: "[p1]", 500: "[p1]"} {
 		b.post("/v1/completions", fmt.Sprintf(`{"prompt":%q,"max_tokens":2}`, strings.Repeat("x", n)))
 		if got := fmt.Sprint(lastRequest(b, "d1").Prefill); got != want {
@@ -212,7 +212,7 @@ func TestPrefillChoice(t *testing.T) {
 
 // Equal prefixes meet on one node; requests on an idle fleet spread.
 func TestPrefixAffinity(t *testing.T) {
-	nodes := map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}}
+	nodes := map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}}
 	b := newBed(t, Options{}, nodes)
 	for i := range 30 {
 		for range 2 {
@@ -243,7 +243,7 @@ func TestPrefixAffinity(t *testing.T) {
 // after streams.
 func TestKeepAliveAndPipelining(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
 	c := b.dial()
 	defer c.Close()
 	const whole = `{"prompt":"x","max_tokens":4}`

@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // A restarted node serves again within 2 s of being ready, however long it was away,
@@ -13,7 +13,7 @@ import (
 func TestNodeBackInService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // the server's own ticker
-		b := newBed(t, Options{Policy: "round_robin", RetriesPerSecond: 1e6}, map[string]upstreamtest.Options{"d1": {}, "d2": {}})
+		b := newBed(t, Options{Policy: "round_robin", RetriesPerSecond: 1e6}, map[string]nodestest.Options{"d1": {}, "d2": {}})
 		ask := func() {
 			t.Helper()
 			if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":2}`); r.StatusCode != 200 {
@@ -25,7 +25,7 @@ func TestNodeBackInService(t *testing.T) {
 			for end := time.Now().Add(away); time.Now().Before(end); time.Sleep(max(20*time.Millisecond, away/20)) {
 				ask()
 			}
-			n := b.node("d1", upstreamtest.Options{})
+			n := b.node("d1", nodestest.Options{})
 			ready := time.Now()
 			for len(n.Requests()) == 0 {
 				ask()

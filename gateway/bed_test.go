@@ -18,8 +18,8 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // tokenizerJSON is a tokenizer whose tokens are bytes: id = byte.
-var tokenizerJSON = sync.OnceValue(func() []byte { return upstreamtest.Tokenizer(nil, "<|im_start|>", "<|im_end|>") })
+var tokenizerJSON = sync.OnceValue(func() []byte { return nodestest.Tokenizer(nil, "<|im_start|>", "<|im_end|>") })
 
 const chatML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}" +
 	"{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -65,7 +65,7 @@ type bed struct {
 	testing.TB
 	net   *rpc.Network
 	g     *Gateway
-	nodes map[string]*upstreamtest.Node
+	nodes map[string]*nodestest.Node
 	stop  context.CancelFunc
 	done  chan error
 	log   lockedBuffer
@@ -89,15 +89,15 @@ func (b *lockedBuffer) String() string {
 }
 
 // newBed starts the nodes, named by address, and a gateway that sees them all.
-func newBed(t testing.TB, o Options, nodes map[string]upstreamtest.Options) *bed {
+func newBed(t testing.TB, o Options, nodes map[string]nodestest.Options) *bed {
 	t.Helper()
 	return newBedOn(t, rpc.NewNetwork(), o, nodes)
 }
 
 // newBedOn is newBed on a network that is there.
-func newBedOn(t testing.TB, n *rpc.Network, o Options, nodes map[string]upstreamtest.Options) *bed {
+func newBedOn(t testing.TB, n *rpc.Network, o Options, nodes map[string]nodestest.Options) *bed {
 	t.Helper()
-	b := &bed{TB: t, net: n, nodes: map[string]*upstreamtest.Node{}, done: make(chan error, 1)}
+	b := &bed{TB: t, net: n, nodes: map[string]*nodestest.Node{}, done: make(chan error, 1)}
 	for addr, no := range nodes {
 		b.node(addr, no)
 	}
@@ -130,11 +130,11 @@ func newBedOn(t testing.TB, n *rpc.Network, o Options, nodes map[string]upstream
 	return b
 }
 
-func decodeMember(addr string) upstream.Member {
-	return upstream.Member{ID: addr, Role: "decode", RPC: addr, Fingerprint: 7, Class: "test", Ready: true}
+func decodeMember(addr string) nodes.Member {
+	return nodes.Member{ID: addr, Role: "decode", RPC: addr, Fingerprint: 7, Class: "test", Ready: true}
 }
 
-func (b *bed) node(addr string, o upstreamtest.Options) *upstreamtest.Node {
+func (b *bed) node(addr string, o nodestest.Options) *nodestest.Node {
 	b.Helper()
 	if o.Bundle == nil {
 		o.Bundle = bundle()
@@ -142,7 +142,7 @@ func (b *bed) node(addr string, o upstreamtest.Options) *upstreamtest.Node {
 	if o.Token == nil {
 		o.Token = tell
 	}
-	n, err := upstreamtest.Start(b.net, addr, o)
+	n, err := nodestest.Start(b.net, addr, o)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -343,8 +343,8 @@ func (r reply) events(t *testing.T) told {
 	return s
 }
 
-func one(o upstreamtest.Options) map[string]upstreamtest.Options {
-	return map[string]upstreamtest.Options{"d1": o}
+func one(o nodestest.Options) map[string]nodestest.Options {
+	return map[string]nodestest.Options{"d1": o}
 }
 
 func lastRequest(b *bed, addr string) *nodepb.Generate {

@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // One request after the other over a socket: parse, route, one attempt, answer.
@@ -21,7 +21,7 @@ func BenchmarkRequest(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				bed := newBed(b, Options{Listener: l}, one(upstreamtest.Options{Token: ramble}))
+				bed := newBed(b, Options{Listener: l}, one(nodestest.Options{Token: ramble}))
 				c, err := net.Dial("tcp", bed.g.Addr())
 				if err != nil {
 					b.Fatal(err)

@@ -4,21 +4,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // The choices of a prompt share its KV: one computes it, the others start on
 // the same node once that has a token, and ask nobody for prefill.
 func TestChoicesShareTheirPrompt(t *testing.T) {
 	gate := make(chan struct{})
-	o := upstreamtest.Options{Gate: gate}
+	o := nodestest.Options{Gate: gate}
 	b := newBed(t, Options{
 		MinRemotePrefillTokens: 1,
-		Members: []upstream.Member{
+		Members: []nodes.Member{
 			decodeMember("d1"), decodeMember("d2"), {ID: "p", Role: "prefill", RPC: "p", Fingerprint: 7, Class: "test", Ready: true},
 		},
-	}, map[string]upstreamtest.Options{"d1": o, "d2": o})
+	}, map[string]nodestest.Options{"d1": o, "d2": o})
 	answered := make(chan reply)
 	go func() {
 		answered <- b.post("/v1/completions", `{"prompt":"a prompt of some length","n":3,"max_tokens":2}`)

@@ -8,14 +8,14 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // What changes logits reaches the node as it was asked for, and what the
 // vocabulary does not have is refused.
 func TestControls(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	asked := func(fields string) *nodepb.Sampling {
 		t.Helper()
 		if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":6,"seed":1,"temperature":0,`+fields+`}`); r.StatusCode != 200 {
@@ -84,7 +84,7 @@ type probAnswer struct {
 // Each token comes with its log-probability and the best ones, whole and
 // streamed, in both forms; and without being asked for there are none.
 func TestLogProbs(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	parse := func(body string) (a probAnswer) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(body), &a); err != nil {

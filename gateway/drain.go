@@ -7,9 +7,9 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 const (
@@ -46,7 +46,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	name := strings.TrimPrefix(pathOf(ctx), drainPath)
 	fleet := g.fleet.Now()
 	all := slices.Concat(fleet.Prefill, fleet.Decode)
-	at := slices.IndexFunc(all, func(n *upstream.Node) bool { return n.Member().ID == name || n.Name == name })
+	at := slices.IndexFunc(all, func(n *nodes.Node) bool { return n.Member().ID == name || n.Name == name })
 	if at < 0 && g.drainUpstream(ctx, name, cancel) {
 		return
 	}
@@ -81,7 +81,7 @@ func (g *Gateway) drainUpstream(ctx *fasthttp.RequestCtx, name string, cancel bo
 		return false
 	}
 	all := g.foreign.Now().Servers
-	at := slices.IndexFunc(all, func(s *foreign.Server) bool { return s.Called(name) })
+	at := slices.IndexFunc(all, func(s *upstream.Server) bool { return s.Called(name) })
 	if at < 0 {
 		return false
 	}

@@ -4,12 +4,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // A drained node gets nothing new, until it is taken back.
 func TestDrainNode(t *testing.T) {
-	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": {}, "d2": {}})
+	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": {}, "d2": {}})
 	for _, c := range []struct {
 		method, path, header string
 		want                 int

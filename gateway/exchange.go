@@ -9,11 +9,11 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // backend answers one request: decode nodes do (job), or an upstream server (relay). The
@@ -67,12 +67,12 @@ type exchange struct {
 type slot struct {
 	a        *admission // nil: none is held
 	priority int32
-	choices  int64          // not given back
-	tokens   int64          // of all prompts, counted until its attempts count their own
-	blocks   int64          // KV blocks, likewise
-	owed     int            // tokens served and not charged to the key's flow
-	queued   bool           // it has waited for its turn
-	avoid    *upstream.Node // that another request waits for, which it has passed
+	choices  int64       // not given back
+	tokens   int64       // of all prompts, counted until its attempts count their own
+	blocks   int64       // KV blocks, likewise
+	owed     int         // tokens served and not charged to the key's flow
+	queued   bool        // it has waited for its turn
+	avoid    *nodes.Node // that another request waits for, which it has passed
 }
 
 // ending is what came of a request, for its span and its log line.

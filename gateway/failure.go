@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -33,14 +33,14 @@ type failure struct {
 
 // nodeFailure says what the error of an attempt at a decode node means.
 func nodeFailure(err error) *failure {
-	var code *upstream.CodeError
+	var code *nodes.CodeError
 	if errors.As(err, &code) {
 		f := &failure{err: err, Failure: fsm.Failure{Refused: true, Untouched: true}, message: code.Message}
 		f.code(code.Code)
 		return f
 	}
 	f := &failure{err: err, kind: "other", status: 503, prefix: "the decode node failed while it answered: ", message: err.Error(),
-		Failure: fsm.Failure{Lost: errors.Is(err, upstream.ErrLost), Untouched: errors.Is(err, upstream.ErrNode)}}
+		Failure: fsm.Failure{Lost: errors.Is(err, nodes.ErrLost), Untouched: errors.Is(err, nodes.ErrNode)}}
 	switch {
 	case errors.Is(err, errNotAccepted):
 		f.kind = "timeout"
@@ -53,14 +53,14 @@ func nodeFailure(err error) *failure {
 // upstreamFailure says what the error of an attempt at an upstream server means.
 func upstreamFailure(err error) *failure {
 	f := &failure{err: err, kind: "other", status: 503, prefix: "no upstream answered: ", message: err.Error(),
-		Failure: fsm.Failure{Lost: errors.Is(err, foreign.ErrStale)}} // a kept connection was closed already
+		Failure: fsm.Failure{Lost: errors.Is(err, upstream.ErrStale)}} // a kept connection was closed already
 	switch {
 	case errors.Is(err, errStatus):
 		f.kind = "internal"
-	case errors.Is(err, foreign.ErrServer), errors.Is(err, foreign.ErrBroken):
+	case errors.Is(err, upstream.ErrServer), errors.Is(err, upstream.ErrBroken):
 		f.kind = "connection"
 	}
-	if errors.Is(err, foreign.ErrMalformed) {
+	if errors.Is(err, upstream.ErrMalformed) {
 		f.status = 502
 	}
 	return f

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -20,7 +20,7 @@ import (
 const streamed = `{"prompt":"x","max_tokens":40,"stream":true}`
 
 func TestErrors(t *testing.T) {
-	b := newBed(t, Options{APIKeys: []string{"k1", "k2"}, MaxBodyBytes: 5000, Version: "9.9"}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{APIKeys: []string{"k1", "k2"}, MaxBodyBytes: 5000, Version: "9.9"}, one(nodestest.Options{}))
 	const key = "Authorization: Bearer k2"
 	for _, c := range []struct {
 		method, path, body, header string
@@ -83,7 +83,7 @@ func TestErrors(t *testing.T) {
 }
 
 func TestRequestIDs(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	id := func(body string, headers ...string) (string, string, string) {
 		r := b.post("/v1/completions", body, headers...)
 		return r.Header.Get("X-Request-Id"), r.parse(t).ID, lastRequest(b, "d1").RequestId
@@ -142,7 +142,7 @@ func feed(gate chan struct{}, n int) {
 // error event and a body without its last chunk; where nothing was sent yet, a
 // status.
 func TestBrokenStreamIsVisible(t *testing.T) {
-	for name, o := range map[string]upstreamtest.Options{
+	for name, o := range map[string]nodestest.Options{
 		"connection lost": {CutAfter: 5},
 		"out of order": {Garble: func(tok rpc.Token) rpc.Token {
 			if tok.Position == 5 {
@@ -189,19 +189,19 @@ func TestBrokenStreamIsVisible(t *testing.T) {
 // Before the first token a failed attempt goes elsewhere, with the next attempt
 // number and the same seed; 4xx never does.
 func TestRetries(t *testing.T) {
-	refuse := func(code nodepb.Code) upstreamtest.Options {
-		return upstreamtest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return code, "told so" }}
+	refuse := func(code nodepb.Code) nodestest.Options {
+		return nodestest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return code, "told so" }}
 	}
 	for name, c := range map[string]struct {
-		bad    upstreamtest.Options
+		bad    nodestest.Options
 		status int // with the bad nodes alone
 		kind   string
 	}{
 		"overloaded": {refuse(nodepb.Code_CODE_OVERLOADED), 503, "overloaded"},
 		"draining":   {refuse(nodepb.Code_CODE_DRAINING), 503, "draining"},
 		"mismatch":   {refuse(nodepb.Code_CODE_MISMATCH), 503, "mismatch"},
-		"mute":       {upstreamtest.Options{Mute: func(*nodepb.Generate) bool { return true }}, 503, "timeout"},
-		"lost": {upstreamtest.Options{Garble: func(tok rpc.Token) rpc.Token {
+		"mute":       {nodestest.Options{Mute: func(*nodepb.Generate) bool { return true }}, 503, "timeout"},
+		"lost": {nodestest.Options{Garble: func(tok rpc.Token) rpc.Token {
 			tok.ID = -7 // ends the connection before the first token
 			return tok
 		}}, 503, "connection"},
@@ -212,7 +212,7 @@ func TestRetries(t *testing.T) {
 			if name != "mute" {
 				o.AcceptTimeout = soon
 			}
-			b := newBed(t, o, map[string]upstreamtest.Options{"bad": c.bad, "good": {}})
+			b := newBed(t, o, map[string]nodestest.Options{"bad": c.bad, "good": {}})
 			for i := range 40 {
 				b.until(func() bool { return b.g.usable() == 2 }) // the lost one is back
 				body := fmt.Sprintf(`{"prompt":"prompt %d","max_tokens":5,"seed":%d,"stream":%v}`, i, i, i%2 == 0)
@@ -235,7 +235,7 @@ func TestRetries(t *testing.T) {
 			if seconds < 3 {
 				t.Fatalf("%d second attempts", seconds)
 			}
-			alone := newBed(t, o, map[string]upstreamtest.Options{"bad": c.bad})
+			alone := newBed(t, o, map[string]nodestest.Options{"bad": c.bad})
 			r := alone.post("/v1/completions", `{"prompt":"x","stream":true}`)
 			if r.StatusCode != c.status || r.Header.Get("Retry-After") != "1" {
 				t.Errorf("alone: %d %q %v", r.StatusCode, r.body, r.Header)
@@ -246,7 +246,7 @@ func TestRetries(t *testing.T) {
 		})
 	}
 	for code, status := range map[nodepb.Code]int{nodepb.Code_CODE_INVALID: 400, nodepb.Code_CODE_NOT_FOUND: 404, nodepb.Code_CODE_DEADLINE: 504} {
-		b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": refuse(code), "d2": refuse(code)})
+		b := newBed(t, Options{}, map[string]nodestest.Options{"d1": refuse(code), "d2": refuse(code)})
 		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != status || !strings.Contains(r.parse(t).Error.Message, "told so") {
 			t.Errorf("%s: %d %q", code, r.StatusCode, r.body)
 		}
@@ -263,7 +263,7 @@ func TestRetries(t *testing.T) {
 // meanwhile and given it away: it is back, as in a rolling restart.
 func TestRefusalsAreForgotten(t *testing.T) {
 	for _, code := range []nodepb.Code{nodepb.Code_CODE_DRAINING, nodepb.Code_CODE_OVERLOADED} {
-		o := upstreamtest.Options{
+		o := nodestest.Options{
 			Refuse: func(r *nodepb.Generate) (nodepb.Code, string) {
 				if r.Attempt == 1 {
 					return code, "not now"
@@ -277,7 +277,7 @@ func TestRefusalsAreForgotten(t *testing.T) {
 				return 0
 			},
 		}
-		b := newBed(t, Options{AcceptTimeout: soon}, map[string]upstreamtest.Options{"d1": o, "d2": o})
+		b := newBed(t, Options{AcceptTimeout: soon}, map[string]nodestest.Options{"d1": o, "d2": o})
 		if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":3}`); r.StatusCode != 200 {
 			t.Errorf("%s: %d %q", code, r.StatusCode, r.body)
 		}
@@ -290,8 +290,8 @@ func TestRefusalsAreForgotten(t *testing.T) {
 // Nodes that die with an attempt on its way to them, one after the other, are not
 // counted against a request that none of them has taken.
 func TestNodesThatVanish(t *testing.T) {
-	o := upstreamtest.Options{Vanish: func(r *nodepb.Generate) bool { return r.Attempt <= 4 }}
-	b := newBed(t, Options{MaxAttempts: 2, AcceptTimeout: soon}, map[string]upstreamtest.Options{"d1": o, "d2": o, "d3": o, "d4": o, "d5": o, "d6": o})
+	o := nodestest.Options{Vanish: func(r *nodepb.Generate) bool { return r.Attempt <= 4 }}
+	b := newBed(t, Options{MaxAttempts: 2, AcceptTimeout: soon}, map[string]nodestest.Options{"d1": o, "d2": o, "d3": o, "d4": o, "d5": o, "d6": o})
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":3}`); r.StatusCode != 200 {
 		t.Errorf("%d %q", r.StatusCode, r.body)
 	}
@@ -299,7 +299,7 @@ func TestNodesThatVanish(t *testing.T) {
 
 // Every request finds the living nodes while others are killed and return.
 func TestKillsBeforeFirstToken(t *testing.T) {
-	b := newBed(t, Options{MaxAttempts: 4}, map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}})
+	b := newBed(t, Options{MaxAttempts: 4}, map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}})
 	r, dead := rand.New(rand.NewPCG(1, 1)), ""
 	for i := range 60 {
 		switch i % 6 {
@@ -307,7 +307,7 @@ func TestKillsBeforeFirstToken(t *testing.T) {
 			dead = fmt.Sprintf("d%d", 1+r.IntN(3))
 			b.nodes[dead].Stop()
 		case 4:
-			b.node(dead, upstreamtest.Options{})
+			b.node(dead, nodestest.Options{})
 		}
 		if r := b.post("/v1/completions", fmt.Sprintf(`{"prompt":"p%d","max_tokens":3}`, i)); r.StatusCode != 200 {
 			t.Fatalf("request %d: %d %q", i, r.StatusCode, r.body)
@@ -327,8 +327,8 @@ func TestNoNode(t *testing.T) {
 	if r := b.do("GET", "/v1/models", ""); r.body != `{"object":"list","data":[]}` {
 		t.Fatalf("%q", r.body)
 	}
-	b.node("d1", upstreamtest.Options{})
-	b.g.SetMembers([]upstream.Member{decodeMember("d1")})
+	b.node("d1", nodestest.Options{})
+	b.g.SetMembers([]nodes.Member{decodeMember("d1")})
 	b.until(func() bool { return b.do("GET", "/readyz", "").StatusCode == 200 })
 	if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 200 {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
@@ -342,27 +342,27 @@ func TestNoNode(t *testing.T) {
 // The bundle is asked for again when the fleet's model changes, and a bundle
 // without a tokenizer refuses text clearly.
 func TestModelChanges(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	next := bundle()
 	next.Model, next.Fingerprint = "second", 8
-	b.node("d2", upstreamtest.Options{Bundle: next})
+	b.node("d2", nodestest.Options{Bundle: next})
 	m := decodeMember("d2")
 	m.Fingerprint = 8
-	b.g.SetMembers([]upstream.Member{decodeMember("d1"), m})
+	b.g.SetMembers([]nodes.Member{decodeMember("d1"), m})
 	time.Sleep(20 * time.Millisecond)
 	if name := b.g.model.Load().name; name != "tiny" {
 		t.Fatalf("%s while its node is ready", name)
 	}
-	b.g.SetMembers([]upstream.Member{m})
+	b.g.SetMembers([]nodes.Member{m})
 	b.until(func() bool { return b.g.model.Load().name == "second" && b.g.usable() == 1 })
 	if r := b.post("/v1/completions", `{"prompt":"x","model":"second"}`); r.StatusCode != 200 {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
 	}
 	bare := &nodepb.Bundle{Model: "bare", Fingerprint: 9, MaxModelLen: 100}
-	b.node("d3", upstreamtest.Options{Bundle: bare})
+	b.node("d3", nodestest.Options{Bundle: bare})
 	m = decodeMember("d3")
 	m.Fingerprint = 9
-	b.g.SetMembers([]upstream.Member{m})
+	b.g.SetMembers([]nodes.Member{m})
 	b.until(func() bool { return b.g.model.Load().name == "bare" && b.g.usable() == 1 })
 	for path, body := range map[string]string{"/v1/completions": `{"prompt":"x"}`, "/v1/chat/completions": `{` + hi + `}`} {
 		if r := b.post(path, body); r.StatusCode != 400 || !strings.Contains(r.body, "no tokenizer") {
@@ -382,7 +382,7 @@ func TestModelChanges(t *testing.T) {
 // it, and its attempts end on the node.
 func TestClientGoesAway(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
 	n := b.nodes["d1"]
 	for i, body := range []string{streamed, `{"prompt":"x","n":3}`, streamed} {
 		before := n.Cancelled()
@@ -413,7 +413,7 @@ func TestClientGoesAway(t *testing.T) {
 // A client that reads nothing holds a bounded number of tokens, pauses its
 // generation, and is given up after the named time.
 func TestClientThatNeverReads(t *testing.T) {
-	b := newBed(t, Options{StreamTokens: 200, SlowClientTimeout: 150 * time.Millisecond}, one(upstreamtest.Options{Token: ramble}))
+	b := newBed(t, Options{StreamTokens: 200, SlowClientTimeout: 150 * time.Millisecond}, one(nodestest.Options{Token: ramble}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":99999,"stream":true}`)
@@ -433,7 +433,7 @@ func TestClientThatNeverReads(t *testing.T) {
 // A slow client gets exactly what a fast one gets: pauses do not show.
 func TestSlowClientLosesNothing(t *testing.T) {
 	const n = 3000
-	b := newBed(t, Options{StreamTokens: 200}, one(upstreamtest.Options{Token: ramble}))
+	b := newBed(t, Options{StreamTokens: 200}, one(nodestest.Options{Token: ramble}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", fmt.Sprintf(`{"prompt":"x","max_tokens":%d,"stream":true,"stream_options":{"include_usage":true}}`, n))
@@ -455,7 +455,7 @@ func TestSlowClientLosesNothing(t *testing.T) {
 
 func TestDeadline(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{RequestTimeout: 100 * time.Millisecond}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{RequestTimeout: 100 * time.Millisecond}, one(nodestest.Options{Gate: gate}))
 	start := time.Now()
 	if r := b.post("/v1/completions", streamed); r.StatusCode != 504 || time.Since(start) > soon/2 {
 		t.Fatalf("%d %q after %v", r.StatusCode, r.body, time.Since(start))
@@ -463,7 +463,7 @@ func TestDeadline(t *testing.T) {
 	b.until(func() bool { return b.nodes["d1"].Running() == 0 })
 
 	// Once it streams; the first token has to be in time.
-	b = newBed(t, Options{RequestTimeout: 2 * time.Second}, one(upstreamtest.Options{Gate: gate}))
+	b = newBed(t, Options{RequestTimeout: 2 * time.Second}, one(nodestest.Options{Gate: gate}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)
@@ -477,7 +477,7 @@ func TestDeadline(t *testing.T) {
 // Draining: unready at once, new connections for a while, what runs to its end.
 func TestDrainFinishesWhatRuns(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{DrainDelay: 3 * time.Second}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{DrainDelay: 3 * time.Second}, one(nodestest.Options{Gate: gate}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)
@@ -510,7 +510,7 @@ func TestDrainFinishesWhatRuns(t *testing.T) {
 // What is left when the shutdown timeout is over is cut visibly.
 func TestDrainCuts(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{ShutdownTimeout: 200 * time.Millisecond}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{ShutdownTimeout: 200 * time.Millisecond}, one(nodestest.Options{Gate: gate}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)
@@ -531,7 +531,7 @@ func TestDrainCuts(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxInFlight: 1}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{MaxInFlight: 1}, one(nodestest.Options{Gate: gate}))
 	c := b.dial()
 	c.send("POST", "/v1/completions", streamed)
 	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
@@ -548,8 +548,8 @@ func TestLimits(t *testing.T) {
 // Retries of all requests together have a budget: when it is spent, the first
 // failure is the answer.
 func TestRetryBudget(t *testing.T) {
-	full := upstreamtest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return nodepb.Code_CODE_OVERLOADED, "full" }}
-	b := newBed(t, Options{RetriesPerSecond: 0.01}, map[string]upstreamtest.Options{"d1": full, "d2": full})
+	full := nodestest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return nodepb.Code_CODE_OVERLOADED, "full" }}
+	b := newBed(t, Options{RetriesPerSecond: 0.01}, map[string]nodestest.Options{"d1": full, "d2": full})
 	for range 10 {
 		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 503 || r.Header.Get("Retry-After") != "1" {
 			t.Fatalf("%d %q", r.StatusCode, r.body)
@@ -562,7 +562,7 @@ func TestRetryBudget(t *testing.T) {
 
 // A fault of the gateway's own costs the one request.
 func TestPanicsAreContained(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	sound := b.g.model.Load()
 	broken := *sound
 	broken.text = &textModel{tok: nil}
@@ -612,7 +612,7 @@ func TestWatchOutlastsReadDeadline(t *testing.T) {
 }
 
 func TestUnknownFieldsAreWarnedAboutOnce(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	for range 3 {
 		if r := b.post("/v1/completions", `{"prompt":"x","novel_field":1}`); r.StatusCode != 200 {
 			t.Fatalf("%d %q", r.StatusCode, r.body)
@@ -627,7 +627,7 @@ func TestUnknownFieldsAreWarnedAboutOnce(t *testing.T) {
 // nothing is left anywhere, and every whole answer is right.
 func TestRandomClients(t *testing.T) {
 	for seed := range uint64(3) {
-		b := newBed(t, Options{StreamTokens: 20}, map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}})
+		b := newBed(t, Options{StreamTokens: 20}, map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}})
 		var finished atomic.Int64
 		ends := make(chan struct{}, 40)
 		for i := range 40 {

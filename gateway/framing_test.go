@@ -11,14 +11,14 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // A request that is framed in two ways, or whose Transfer-Encoding a proxy need not
 // know, gets one 400 and the end of its connection: the request hidden in it is not served.
 func TestFaultyFraming(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	const hidden = "GET /v1/models HTTP/1.1\r\nHost: t\r\n\r\n"
 	const chunked = "Transfer-Encoding: chunked\r\n"
 	for name, request := range map[string]string{
@@ -59,7 +59,7 @@ func TestFaultyFraming(t *testing.T) {
 // Versions, header names and expectations that the server's parser lets through get their
 // status and the end of the connection. Minor versions above 1 are served as HTTP/1.1.
 func TestRefusedHeads(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	const hidden = "GET /v1/models HTTP/1.1\r\nHost: t\r\n\r\n"
 	const body = `{"prompt":"x","max_tokens":1}`
 	for name, c := range map[string]struct{ request, want, says string }{
@@ -106,7 +106,7 @@ func TestRefusedHeads(t *testing.T) {
 // A client that closes its side in the middle of a head or a body is no fault of the
 // gateway's: no status of 5xx is answered or counted.
 func TestBrokenOffRequests(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	for name, request := range map[string]string{
 		"head":          "POST /v1/completions HTTP/1.1\r\nHos",
 		"after a line":  "POST /v1/completions HTTP/1.1\r\nHost: t\r\n",
@@ -167,7 +167,7 @@ func BenchmarkFramingCheck(b *testing.B) {
 // A client of HTTP/1.0 gets a streamed answer without chunks; its end is the connection's.
 // Answers whose length is known keep the connection where the client asks for that.
 func TestHTTP10(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	r := newRelayed(t, Options{}, "s1")
 	for name, c := range map[string]struct {
 		on         *bed
@@ -208,7 +208,7 @@ func TestHTTP10(t *testing.T) {
 
 // A slash at the end is no part of a route; where the path ends in a name it is the name's.
 func TestPathsOfRoutes(t *testing.T) {
-	b := newBed(t, Options{Foreign: foreign.Options{Names: map[string]string{"org/m": "tiny", "end/": "tiny", "a//b": "tiny", "x/../y": "tiny"}}}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{Foreign: upstream.Options{Names: map[string]string{"org/m": "tiny", "end/": "tiny", "a//b": "tiny", "x/../y": "tiny"}}}, one(nodestest.Options{}))
 	c := b.dial()
 	defer c.Close()
 	for path, want := range map[string]int{

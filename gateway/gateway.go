@@ -32,16 +32,16 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/liveness"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/netio"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/sock"
@@ -146,12 +146,12 @@ type Options struct {
 	Listener net.Listener
 	TLS      *tls.Config // towards clients; nil: plain HTTP
 
-	RPC     rpc.Options       // towards decode nodes
-	Members []upstream.Member // until SetMembers says otherwise
+	RPC     rpc.Options    // towards decode nodes
+	Members []nodes.Member // until SetMembers says otherwise
 
 	// Foreign are servers of another kind, which answer for the models they
 	// list; without targets there are none.
-	Foreign              foreign.Options
+	Foreign              upstream.Options
 	ForwardAuthorization bool // clients' credentials go on to them
 	UpstreamRequests     int  // that each is given at once; 0: any number
 	// Tokenizers are those of their models, by the models' names; "" is that of all
@@ -269,8 +269,8 @@ type Gateway struct {
 	log     *slog.Logger
 	l       *listener
 	server  *fasthttp.Server
-	fleet   *upstream.Fleet
-	foreign *foreign.Pool // nil: there are none
+	fleet   *nodes.Fleet
+	foreign *upstream.Pool // nil: there are none
 	keys    *keyring
 	meters  meters
 	budget  *rate.Limiter // of retries before the first token
@@ -297,7 +297,7 @@ type Gateway struct {
 	turn           atomic.Uint64 // requests so far
 	bus            *cluster.Bus  // nil: nobody tells of caches
 	news           news          // of the present models; set by keepModel
-	blocks         *upstream.Blocks
+	blocks         *nodes.Blocks
 	warned         sync.Map     // names of unknown fields that were warned about
 	nWarned        atomic.Int64 // at most maxWarned
 	seen           seen
@@ -357,7 +357,7 @@ func New(o Options) (*Gateway, error) {
 		resumes:        perSecond(o.ResumesPerSecond),
 		membersChanged: make(chan struct{}, 1),
 		cut:            make(chan struct{}),
-		blocks:         upstream.NewBlocks(),
+		blocks:         nodes.NewBlocks(),
 		policy:         policy,
 		admission:      newAdmission(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens}),
 	}
@@ -368,12 +368,12 @@ func New(o Options) (*Gateway, error) {
 	})
 	g.l = clients
 	g.l.setLimits(&g.o)
-	g.fleet = upstream.New(upstream.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence),
+	g.fleet = nodes.New(nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence),
 		Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall"), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
 	if o.Foreign.Any() {
 		o.Foreign.Log, o.Foreign.StallTimeout = o.Log, max(0, o.StallTimeout)
-		if g.foreign, err = foreign.New(o.Foreign); err != nil {
+		if g.foreign, err = upstream.New(o.Foreign); err != nil {
 			g.fleet.Close()
 			l.Close()
 			return nil, err
@@ -416,7 +416,7 @@ func burst(perSecond float64) int { return int(max(1, retryBurstSecs*perSecond))
 func (g *Gateway) Addr() string { return g.l.Addr().String() }
 
 // SetMembers tells the gateway who is in the fleet; any goroutine may call it.
-func (g *Gateway) SetMembers(members []upstream.Member) {
+func (g *Gateway) SetMembers(members []nodes.Member) {
 	g.fleet.SetMembers(members)
 	select {
 	case g.membersChanged <- struct{}{}:

@@ -9,13 +9,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -31,9 +31,9 @@ type job struct {
 	prompts  []prompt
 	choices  []choice
 	live     int // choices that have not finished
-	in       *upstream.Inbox
-	events   []upstream.Event // given back to in
-	timer    *time.Timer      // to the next bound that may pass
+	in       *nodes.Inbox
+	events   []nodes.Event // given back to in
+	timer    *time.Timer   // to the next bound that may pass
 	timerAt  time.Time
 	buf      []byte // events to be written; streams only
 	counted  int    // bytes of buf that are part of Gateway.buffered
@@ -54,22 +54,22 @@ type choice struct {
 	cached   int                // tokens of the prompt that the node of its first token found in its cache
 	textEnd  int                // bytes of token texts so far, for their offsets
 	finish   openai.Finish
-	state    fsm.Choice[*upstream.Node]
+	state    fsm.Choice[*nodes.Node]
 	roleSent bool
 
-	stream   *upstream.Stream // of the current attempt
-	home     *upstream.Node   // that holds its prompt's KV; nil: not known
-	node     *upstream.Node   // that has it in hand; nil: none
-	last     string           // node that had it last
-	class    string           // numerics class of the node that sent its last token; empty: not known
-	prefill  *upstream.Node   // expected to compute its prompt; nil: none, or done
-	computes *upstream.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
-	held     int              // leading tokens that the decode node of the attempt that begins has cached
-	queued   int              // tokens of the prompt and the output that are to be computed
-	plan     *upstream.Node   // computes of the attempt that begins
-	failure  *failure         // of the last attempt that failed
-	since    time.Time        // start of the current attempt
-	foretold time.Duration    // from then to its first token; negative: nothing
+	stream   *nodes.Stream // of the current attempt
+	home     *nodes.Node   // that holds its prompt's KV; nil: not known
+	node     *nodes.Node   // that has it in hand; nil: none
+	last     string        // node that had it last
+	class    string        // numerics class of the node that sent its last token; empty: not known
+	prefill  *nodes.Node   // expected to compute its prompt; nil: none, or done
+	computes *nodes.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
+	held     int           // leading tokens that the decode node of the attempt that begins has cached
+	queued   int           // tokens of the prompt and the output that are to be computed
+	plan     *nodes.Node   // computes of the attempt that begins
+	failure  *failure      // of the last attempt that failed
+	since    time.Time     // start of the current attempt
+	foretold time.Duration // from then to its first token; negative: nothing
 	times    timing
 	span     trace.Span // of the current attempt
 }
@@ -157,7 +157,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // pick routes a choice's next attempt, around the nodes it has failed on.
-func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapshot) {
+func (j *job) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
 	fleet := j.g.fleet.Now()
 	view := views.Get().(*route.View)
 	defer views.Put(view)
@@ -171,7 +171,7 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 	}
 	avoid := c.state.Tried()
 	if j.slot.avoid != nil && c.state.Attempt() == 0 {
-		avoid = []*upstream.Node{j.slot.avoid}
+		avoid = []*nodes.Node{j.slot.avoid}
 	}
 	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
@@ -202,7 +202,7 @@ func (j *job) pick(c *choice) (*upstream.Node, route.Decision, *upstream.Snapsho
 }
 
 // message is the Generate of a choice's current attempt.
-func (j *job) message(c *choice, d route.Decision, fleet *upstream.Snapshot) *nodepb.Generate {
+func (j *job) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *nodepb.Generate {
 	m := &nodepb.Generate{
 		RequestId:    j.req.RequestID,
 		Attempt:      c.state.Attempt(),
@@ -331,25 +331,25 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // take handles one event.
-func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
+func (j *job) take(e *nodes.Event, at time.Time) *openai.Error {
 	c := &j.choices[e.Choice]
 	if !c.state.Live() || e.Attempt != c.state.Attempt() {
 		return nil // of an attempt that was cancelled while this was under way
 	}
 	switch e.Kind {
-	case upstream.Accepted:
+	case nodes.Accepted:
 		c.state.Accepted()
 		j.g.meters.actual.Add(float64(e.Cached))
 		if !c.state.Started() { // a later attempt finds what this request itself has left
 			c.cached = min(int(e.Cached), len(c.prompt.tokens))
 		}
-	case upstream.Scored:
+	case nodes.Scored:
 		c.prompt.scored(e.Prompt)
-	case upstream.Token:
+	case nodes.Token:
 		return j.token(c, e, at)
-	case upstream.Failed:
+	case nodes.Failed:
 		return j.retry(c, e.Err)
-	case upstream.Overflow:
+	case nodes.Overflow:
 		j.leave(c)
 		c.state.Pause()
 		c.stream = nil
@@ -359,7 +359,7 @@ func (j *job) take(e *upstream.Event, at time.Time) *openai.Error {
 }
 
 // token takes the next token of a choice, or its end.
-func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
+func (j *job) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 	c.state.Accepted()
 	piece, hit := "", false
 	if e.Token >= 0 {
@@ -402,7 +402,7 @@ func (j *job) token(c *choice, e *upstream.Event, at time.Time) *openai.Error {
 	case reason == nodepb.FinishReason_FINISH_REASON_LENGTH:
 		c.finish.Reason = metrics.ReasonLength
 	default: // nobody here has cancelled it
-		return j.retry(c, &upstream.CodeError{Code: nodepb.Code_CODE_CANCELLED, Message: "the node aborted the request"})
+		return j.retry(c, &nodes.CodeError{Code: nodepb.Code_CODE_CANCELLED, Message: "the node aborted the request"})
 	}
 	if !hit {
 		var rest string
@@ -444,7 +444,7 @@ func (c *choice) flush() (rest string, stopped bool) {
 func bareToken(id int32) string { return strconv.Itoa(int(id)) + " " }
 
 // hidden says that a token ended the answer and is not part of its text.
-func (j *job) hidden(e *upstream.Event) bool {
+func (j *job) hidden(e *nodes.Event) bool {
 	return nodepb.FinishReason(e.Finish) == nodepb.FinishReason_FINISH_REASON_STOP && !j.req.IncludeStop
 }
 

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 

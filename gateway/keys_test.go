@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -59,7 +59,7 @@ func keyFile(t *testing.T, text string) string {
 func TestKeyLimits(t *testing.T) {
 	gate := make(chan struct{})
 	file := keyFile(t, "one name=One concurrency=1\ntwo\nslow tokens-per-second=0.05\n")
-	b := newBed(t, Options{APIKeyFile: file, LogRequests: true}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{APIKeyFile: file, LogRequests: true}, one(nodestest.Options{Gate: gate}))
 	const body = `{"prompt":"x","max_tokens":6}`
 	as := func(key string) string { return "Authorization: Bearer " + key }
 	c := b.dial()
@@ -101,7 +101,7 @@ func TestKeyLimits(t *testing.T) {
 func TestKeyFileIsReadAgain(t *testing.T) {
 	file := keyFile(t, "one\n")
 	gate := make(chan struct{})
-	b := newBed(t, Options{APIKeyFile: file, APIKeys: []string{"fixed"}}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{APIKeyFile: file, APIKeys: []string{"fixed"}}, one(nodestest.Options{Gate: gate}))
 	status := func(key string) int {
 		t.Helper()
 		return b.do("GET", "/v1/models", "", "Authorization: Bearer "+key).StatusCode

@@ -4,9 +4,9 @@ import (
 	"math"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // stepTokens is the step that KV groups with a window are sized for: nodes
@@ -31,8 +31,8 @@ func (m *model) demand(nPrompt, maxTokens, n int) route.Demand {
 
 // query is what a view of the fleet for a prompt asks; n is how many of its
 // tokens are computed at most.
-func (m *model) query(p *prompt, n int) upstream.Query {
-	return upstream.Query{
+func (m *model) query(p *prompt, n int) nodes.Query {
+	return nodes.Query{
 		Fingerprint: m.fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.hashes, BlockTokens: m.blockTokens, Groups: m.groups, Tokens: n,
 		Answer: m.kvBlocks(m.queue.expect(math.MaxInt)),
 	}
@@ -66,7 +66,7 @@ func (j *job) kvRoom() (kvRoom, *openai.Error) {
 		return kvRoom{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
 			len(largest.tokens), d.Prompt, j.model.name)
 	}
-	return kvRoom{blocks: total, on: func(pending int64, avoid ...*upstream.Node) (bool, *upstream.Node) {
+	return kvRoom{blocks: total, on: func(pending int64, avoid ...*nodes.Node) (bool, *nodes.Node) {
 		d, q := d, j.model.query(largest, len(largest.tokens)-1)
 		d.Answer, q.Avoid = d.Answer+int(pending), avoid
 		return j.g.fleet.Now().HasRoom(q, d)

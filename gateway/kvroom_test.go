@@ -7,16 +7,16 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // pools is a gateway before nodes with 10 KV blocks of 16 tokens, of which used
 // say how many are in use.
 func pools(t *testing.T, o Options, used ...*atomic.Uint32) *bed {
-	nodes := map[string]upstreamtest.Options{}
+	nodes := map[string]nodestest.Options{}
 	for i, u := range used {
-		nodes[fmt.Sprintf("d%d", i+1)] = upstreamtest.Options{MaxRunning: 100, Memory: func() (total, in, cached, reserved uint32) { return 10, u.Load(), 0, 0 }}
+		nodes[fmt.Sprintf("d%d", i+1)] = nodestest.Options{MaxRunning: 100, Memory: func() (total, in, cached, reserved uint32) { return 10, u.Load(), 0, 0 }}
 	}
 	b := newBed(t, o, nodes)
 	b.until(func() bool {
@@ -115,7 +115,7 @@ func TestShorterRequestsGoElsewhere(t *testing.T) {
 // reports those on their way.
 func TestRequestsOnTheirWayCountAsKVMemory(t *testing.T) {
 	a := newAdmission(admit.Limits{})
-	room := kvRoom{blocks: 40, on: func(pending int64, _ ...*upstream.Node) (bool, *upstream.Node) { return pending+40 <= 100, nil }}
+	room := kvRoom{blocks: 40, on: func(pending int64, _ ...*nodes.Node) (bool, *nodes.Node) { return pending+40 <= 100, nil }}
 	for i, want := range []bool{true, true, false} {
 		if a.pass(1, 1, room) != want {
 			t.Errorf("request %d of 40 blocks, room for 100: let through %t", i+1, !want)

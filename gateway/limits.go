@@ -9,8 +9,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // lim are the options with the limits that hold now.
@@ -47,7 +47,7 @@ func (g *Gateway) SetLimits(o Options) error {
 
 // SetUpstreams replaces the servers of other kinds and the sources of more; there
 // must have been some.
-func (g *Gateway) SetUpstreams(targets []foreign.Target, sources []foreign.Source) error {
+func (g *Gateway) SetUpstreams(targets []upstream.Target, sources []upstream.Source) error {
 	if g.foreign == nil {
 		return errors.New("gateway: it was started without upstreams")
 	}

@@ -10,14 +10,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // A connection too many is refused while all others have requests.
 func TestMaxConnections(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxConns: 1}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{MaxConns: 1}, one(nodestest.Options{Gate: gate}))
 	first := b.dial()
 	defer first.Close()
 	first.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":1}`)
@@ -105,7 +105,7 @@ func TestLimitsPage(t *testing.T) {
 // be it silent or in the middle of a head; those with requests never are.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxConns: 4}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{MaxConns: 4}, one(nodestest.Options{Gate: gate}))
 	waiting := func(n int) {
 		t.Helper()
 		b.until(func() bool {

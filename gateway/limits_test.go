@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
@@ -64,7 +64,7 @@ func TestSlowSenders(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // the server's own ticker
-				b := newBed(t, Options{}, one(upstreamtest.Options{}))
+				b := newBed(t, Options{}, one(nodestest.Options{}))
 				conn := b.dial().timeless()
 				began := time.Now()
 				var sends sync.WaitGroup
@@ -97,7 +97,7 @@ func TestSlowSenders(t *testing.T) {
 // is left behind by clients that go is free again.
 func TestMemoryOfBodies(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxBodyMemory: 262_000}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{MaxBodyMemory: 262_000}, one(nodestest.Options{Gate: gate}))
 	body := `{"messages":[{"role":"user","content":"x","name":"` + strings.Repeat("x", 60_000) + `"}],"max_tokens":1}`
 	head := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", len(body))
 	first := b.dial()
@@ -140,7 +140,7 @@ func TestConnectionsPerAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBed(t, Options{Listener: l, MaxConnsPerAddress: 2}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{Listener: l, MaxConnsPerAddress: 2}, one(nodestest.Options{}))
 	dial := func() *client {
 		nc, err := net.Dial("tcp", b.g.Addr())
 		if err != nil {
@@ -176,7 +176,7 @@ func TestConnectionsPerAddress(t *testing.T) {
 // What a request may ask for is bounded, and the bounds change while it runs.
 func TestLimitsOfRequests(t *testing.T) {
 	o := Options{MaxN: 2, MaxPromptTokens: 5, MaxLogprobs: 3, MaxBodyBytes: 500}
-	b := newBed(t, o, one(upstreamtest.Options{}))
+	b := newBed(t, o, one(nodestest.Options{}))
 	cases := []struct {
 		path, body string
 		status     int
@@ -226,7 +226,7 @@ func TestSlowReadersHoldTheirBuffers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := newBed(t, Options{Listener: l, StreamTokens: tokens}, one(upstreamtest.Options{Token: ramble}))
+		b := newBed(t, Options{Listener: l, StreamTokens: tokens}, one(nodestest.Options{Token: ramble}))
 		var clients sync.WaitGroup
 		for range nClients {
 			nc, err := door.Dial(t.Context(), "door")

@@ -14,7 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -69,7 +69,7 @@ func TestLingeringCloses(t *testing.T) {
 			if kind {
 				l = strict
 			}
-			b := newBed(t, Options{Listener: l, MaxBodyBytes: 1 << 20, ShutdownTimeout: time.Millisecond}, one(upstreamtest.Options{}))
+			b := newBed(t, Options{Listener: l, MaxBodyBytes: 1 << 20, ShutdownTimeout: time.Millisecond}, one(nodestest.Options{}))
 			b.net = net
 			var clients sync.WaitGroup
 			for i := range 24 {
@@ -165,7 +165,7 @@ func TestRefusedWhileSendingOverSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBed(t, Options{Listener: l, MaxBodyBytes: 1 << 20}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{Listener: l, MaxBodyBytes: 1 << 20}, one(nodestest.Options{}))
 	var clients sync.WaitGroup
 	for range 16 {
 		clients.Go(func() {
@@ -194,7 +194,7 @@ func TestRequestThatStops(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			t.Cleanup(func() { time.Sleep(time.Minute) })
-			b := newBed(t, Options{}, one(upstreamtest.Options{}))
+			b := newBed(t, Options{}, one(nodestest.Options{}))
 			c := b.dial()
 			defer c.Close()
 			if err := c.SetDeadline(time.Time{}); err != nil {

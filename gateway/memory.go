@@ -9,7 +9,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 )
 
 // MaxBodyMemory counts each large body and what its parse takes besides (charge).

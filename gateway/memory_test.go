@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // A text that no context can hold is refused before it is tokenized, wherever it is.
 func TestTextBeyondContext(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	m, fault := b.g.find("")
 	if fault != nil {
 		t.Fatal(fault)
@@ -26,7 +26,7 @@ func TestTextBeyondContext(t *testing.T) {
 
 // A body in small chunks, whose length nobody has said, is counted as it comes.
 func TestMemoryOfChunks(t *testing.T) {
-	b := newBed(t, Options{MaxBodyMemory: 1 << 20}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{MaxBodyMemory: 1 << 20}, one(nodestest.Options{}))
 	c := b.dial()
 	defer c.Close()
 	if _, err := io.WriteString(c, "POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"); err != nil {
@@ -45,7 +45,7 @@ func TestMemoryOfChunks(t *testing.T) {
 // head alone; otherwise it counts for its length.
 func TestMemoryIsTakenByTheHead(t *testing.T) {
 	const most, length = 4 << 20, 3<<20 + 1
-	b := newBed(t, Options{MaxBodyMemory: most}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{MaxBodyMemory: most}, one(nodestest.Options{}))
 	head := fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", length)
 	first, second := b.dial(), b.dial()
 	defer second.Close()
@@ -97,7 +97,7 @@ func TestMemoryLimitOfBodies(t *testing.T) {
 // may bring: it is counted, and given back when the prompt has its tokens.
 func TestMemoryOfLongWords(t *testing.T) {
 	const size = 90_000
-	b := newBed(t, Options{MaxBodyMemory: 30 * size}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{MaxBodyMemory: 30 * size}, one(nodestest.Options{}))
 	word := strings.Repeat("x", size)
 	b.post("/v1/completions", `{"max_tokens":1,"prompt":"`+word+`"}`).wantError(t, 429, "--max-body-memory")
 	b.post("/v1/chat/completions", `{"max_tokens":1,"messages":[{"role":"user","content":"`+word+`"}]}`).wantError(t, 429, "--max-body-memory")
@@ -111,14 +111,14 @@ func TestMemoryOfLongWords(t *testing.T) {
 
 // A template that goes through its messages for each of them makes text out of proportion.
 func TestTemplateBeyondRequest(t *testing.T) {
-	b := newBed(t, Options{ChatTemplate: "{% for a in messages %}{% for m in messages %}{{ m.content }}{% endfor %}{% endfor %}"}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{ChatTemplate: "{% for a in messages %}{% for m in messages %}{{ m.content }}{% endfor %}{% endfor %}"}, one(nodestest.Options{}))
 	message := `{"role":"user","content":"` + strings.Repeat("x", 100) + `"}`
 	b.post("/v1/chat/completions", `{"messages":[`+message+strings.Repeat(","+message, 199)+`]}`).wantError(t, 400, "the output is longer than")
 }
 
-// What has too many elements is refused by name; internal/openai tests every field.
+// What has too many elements is refused by name; gateway/api/openai tests every field.
 func TestFieldsAreBounded(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	for _, body := range []string{
 		`{"prompt":"x","stop":["a"` + strings.Repeat(`,"a"`, 64) + `]}`,
 		`{"prompt":"x","stop_token_ids":[1` + strings.Repeat(`,1`, 64) + `]}`,

@@ -3,8 +3,8 @@ package gateway
 import (
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -103,8 +103,8 @@ func (g *Gateway) meterUpstreams(gauge func(id metrics.ID, f func() float64, lab
 	if g.foreign == nil {
 		return
 	}
-	for _, role := range []foreign.Role{foreign.Whole, foreign.Prefill, foreign.Decode} {
-		for _, state := range foreign.States {
+	for _, role := range []upstream.Role{upstream.Whole, upstream.Prefill, upstream.Decode} {
+		for _, state := range upstream.States {
 			gauge(metrics.GatewayUpstreams, func() float64 { return float64(g.foreign.Count(role, state)) }, role.String(), state)
 		}
 		gauge(metrics.GatewayUpstreamRequests, func() float64 { return float64(g.foreign.Now().Requests(role)) }, role.String())
@@ -126,7 +126,7 @@ func (g *Gateway) meterLimits() {
 // forecast counts the tokens of a prompt that the fleet's news say a node has; the
 // node's own word, which comes with its Accepted, is held against it. A node uses
 // whole blocks of all but the last token.
-func (j *job) forecast(c *choice, node *upstream.Node) {
+func (j *job) forecast(c *choice, node *nodes.Node) {
 	bt, n := j.model.blockTokens, len(c.prompt.tokens)+len(c.output)
 	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.hashes, bt, j.model.groups)
 	j.g.meters.predicted.Add(float64(min(held, (n-1)/bt*bt)))

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -22,7 +22,7 @@ func TestFirstTokensAgainstTheirPredictions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		t.Cleanup(func() { time.Sleep(time.Minute) }) // the server's own tickers
 		gate := make(chan struct{})
-		b := newBed(t, Options{}, one(upstreamtest.Options{Gate: gate}))
+		b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
 		hold := func(id metrics.ID, n uint64, seconds float64, labels ...string) {
 			t.Helper()
 			h := b.g.meters.set.Histogram(id, labels...)
@@ -73,8 +73,8 @@ func TestSecondAttemptsAreNotForetold(t *testing.T) {
 		}
 		return 0, ""
 	}
-	o := upstreamtest.Options{Refuse: refuse}
-	b := newBed(t, Options{Members: []upstream.Member{decodeMember("d1"), decodeMember("d2")}}, map[string]upstreamtest.Options{"d1": o, "d2": o})
+	o := nodestest.Options{Refuse: refuse}
+	b := newBed(t, Options{Members: []nodes.Member{decodeMember("d1"), decodeMember("d2")}}, map[string]nodestest.Options{"d1": o, "d2": o})
 	for _, n := range b.nodes {
 		n.Send(rpc.FrameStats, &nodepb.Stats{PrefillTokensPerS: 1000})
 	}
@@ -95,7 +95,7 @@ func TestSecondAttemptsAreNotForetold(t *testing.T) {
 // A token of an attempt that is not the current one reaches nobody, and is counted.
 func TestStaleTokensAreCounted(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{}, one(upstreamtest.Options{Gate: gate, Token: ramble, Garble: func(tok rpc.Token) rpc.Token {
+	b := newBed(t, Options{}, one(nodestest.Options{Gate: gate, Token: ramble, Garble: func(tok rpc.Token) rpc.Token {
 		if tok.Position == 3 && tok.Attempt == 1 {
 			tok.Attempt = 77
 		}

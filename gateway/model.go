@@ -8,7 +8,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -76,7 +76,7 @@ func (m *model) rootFields(salt string) (fingerprint, adapter, s string) {
 }
 
 // with is the model computed with an adapter, under the adapter's name.
-func (m *model) with(a upstream.Adapter) *model {
+func (m *model) with(a nodes.Adapter) *model {
 	w := *m
 	w.name, w.parent, w.adapter = a.Name, m.name, &nodepb.Adapter{Name: a.Name, Digest: a.Digest}
 	return &w

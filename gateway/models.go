@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 )
 
 // models are those that native nodes serve, in the order in which they were taken
@@ -93,7 +93,7 @@ func (g *Gateway) waits(next []*model, print uint64) bool {
 
 // takeUp makes a node's model one of the gateway's; nil without an error: it waits
 // for its place.
-func (g *Gateway) takeUp(ctx context.Context, n *upstream.Node, next []*model) (*model, error) {
+func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*model, error) {
 	b, err := n.Bundle(ctx)
 	if err != nil {
 		return nil, err
@@ -177,7 +177,7 @@ func (g *Gateway) lookForRoom() {
 
 // keepModel refreshes now, when the members change, and in between.
 func (g *Gateway) keepModel(ctx context.Context) {
-	tick := time.NewTicker(upstream.DefaultProbeInterval / 2)
+	tick := time.NewTicker(nodes.DefaultProbeInterval / 2)
 	defer tick.Stop()
 	said := ""
 	for {

@@ -12,9 +12,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -23,7 +23,7 @@ import (
 func other() *nodepb.Bundle {
 	b := proto.CloneOf(bundle())
 	b.Model, b.Fingerprint, b.MaxModelLen, b.VocabSize = "other", 8, 50, 259
-	b.TokenizerJson = upstreamtest.Tokenizer([][2]string{{"H", "e"}}, "<|im_start|>", "<|im_end|>")
+	b.TokenizerJson = nodestest.Tokenizer([][2]string{{"H", "e"}}, "<|im_start|>", "<|im_end|>")
 	b.ChatTemplate = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
 	return b
 }
@@ -33,8 +33,8 @@ func two(t *testing.T, o Options) *bed {
 	t.Helper()
 	second := decodeMember("d2")
 	second.Fingerprint, second.Model = 8, "other"
-	o.Members = []upstream.Member{decodeMember("d1"), second}
-	b := newBed(t, o, map[string]upstreamtest.Options{"d1": {}, "d2": {Bundle: other()}})
+	o.Members = []nodes.Member{decodeMember("d1"), second}
+	b := newBed(t, o, map[string]nodestest.Options{"d1": {}, "d2": {Bundle: other()}})
 	b.until(func() bool { return len(b.g.model.All()) == 2 })
 	return b
 }
@@ -42,7 +42,7 @@ func two(t *testing.T, o Options) *bed {
 // Nodes of several models stand behind one URL: a request goes to those of its model,
 // with that model's tokenizer, template and bounds.
 func TestSeveralModels(t *testing.T) {
-	b := two(t, Options{Foreign: foreign.Options{Names: map[string]string{"alias": "other"}}})
+	b := two(t, Options{Foreign: upstream.Options{Names: map[string]string{"alias": "other"}}})
 	got := func(node string) int { return len(b.nodes[node].Requests()) }
 	for i, c := range []struct{ model, node, prompt string }{
 		{"tiny", "d1", "<|im_start|>user\nhi!<|im_end|>\n<|im_start|>assistant\n"}, {"other", "d2", "[hi!]"}, {"alias", "d2", "[hi!]"},
@@ -86,7 +86,7 @@ func TestSeveralModels(t *testing.T) {
 		t.Error(r.body)
 	}
 	// Of a model that nobody serves any more requests are refused, those of the other go on.
-	b.g.SetMembers([]upstream.Member{decodeMember("d1")})
+	b.g.SetMembers([]nodes.Member{decodeMember("d1")})
 	b.until(func() bool { return len(b.g.model.All()) == 1 })
 	b.post("/v1/completions", `{"model":"other","prompt":"x"}`).wantError(t, 404, "does not exist")
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
@@ -100,9 +100,9 @@ func TestModelOfTheSameName(t *testing.T) {
 	next.Fingerprint = 8
 	second := decodeMember("d2")
 	second.Fingerprint = 8
-	b := newBed(t, Options{Members: []upstream.Member{decodeMember("d1")}}, map[string]upstreamtest.Options{"d1": {}})
-	b.node("d2", upstreamtest.Options{Bundle: next})
-	b.g.SetMembers([]upstream.Member{decodeMember("d1"), second})
+	b := newBed(t, Options{Members: []nodes.Member{decodeMember("d1")}}, map[string]nodestest.Options{"d1": {}})
+	b.node("d2", nodestest.Options{Bundle: next})
+	b.g.SetMembers([]nodes.Member{decodeMember("d1"), second})
 	b.until(func() bool { return strings.Contains(b.log.String(), "another model of the same name waits") })
 	for range 4 {
 		if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
@@ -112,11 +112,11 @@ func TestModelOfTheSameName(t *testing.T) {
 	if n := len(b.nodes["d2"].Requests()); n != 0 || len(b.g.model.All()) != 1 {
 		t.Fatalf("%d requests of the present model reached the next", n)
 	}
-	time.Sleep(upstream.DefaultProbeInterval) // it is not asked again and again
+	time.Sleep(nodes.DefaultProbeInterval) // it is not asked again and again
 	if n := strings.Count(b.log.String(), "another model of the same name waits"); n != 1 {
 		t.Errorf("asked %d times", n)
 	}
-	b.g.SetMembers([]upstream.Member{second})
+	b.g.SetMembers([]nodes.Member{second})
 	b.until(func() bool { m := b.g.model.All(); return len(m) == 1 && m[0].fingerprint == 8 })
 }
 
@@ -125,8 +125,8 @@ func TestModelsWaitApart(t *testing.T) {
 	gate := make(chan struct{})
 	second := decodeMember("d2")
 	second.Fingerprint, second.Model = 8, "other"
-	b := newBed(t, Options{NodeBacklog: 1, APIKeyFile: keyFile(t, "a weight=2\nb\n"), Members: []upstream.Member{decodeMember("d1"), second}},
-		map[string]upstreamtest.Options{"d1": {MaxRunning: 1, Gate: gate}, "d2": {Bundle: other(), MaxRunning: 1}})
+	b := newBed(t, Options{NodeBacklog: 1, APIKeyFile: keyFile(t, "a weight=2\nb\n"), Members: []nodes.Member{decodeMember("d1"), second}},
+		map[string]nodestest.Options{"d1": {MaxRunning: 1, Gate: gate}, "d2": {Bundle: other(), MaxRunning: 1}})
 	b.until(func() bool { return len(b.g.model.All()) == 2 })
 	full := func(m *model) bool { return m.queue.room.Load() < 1<<40 }
 	b.until(func() bool { return full(b.g.model.All()[0]) && full(b.g.model.All()[1]) })
@@ -164,7 +164,7 @@ func TestModelNotNamed(t *testing.T) {
 	far := strangers(t, n, "s1")["s1"]
 	far.does(whole)
 	dial := func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
-	b := newBedOn(t, n, Options{Foreign: foreign.Options{Targets: []foreign.Target{{URL: far.url()}}, Dial: dial}}, map[string]upstreamtest.Options{"d1": {}})
+	b := newBedOn(t, n, Options{Foreign: upstream.Options{Targets: []upstream.Target{{URL: far.url()}}, Dial: dial}}, map[string]nodestest.Options{"d1": {}})
 	b.until(func() bool { return b.g.model.Load() != nil && b.g.foreign.Now().Find("m") != nil })
 	for _, c := range []struct {
 		model             string

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
@@ -18,10 +18,10 @@ import (
 func TestCachedPrefixIsNotPrefilledElsewhere(t *testing.T) {
 	b := newBed(t, Options{
 		MinRemotePrefillTokens: 32,
-		Members: []upstream.Member{
+		Members: []nodes.Member{
 			decodeMember("d"), {ID: "p", Role: "prefill", RPC: "p", Fingerprint: 7, Class: "test", Ready: true},
 		},
-	}, map[string]upstreamtest.Options{"d": {}})
+	}, map[string]nodestest.Options{"d": {}})
 	m := b.g.model.Load()
 	prompt := make([]int32, 100)
 	for i := range prompt {
@@ -55,7 +55,7 @@ func TestCachedPrefixIsNotPrefilledElsewhere(t *testing.T) {
 }
 
 func TestNodesView(t *testing.T) {
-	b := newBed(t, Options{Version: "9", APIKeys: []string{"k"}}, map[string]upstreamtest.Options{"d": {}})
+	b := newBed(t, Options{Version: "9", APIKeys: []string{"k"}}, map[string]nodestest.Options{"d": {}})
 	if r := b.do("GET", "/debug/nodes", ""); r.StatusCode != 401 {
 		t.Errorf("without a key: status %d", r.StatusCode)
 	}
@@ -83,7 +83,7 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 		b.SetServers([]string{server.Addr()})
 		return b
 	}
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	node := bus("d1")
 	news, err := cluster.NewNews(node, "tiny", "d1", b.g.log)
 	if err != nil {
@@ -114,6 +114,6 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 	}
 	b.until(known)
 	b.g.SetMembers(nil)
-	b.g.SetMembers([]upstream.Member{decodeMember("d1")})
+	b.g.SetMembers([]nodes.Member{decodeMember("d1")})
 	b.until(known)
 }

@@ -9,13 +9,13 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
 // The page tells of every route and of every field, and loads nothing.
 func TestDocs(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	r := b.do("GET", "/docs", "")
 	if r.StatusCode != 200 || r.Header.Get("Content-Type") != "text/html; charset=utf-8" || !strings.Contains(r.Header.Get("Content-Security-Policy"), "default-src 'none'") {
 		t.Fatal(r.StatusCode, r.Header)
@@ -107,7 +107,7 @@ func TestRequestLines(t *testing.T) {
 	file := keyFile(t, "secret-key name=alice\n")
 	key := "Authorization: Bearer secret-key"
 	t.Run("nodes", func(t *testing.T) {
-		b := newBed(t, Options{APIKeyFile: file, LogRequests: true}, one(upstreamtest.Options{}))
+		b := newBed(t, Options{APIKeyFile: file, LogRequests: true}, one(nodestest.Options{}))
 		b.post("/v1/completions", `{"prompt":"a private word","max_tokens":4}`, key, "X-Request-Id: r1")
 		b.post("/v1/completions", `{"prompt":"a private word","n":0}`, key, "X-Request-Id: r2")
 		b.post("/v1/completions", `{"prompt":"a private word"}`, "X-Request-Id: r3")

@@ -10,7 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 )
 
 // preflightAge is how long browsers may keep the answer to a preflight, in seconds.

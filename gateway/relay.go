@@ -14,12 +14,12 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // Bounds of relayed requests.
@@ -44,33 +44,33 @@ const (
 type relay struct {
 	exchange
 	body    []byte // as it is sent
-	look    foreign.Body
-	model   *foreign.Model
+	look    upstream.Body
+	model   *upstream.Model
 	prompt  kvcache.Hash // key on the ring
 	nPrompt int          // tokens of the prompt, where they were hashed; 0: its bytes were
 	try     trace.Span   // of the present attempt
-	life    fsm.Choice[*foreign.Server]
+	life    fsm.Choice[*upstream.Server]
 	patient bool // reads wait until the deadline
 
-	call    *foreign.Call   // nil: none is under way
-	server  *foreign.Server // that is asked, or was last
-	prefill *leg            // SGLang's other leg; nil: none
-	patched []byte          // the body of a leg
-	renamed []byte          // the body with the name that servers know the model by
-	ranks   []int           // of prefill servers; a buffer
-	failure *failure        // of the last attempt; nil: none failed
-	head    []byte          // of the request, as it is sent
-	length  int             // of the answer's body; -1: not told
-	lines   []byte          // the answer's headers
-	events  bool            // the answer is a stream of events
-	held    []byte          // the answer's body so far
-	full    bool            // held is all of it
-	times   timing          // streams only
-	nEvents int             // that the answer had
+	call    *upstream.Call   // nil: none is under way
+	server  *upstream.Server // that is asked, or was last
+	prefill *leg             // SGLang's other leg; nil: none
+	patched []byte           // the body of a leg
+	renamed []byte           // the body with the name that servers know the model by
+	ranks   []int            // of prefill servers; a buffer
+	failure *failure         // of the last attempt; nil: none failed
+	head    []byte           // of the request, as it is sent
+	length  int              // of the answer's body; -1: not told
+	lines   []byte           // the answer's headers
+	events  bool             // the answer is a stream of events
+	held    []byte           // the answer's body so far
+	full    bool             // held is all of it
+	times   timing           // streams only
+	nEvents int              // that the answer had
 	told    outcome
 
 	mu    sync.Mutex // of what follows, and of whether prefill is there
-	cur   *foreign.Call
+	cur   *upstream.Call
 	gone  bool
 	unfed bool // the prefill leg has failed the present attempt
 	fed   bool // the decode leg needs the other no more
@@ -99,7 +99,7 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
 	if g.model.Load() == nil {
 		return false
 	}
-	look, err := foreign.Look(ctx.PostBody())
+	look, err := upstream.Look(ctx.PostBody())
 	if err != nil || look.Model == "" {
 		return err == nil
 	}
@@ -171,7 +171,7 @@ func (r *relay) prepare() (fault *openai.Error) {
 			return fault
 		}
 		var err error
-		if r.look, err = foreign.Look(r.body); err != nil {
+		if r.look, err = upstream.Look(r.body); err != nil {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "foreign: "))
 		}
 	}
@@ -232,7 +232,7 @@ func noModel(name string) *openai.Error {
 }
 
 // decide asks the router, around the servers that have failed the request.
-func (r *relay) decide(view *route.View) (route.Decision, foreign.Forced) {
+func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
 	force := r.model.Look(view, r.life.Tried())
 	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
 	switch {
@@ -247,9 +247,9 @@ func (r *relay) decide(view *route.View) (route.Decision, foreign.Forced) {
 }
 
 // chosen are the servers of a decision; prefill is nil where one server does all.
-func (r *relay) chosen(d route.Decision) (s, prefill *foreign.Server) {
+func (r *relay) chosen(d route.Decision) (s, prefill *upstream.Server) {
 	s = r.model.Servers[d.Decode]
-	if len(d.Prefill) > 0 && s.Role == foreign.Decode && !(r.g.foreign.Protocol() == foreign.VLLM && r.alone()) {
+	if len(d.Prefill) > 0 && s.Role == upstream.Decode && !(r.g.foreign.Protocol() == upstream.VLLM && r.alone()) {
 		prefill = r.model.Prefill[d.Prefill[0]]
 	}
 	return s, prefill
@@ -257,7 +257,7 @@ func (r *relay) chosen(d route.Decision) (s, prefill *foreign.Server) {
 
 // pick chooses the next server and the one that computes its prompt; nil: there
 // is none left.
-func (r *relay) pick() (s, prefill *foreign.Server, force foreign.Forced) {
+func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	d, force := r.decide(view)
@@ -317,7 +317,7 @@ func retried(status int) bool {
 }
 
 // open begins a call that ends with the client.
-func (r *relay) open(s *foreign.Server, force bool) error {
+func (r *relay) open(s *upstream.Server, force bool) error {
 	patience := r.deadline
 	if r.patient = r.watch != nil; !r.patient {
 		patience = earlier(time.Now().Add(watchAfter), r.deadline)
@@ -337,7 +337,7 @@ func (r *relay) open(s *foreign.Server, force bool) error {
 // ask sends a body to one server and waits for its answer: for all of a small
 // one, for the first of events, for the head of others. most is how much of an
 // answer is small.
-func (r *relay) ask(s *foreign.Server, force bool, body []byte, most int) error {
+func (r *relay) ask(s *upstream.Server, force bool, body []byte, most int) error {
 	if err := r.open(s, force); err != nil {
 		return err
 	}
@@ -362,7 +362,7 @@ func (r *relay) await(most int) error {
 			return err
 		}
 	}
-	if retried(call.Status) && (r.server.Role == foreign.Prefill || r.others()) {
+	if retried(call.Status) && (r.server.Role == upstream.Prefill || r.others()) {
 		return fmt.Errorf("%w: %d", errStatus, call.Status)
 	}
 	r.status, r.length = call.Status, int(call.Length)
@@ -373,7 +373,7 @@ func (r *relay) await(most int) error {
 	for len(r.held) <= most {
 		piece, err := r.next()
 		if err == io.EOF && r.events && r.completes() && call.Status == 200 && !endsDone(r.held) {
-			return fmt.Errorf("%w: a stream without an event", foreign.ErrBroken)
+			return fmt.Errorf("%w: a stream without an event", upstream.ErrBroken)
 		}
 		if err == io.EOF {
 			r.full = true
@@ -397,7 +397,7 @@ func (r *relay) others() bool {
 // untried is the number of servers of r.server's kind that have not been asked.
 func (r *relay) untried() (n int) {
 	all := r.model.Servers
-	if r.server.Role == foreign.Prefill {
+	if r.server.Role == upstream.Prefill {
 		all = r.model.Prefill
 	}
 	for _, s := range all {
@@ -429,7 +429,7 @@ func (r *relay) wait() bool {
 }
 
 // hold makes the call the one that ends with the client; false: it has gone.
-func (r *relay) hold(call *foreign.Call) bool {
+func (r *relay) hold(call *upstream.Call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cur = call

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -153,7 +153,7 @@ func newRelayed(t testing.TB, o Options, names ...string) *relayed {
 	r := &relayed{far: strangers(t, n, names...)}
 	if o.Foreign.Targets == nil {
 		for _, name := range names {
-			o.Foreign.Targets = append(o.Foreign.Targets, foreign.Target{URL: r.far[name].url()})
+			o.Foreign.Targets = append(o.Foreign.Targets, upstream.Target{URL: r.far[name].url()})
 		}
 	}
 	o.Foreign.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -64,7 +64,7 @@ func BenchmarkRelay(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	g, err := New(Options{Listener: l, RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}}, Foreign: foreign.Options{Targets: []foreign.Target{{URL: url}}}, DrainDelay: -1})
+	g, err := New(Options{Listener: l, RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}}, Foreign: upstream.Options{Targets: []upstream.Target{{URL: url}}}, DrainDelay: -1})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
@@ -265,7 +265,7 @@ func (b *relayBody) over(err error) {
 		r.cause = causeUpstream
 		fault = badGateway("the upstream's answer broke off")
 		r.g.log.Warn("answer broke off", "request", string(r.id), "upstream", r.server.Name, "error", err)
-		r.end(errors.Join(foreign.ErrServer, err))
+		r.end(errors.Join(upstream.ErrServer, err))
 	}
 	if b.r.events && !r.unread() && !b.inside {
 		b.buf = fault.AppendEvent(b.buf[:b.whole])

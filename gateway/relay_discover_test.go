@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/foreign/discover"
-	"github.com/tandem-serving/tandem/gateway/foreign/discover/discovertest"
+	"github.com/tandem-serving/tandem/gateway/proxy/discover"
+	"github.com/tandem-serving/tandem/gateway/proxy/discover/discovertest"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // A Kubernetes API adds servers and takes them away under load, as it does in a
@@ -27,13 +27,13 @@ func TestRelayKubernetesUnderLoad(t *testing.T) {
 	}))
 	t.Cleanup(kube.Close)
 	t.Cleanup(api.End)
-	source, _, err := discover.Parse("k8s:ns/llm:http", foreign.Whole, 0, discover.Options{API: kube.URL})
+	source, _, err := discover.Parse("k8s:ns/llm:http", upstream.Whole, 0, discover.Options{API: kube.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
 	names := []string{"s1", "s2", "s3", "s4"}
 	api.Set("a", 80, names[:1], nil)
-	b := newRelayed(t, Options{Policy: "least_load", Foreign: foreign.Options{Sources: []foreign.Source{source}, Targets: []foreign.Target{}}}, names...)
+	b := newRelayed(t, Options{Policy: "least_load", Foreign: upstream.Options{Sources: []upstream.Source{source}, Targets: []upstream.Target{}}}, names...)
 	b.until(func() bool { return b.g.foreign.Now().Up() == 1 })
 
 	var done, wrong atomic.Int64
@@ -105,8 +105,8 @@ type fixed struct {
 
 func (f *fixed) String() string { return "fixed:" + f.url }
 
-func (f *fixed) Watch(ctx context.Context, tell func([]foreign.Target)) {
-	tell([]foreign.Target{{URL: f.url}})
+func (f *fixed) Watch(ctx context.Context, tell func([]upstream.Target)) {
+	tell([]upstream.Target{{URL: f.url}})
 	<-ctx.Done()
 	close(f.ended)
 }
@@ -115,7 +115,7 @@ func (f *fixed) Watch(ctx context.Context, tell func([]foreign.Target)) {
 func TestRelaySourcesChange(t *testing.T) {
 	b := newRelayed(t, Options{}, "s1", "s2", "s3")
 	source := func(name string) *fixed { return &fixed{b.far[name].url(), make(chan struct{})} }
-	set := func(want string, static []foreign.Target, sources ...foreign.Source) {
+	set := func(want string, static []upstream.Target, sources ...upstream.Source) {
 		t.Helper()
 		if err := b.g.SetUpstreams(static, sources); err != nil {
 			t.Fatal(err)
@@ -128,7 +128,7 @@ func TestRelaySourcesChange(t *testing.T) {
 			return strings.Join(names, " ") == want && b.g.foreign.Now().Up() == len(names)
 		})
 	}
-	s1 := []foreign.Target{{URL: b.far["s1"].url()}}
+	s1 := []upstream.Target{{URL: b.far["s1"].url()}}
 	second, third := source("s2"), source("s3")
 	set("http://s1", s1)
 	set("http://s1 http://s2", s1, second)
@@ -151,7 +151,7 @@ func TestRelaySourcesChange(t *testing.T) {
 // taken from the list and put back is used again.
 func TestRelayDrainOutlastsItsSource(t *testing.T) {
 	b := newRelayed(t, Options{}, "s1", "s2")
-	set := func(want string, static []foreign.Target, sources ...foreign.Source) {
+	set := func(want string, static []upstream.Target, sources ...upstream.Source) {
 		t.Helper()
 		if err := b.g.SetUpstreams(static, sources); err != nil {
 			t.Fatal(err)
@@ -165,7 +165,7 @@ func TestRelayDrainOutlastsItsSource(t *testing.T) {
 		})
 	}
 	source := func() *fixed { return &fixed{b.far["s2"].url(), make(chan struct{})} }
-	s1 := []foreign.Target{{URL: b.far["s1"].url()}}
+	s1 := []upstream.Target{{URL: b.far["s1"].url()}}
 	set("http://s1 false, http://s2 false", s1, source())
 	for _, s := range b.g.foreign.Now().Servers {
 		s.Drain(true)

@@ -6,9 +6,9 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // upstreamView is a server of another kind as people see it.
@@ -23,7 +23,7 @@ type upstreamView struct {
 	Usable   *bool  `json:"usable,omitempty"` // for the request in question
 }
 
-func viewOf(s *foreign.Server) upstreamView {
+func viewOf(s *upstream.Server) upstreamView {
 	return upstreamView{Name: s.Name, Role: s.Role.String(), Up: s.Up(), Reason: s.Why(), Breaker: s.Breaker(), Draining: s.Draining(), Load: s.InFlight.Load()}
 }
 
@@ -70,12 +70,12 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 		g.fail(ctx, fault)
 		return true
 	}
-	r := relay{exchange: exchange{g: g, path: path, by: how}, model: m, look: foreign.Body{Prompt: raw, N: 1, Batch: 1}}
+	r := relay{exchange: exchange{g: g, path: path, by: how}, model: m, look: upstream.Body{Prompt: raw, N: 1, Batch: 1}}
 	why := r.hash(fmt.Appendf(nil, `{"%s":%s}`, member, raw))
 	var view route.View
 	d, forced := r.decide(&view)
 	e := relayExplanation{Model: m.Name, Tokens: r.nPrompt, Policy: how.policy.String(), Upstreams: []upstreamView{}}
-	see := func(servers []*foreign.Server, states []route.State) {
+	see := func(servers []*upstream.Server, states []route.State) {
 		for i, s := range servers {
 			v := viewOf(s)
 			v.Usable = &states[i].Usable
@@ -108,7 +108,7 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	case prefill != nil:
 		e.Prefill = prefill.Name
 		e.Words = append(e.Words, fmt.Sprintf("%s computes the prompt, joined as %s does it.", prefill.Name, g.foreign.Protocol()))
-	case s.Role == foreign.Decode:
+	case s.Role == upstream.Decode:
 		e.Words = append(e.Words, "No prefill server of the model is usable.")
 	}
 	g.json(ctx, e)

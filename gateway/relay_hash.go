@@ -7,9 +7,9 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -34,7 +34,7 @@ func NewTokenizer(b *nodepb.Bundle, template string) (*Tokenizer, error) {
 }
 
 // tokenizer is that of a model; nil: there is none.
-func (g *Gateway) tokenizer(m *foreign.Model) *Tokenizer {
+func (g *Gateway) tokenizer(m *upstream.Model) *Tokenizer {
 	for _, name := range []string{m.Name, m.As, ""} {
 		if t := g.o.Tokenizers[name]; t != nil {
 			return t

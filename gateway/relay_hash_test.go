@@ -11,10 +11,10 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -34,9 +34,9 @@ func farTokenizer(t *testing.T, template string) *Tokenizer {
 }
 
 // hashed is a request after its hashing, at a gateway with the tokenizers.
-func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *foreign.Model, how by, path, body string) (*relay, *openai.Error) {
+func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *upstream.Model, how by, path, body string) (*relay, *openai.Error) {
 	t.Helper()
-	look, err := foreign.Look([]byte(body))
+	look, err := upstream.Look([]byte(body))
 	if err != nil {
 		t.Fatal(body, err)
 	}
@@ -49,8 +49,8 @@ func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *foreign.Model, ho
 func TestRelayHashesTokens(t *testing.T) {
 	const toolChat = "{% for x in tools or [] %}{{ x.function.name }};{% endfor %}" + chatML
 	tokenizers := map[string]*Tokenizer{"": farTokenizer(t, toolChat)}
-	m, alias := &foreign.Model{Name: "m"}, &foreign.Model{Name: "best", As: "m"}
-	key := func(m *foreign.Model, path, body string) kvcache.Hash {
+	m, alias := &upstream.Model{Name: "m"}, &upstream.Model{Name: "best", As: "m"}
+	key := func(m *upstream.Model, path, body string) kvcache.Hash {
 		t.Helper()
 		r, fault := hashed(t, tokenizers, m, by{policy: route.ConsistentHash}, path, body)
 		if fault != nil || r.nPrompt == 0 {
@@ -135,7 +135,7 @@ func TestRelayHashesBytes(t *testing.T) {
 		"embeddings":       {map[string]*Tokenizer{"m": own}, route.Prefix, "/v1/embeddings", `{"input":"x"}`, "only chats"},
 		"no token ids":     {map[string]*Tokenizer{"m": own}, route.Prefix, tokensPath, `{"model":"m"}`, "not valid JSON"},
 	} {
-		m := &foreign.Model{Name: "m"}
+		m := &upstream.Model{Name: "m"}
 		r, fault := hashed(t, c.tokenizers, m, by{policy: c.policy}, c.path, c.body)
 		if fault == nil || !strings.Contains(fault.Message, c.want) {
 			t.Errorf("%s: %+v, want a reason with %q", what, fault, c.want)
@@ -160,7 +160,7 @@ func TestRelayHashesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range keys {
 		wg.Go(func() {
-			r, fault := hashed(t, tokenizers, &foreign.Model{Name: "m"}, by{}, chatPath, body)
+			r, fault := hashed(t, tokenizers, &upstream.Model{Name: "m"}, by{}, chatPath, body)
 			if fault != nil {
 				t.Error(fault)
 			}

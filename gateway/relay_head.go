@@ -7,13 +7,13 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // appendHead writes the request's head for a server. What the client said goes
 // along, but for what is between two neighbours, and its credentials: they are
 // the gateway's. The slice is r.head.
-func (r *relay) appendHead(s *foreign.Server, size int) []byte {
+func (r *relay) appendHead(s *upstream.Server, size int) []byte {
 	b := s.AppendHead(r.head[:0], "POST", r.sentPath(), cleanQuery(r.ctx.URI().QueryString()))
 	own := len(b)
 	b, hops := r.appendFields(b, nil)
@@ -73,7 +73,7 @@ func appendHops(hops, connection []byte) []byte {
 }
 
 // hop says whether a header is in a list that appendHops made.
-func hop(hops, name []byte) bool { return foreign.Lists(hops, strings.ToLower(string(name))) }
+func hop(hops, name []byte) bool { return upstream.Lists(hops, strings.ToLower(string(name))) }
 
 // cleanQuery is a query without what cannot stand in a request line.
 func cleanQuery(q []byte) []byte {
@@ -104,13 +104,13 @@ func (r *relay) answerHead() {
 	var hops []byte
 	for lines := r.lines; len(lines) > 0; {
 		var name, value []byte
-		if name, value, lines = foreign.CutLine(lines); is(name, "connection") {
+		if name, value, lines = upstream.CutLine(lines); is(name, "connection") {
 			hops = appendHops(hops, value)
 		}
 	}
 	for lines := r.lines; len(lines) > 0; {
 		var name, value []byte
-		if name, value, lines = foreign.CutLine(lines); skipped(name) || !fieldName(name) || len(hops) > 0 && hop(hops, name) {
+		if name, value, lines = upstream.CutLine(lines); skipped(name) || !fieldName(name) || len(hops) > 0 && hop(hops, name) {
 			continue
 		}
 		if is(name, "content-type") {

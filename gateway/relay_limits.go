@@ -4,8 +4,8 @@ import (
 	"math"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // What relayed requests may ask for, and where they wait: the bounds of native ones,
@@ -25,9 +25,9 @@ func (r *relay) checkLimits() *openai.Error {
 	if l.MaxPromptTokens <= 0 {
 		return nil
 	}
-	n, exact := foreign.Tokens(r.look.Prompt)
+	n, exact := upstream.Tokens(r.look.Prompt)
 	if r.look.Several {
-		n, exact = foreign.MostTokens(r.body)
+		n, exact = upstream.MostTokens(r.body)
 	}
 	if n <= l.MaxPromptTokens {
 		return nil
@@ -39,7 +39,7 @@ func (r *relay) checkLimits() *openai.Error {
 	if exact {
 		return openai.BadRequest(param, "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, l.MaxPromptTokens)
 	}
-	return openai.BadRequest(param, "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, foreign.BytesPerToken)
+	return openai.BadRequest(param, "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
 }
 
 // eachAdmission calls f with the queue of native nodes and those of upstreams'
@@ -53,7 +53,7 @@ func (g *Gateway) eachAdmission(f func(*admission)) {
 }
 
 // ownName is the name that a model's servers know it by.
-func ownName(m *foreign.Model) string {
+func ownName(m *upstream.Model) string {
 	if m.As != "" {
 		return m.As
 	}
@@ -61,7 +61,7 @@ func ownName(m *foreign.Model) string {
 }
 
 // relayAdmission is where requests for a model wait; nil: its servers have no bound.
-func (g *Gateway) relayAdmission(m *foreign.Model) *admission {
+func (g *Gateway) relayAdmission(m *upstream.Model) *admission {
 	l := g.lim()
 	if l.UpstreamRequests <= 0 {
 		return nil
@@ -77,7 +77,7 @@ func (g *Gateway) relayAdmission(m *foreign.Model) *admission {
 
 // roomOf is how many requests a model's servers take at once. Where none is up
 // nothing is gained by waiting: a request tries them, or is told so.
-func roomOf(m *foreign.Model, each int) int64 {
+func roomOf(m *upstream.Model, each int) int64 {
 	up := m.Up()
 	if up == 0 || each <= 0 {
 		return math.MaxInt64

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -79,7 +79,7 @@ func gated(t *testing.T, o Options, names ...string) (b *relayed, gate chan stru
 	for _, s := range b.far {
 		s.does(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
-			look, _ := foreign.Look(body)
+			look, _ := upstream.Look(body)
 			mu.Lock()
 			prompts = append(prompts, strings.Trim(string(look.Prompt), `"`))
 			mu.Unlock()
@@ -241,7 +241,7 @@ func TestRelayCounts(t *testing.T) {
 
 // A large answer has the name that its client knows, however it comes in pieces.
 func TestRelayRenamesLargeAnswers(t *testing.T) {
-	b := newRelayed(t, Options{Foreign: foreign.Options{Names: map[string]string{"best": "m"}}}, "s1")
+	b := newRelayed(t, Options{Foreign: upstream.Options{Names: map[string]string{"best": "m"}}}, "s1")
 	for _, size := range []int{maxHeld - 20, maxHeld, maxHeld + 13, 3 * maxHeld} {
 		text := strings.Repeat("x", size)
 		for _, cut := range []int{1, 5, 9, 11, 12, 100} {

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"sync"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // maxParams bounds what a prefill server answers in VLLM's first leg, in bytes:
@@ -25,7 +25,7 @@ func (r *relay) chargePair() *openai.Error {
 		return nil
 	}
 	n := len(r.body)
-	if r.g.foreign.Protocol() == foreign.SGLang && r.look.Batch > 1 {
+	if r.g.foreign.Protocol() == upstream.SGLang && r.look.Batch > 1 {
 		n += r.look.Batch * maxBootstrap
 	}
 	return r.g.charge(r.ctx)(n)
@@ -37,17 +37,17 @@ const maxBootstrap = 2 * (256 + 6 + 21)
 
 // attempt has one server answer, or a pair of them. r.server is then the one that
 // an error is about.
-func (r *relay) attempt(s, prefill *foreign.Server, force foreign.Forced) error {
+func (r *relay) attempt(s, prefill *upstream.Server, force upstream.Forced) error {
 	r.mu.Lock()
 	r.unfed, r.fed = false, false
 	r.mu.Unlock()
 	switch {
-	case s.Role != foreign.Decode || r.g.foreign.Protocol() == foreign.VLLM && prefill == nil:
+	case s.Role != upstream.Decode || r.g.foreign.Protocol() == upstream.VLLM && prefill == nil:
 		return r.ask(s, force.Server, r.body, maxHeld)
 	case prefill == nil:
 		r.server = s
-		return fmt.Errorf("%w: no prefill server is left for %s", foreign.ErrServer, s.Name)
-	case r.g.foreign.Protocol() == foreign.VLLM:
+		return fmt.Errorf("%w: no prefill server is left for %s", upstream.ErrServer, s.Name)
+	case r.g.foreign.Protocol() == upstream.VLLM:
 		return r.inTurn(s, prefill, force)
 	}
 	return r.atOnce(s, prefill, force)
@@ -55,8 +55,8 @@ func (r *relay) attempt(s, prefill *foreign.Server, force foreign.Forced) error 
 
 // inTurn is VLLM's pair: the prompt first, then the answer from its KV. What the
 // client did wrong it is told by the first leg.
-func (r *relay) inTurn(s, prefill *foreign.Server, force foreign.Forced) error {
-	r.patched = foreign.PrefillLeg(r.patched[:0], r.body)
+func (r *relay) inTurn(s, prefill *upstream.Server, force upstream.Forced) error {
+	r.patched = upstream.PrefillLeg(r.patched[:0], r.body)
 	if err := r.ask(prefill, force.Prefill, r.patched, maxParams); err != nil {
 		return err
 	}
@@ -64,21 +64,21 @@ func (r *relay) inTurn(s, prefill *foreign.Server, force foreign.Forced) error {
 		return nil
 	}
 	if !r.full {
-		return fmt.Errorf("%w: the prefill leg's answer is longer than %d bytes, or cut off", foreign.ErrServer, maxParams)
+		return fmt.Errorf("%w: the prefill leg's answer is longer than %d bytes, or cut off", upstream.ErrServer, maxParams)
 	}
-	params, err := foreign.TransferParams(r.held)
+	params, err := upstream.TransferParams(r.held)
 	if err != nil {
-		return fmt.Errorf("%w: the prefill leg's answer: %w", foreign.ErrServer, err)
+		return fmt.Errorf("%w: the prefill leg's answer: %w", upstream.ErrServer, err)
 	}
-	r.patched = foreign.DecodeLeg(r.patched[:0], r.body, params)
+	r.patched = upstream.DecodeLeg(r.patched[:0], r.body, params)
 	r.end(nil)
 	return r.ask(s, force.Server, r.patched, maxHeld)
 }
 
 // leg is the prefill half of an SGLang pair. Its goroutine owns the call.
 type leg struct {
-	call   *foreign.Call
-	server *foreign.Server
+	call   *upstream.Call
+	server *upstream.Server
 	done   chan struct{} // closed at its end; what follows is set before
 	err    error         // why there will be no KV; nil: there is
 	status int           // of an answer that is an error
@@ -92,9 +92,9 @@ type leg struct {
 
 // atOnce is SGLang's pair: both legs carry the same body; the prefill server's
 // answer is read and dropped, the decode server's is the client's.
-func (r *relay) atOnce(s, prefill *foreign.Server, force foreign.Forced) error {
+func (r *relay) atOnce(s, prefill *upstream.Server, force upstream.Forced) error {
 	host, port := prefill.Bootstrap()
-	r.patched = foreign.BothLegs(r.patched[:0], r.body, &r.look, host, port, rand.Int64)
+	r.patched = upstream.BothLegs(r.patched[:0], r.body, &r.look, host, port, rand.Int64)
 	if err := r.open(prefill, force.Prefill); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (r *relay) atOnce(s, prefill *foreign.Server, force foreign.Forced) error {
 		return err
 	}
 	if err := r.call.Patience(r.deadline); err != nil {
-		return fmt.Errorf("%w: %s: %w", foreign.ErrServer, prefill.Name, err)
+		return fmt.Errorf("%w: %s: %w", upstream.ErrServer, prefill.Name, err)
 	}
 	l := &leg{call: r.call, server: prefill, done: make(chan struct{})}
 	r.mu.Lock()
@@ -202,7 +202,7 @@ func (l *leg) read() error {
 		case err == io.EOF:
 			return nil
 		case err != nil:
-			return fmt.Errorf("%w: %s: %w", foreign.ErrServer, l.server.Name, err)
+			return fmt.Errorf("%w: %s: %w", upstream.ErrServer, l.server.Name, err)
 		}
 	}
 }

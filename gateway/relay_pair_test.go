@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // refuse answers 422, as a server does that finds a field wrong.
@@ -97,20 +97,20 @@ func pairBody(stream bool, user string, more string) string {
 }
 
 // newPairs is a gateway in front of prefill servers p… and decode servers d….
-func newPairs(t testing.TB, protocol foreign.Protocol, names ...string) *relayed {
-	o := Options{Foreign: foreign.Options{Protocol: protocol}}
+func newPairs(t testing.TB, protocol upstream.Protocol, names ...string) *relayed {
+	o := Options{Foreign: upstream.Options{Protocol: protocol}}
 	for _, name := range names {
-		role := foreign.Prefill
+		role := upstream.Prefill
 		if name[0] == 'd' {
-			role = foreign.Decode
+			role = upstream.Decode
 		}
-		o.Foreign.Targets = append(o.Foreign.Targets, foreign.Target{Role: role, URL: "http://" + name})
+		o.Foreign.Targets = append(o.Foreign.Targets, upstream.Target{Role: role, URL: "http://" + name})
 	}
 	return newRelayed(t, o, names...)
 }
 
 func TestVLLMPairs(t *testing.T) {
-	b := newPairs(t, foreign.VLLM, "p1", "p2", "d1", "d2")
+	b := newPairs(t, upstream.VLLM, "p1", "p2", "d1", "d2")
 	p := &vllmPair{TB: t, given: map[string]string{}}
 	for name, s := range b.far {
 		s.does(strict(t, map[bool]func(http.ResponseWriter, *http.Request, map[string]json.RawMessage){true: p.prefill, false: p.decode}[name[0] == 'p']))
@@ -172,7 +172,7 @@ func TestVLLMPairs(t *testing.T) {
 
 // A leg of either kind that fails is done again with another server.
 func TestPairsRetry(t *testing.T) {
-	for _, protocol := range []foreign.Protocol{foreign.VLLM, foreign.SGLang} {
+	for _, protocol := range []upstream.Protocol{upstream.VLLM, upstream.SGLang} {
 		for _, bad := range []string{"p1", "p2", "d1", "d2"} {
 			for how, f := range map[string]func(w http.ResponseWriter){"closes": breaks, "500": func(w http.ResponseWriter) { w.WriteHeader(500) }} {
 				t.Run(fmt.Sprint(protocol, " ", bad, " ", how), func(t *testing.T) {
@@ -184,9 +184,9 @@ func TestPairsRetry(t *testing.T) {
 							switch {
 							case name == bad:
 								f(w)
-							case protocol == foreign.VLLM && name[0] == 'p':
+							case protocol == upstream.VLLM && name[0] == 'p':
 								v.prefill(w, r, o)
-							case protocol == foreign.VLLM:
+							case protocol == upstream.VLLM:
 								v.decode(w, r, o)
 							case name[0] == 'p':
 								s.prefill(w, r, o)
@@ -292,7 +292,7 @@ func (p *sglangPair) decode(w http.ResponseWriter, r *http.Request, o map[string
 }
 
 func TestSGLangPairs(t *testing.T) {
-	b := newPairs(t, foreign.SGLang, "p1", "d1")
+	b := newPairs(t, upstream.SGLang, "p1", "d1")
 	p := newSGLangPair(t)
 	b.far["p1"].does(strict(t, p.prefill))
 	b.far["d1"].does(strict(t, p.decode))
@@ -328,9 +328,9 @@ func TestSGLangPairs(t *testing.T) {
 // The bodies of a pair's legs are counted, before a server is asked: those of SGLang
 // are longer than the client's by an address for each prompt of a batch.
 func TestMemoryOfPairs(t *testing.T) {
-	for protocol, body := range map[foreign.Protocol]string{
-		foreign.VLLM:   `{"model":"m","prompt":"` + strings.Repeat("x", 200_000) + `"}`,
-		foreign.SGLang: `{"model":"m","prompt":["a"` + strings.Repeat(`,"a"`, 4095) + `]}`,
+	for protocol, body := range map[upstream.Protocol]string{
+		upstream.VLLM:   `{"model":"m","prompt":"` + strings.Repeat("x", 200_000) + `"}`,
+		upstream.SGLang: `{"model":"m","prompt":["a"` + strings.Repeat(`,"a"`, 4095) + `]}`,
 	} {
 		t.Run(fmt.Sprint(protocol), func(t *testing.T) {
 			b := newPairs(t, protocol, "p1", "d1")

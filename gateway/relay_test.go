@@ -14,7 +14,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
 // What a client sends arrives as it was written, and its answer comes back; what
@@ -22,7 +22,7 @@ import (
 func TestRelayForwards(t *testing.T) {
 	for name, o := range map[string]Options{
 		"plain":   {APIKeys: []string{"inner"}},
-		"own key": {APIKeys: []string{"inner"}, Foreign: foreign.Options{APIKey: "outer"}},
+		"own key": {APIKeys: []string{"inner"}, Foreign: upstream.Options{APIKey: "outer"}},
 		"passed":  {APIKeys: []string{"inner"}, ForwardAuthorization: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -435,7 +435,7 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 
 // A model's further name goes to its servers as their own, and comes back.
 func TestRelayServedNames(t *testing.T) {
-	b := newRelayed(t, Options{Foreign: foreign.Options{Names: map[string]string{"best": "m"}}}, "s1")
+	b := newRelayed(t, Options{Foreign: upstream.Options{Names: map[string]string{"best": "m"}}}, "s1")
 	s := b.far["s1"]
 	const own = `{"user":"me", "model":"best", "stream":%v,"messages":[]}`
 	if r := b.post("/v1/chat/completions", fmt.Sprintf(own, true)); r.err != nil || strings.Count(r.body, `"model":"best"`) != 3 || strings.Contains(r.body, `"m"`) {

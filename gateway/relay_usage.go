@@ -3,8 +3,8 @@ package gateway
 import (
 	"bytes"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // outcome is what an answer told of its end: how often for which reason, and what

@@ -9,9 +9,9 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -117,7 +117,7 @@ func (j *job) parse() (fault *openai.Error) {
 		}
 	}
 	j.live = len(j.choices)
-	j.in = upstream.NewInbox(g.o.StreamTokens * len(j.choices))
+	j.in = nodes.NewInbox(g.o.StreamTokens * len(j.choices))
 	g.meters.n.Observe(float64(req.N))
 	if req.MaxTokens > 0 {
 		g.meters.maxTokens.Observe(float64(req.MaxTokens))

@@ -7,18 +7,18 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // letters is a token function of the seed, the choice and the position.
 func letters(r *nodepb.Generate, position int) int32 {
-	return 'a' + upstreamtest.Token(r, position, 26)
+	return 'a' + nodestest.Token(r, position, 26)
 }
 
 // bodies are requests of every kind that carries something from token to token.
@@ -59,7 +59,7 @@ func text(t *testing.T, r reply) string {
 // Streams whose nodes end in every way in the middle, more than once, are what
 // they are on nodes that live.
 func TestResume(t *testing.T) {
-	whole := newBed(t, Options{}, one(upstreamtest.Options{Token: letters}))
+	whole := newBed(t, Options{}, one(nodestest.Options{Token: letters}))
 	// A stop string that two nodes' tokens make together.
 	first := whole.post("/v1/completions", `{"prompt":"x","max_tokens":90,"seed":9}`).parse(t).Choices[0].Text
 	stop := first[8:12]
@@ -67,17 +67,17 @@ func TestResume(t *testing.T) {
 	for _, body := range bodies {
 		want = append(want, text(t, whole.post(path(body), filled(body, stop))))
 	}
-	lost := func(at int) upstreamtest.Options { return upstreamtest.Options{Token: letters, CutAfter: at} }
-	told := func(at int, code nodepb.Code) upstreamtest.Options {
-		return upstreamtest.Options{Token: letters, CutAfter: at, CutCode: code}
+	lost := func(at int) nodestest.Options { return nodestest.Options{Token: letters, CutAfter: at} }
+	told := func(at int, code nodepb.Code) nodestest.Options {
+		return nodestest.Options{Token: letters, CutAfter: at, CutCode: code}
 	}
-	garbled := upstreamtest.Options{Token: letters, Garble: func(t rpc.Token) rpc.Token {
+	garbled := nodestest.Options{Token: letters, Garble: func(t rpc.Token) rpc.Token {
 		if t.Attempt == 1 && t.Position%7 == 6 {
 			t.Position++
 		}
 		return t
 	}}
-	for name, nodes := range map[string]map[string]upstreamtest.Options{
+	for name, nodes := range map[string]map[string]nodestest.Options{
 		"lost":       {"d1": lost(3), "d2": lost(10), "d3": {Token: letters}},
 		"draining":   {"d1": told(10, nodepb.Code_CODE_DRAINING), "d2": {Token: letters}},
 		"aborted":    {"d1": told(10, nodepb.Code_CODE_CANCELLED), "d2": {Token: letters}},
@@ -124,10 +124,10 @@ func filled(body, stop string) string {
 // bound: the client sees a pause.
 func TestResumeWaitsForANode(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
 	c := b.breaksOff(gate)
 	defer c.Close()
-	b.node("d1", upstreamtest.Options{})
+	b.node("d1", nodestest.Options{})
 	if got := text(t, c.receive()); got != fmt.Sprintf("0 %q length <nil>; ", lore[:40]) {
 		t.Error(got)
 	}
@@ -160,7 +160,7 @@ func TestResumePrefersItsClass(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			gate := make(chan struct{})
-			b := newBed(t, Options{}, one(upstreamtest.Options{Gate: gate}))
+			b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
 			conn := b.dial()
 			defer conn.Close()
 			conn.send("POST", "/v1/completions", streamed)
@@ -168,13 +168,13 @@ func TestResumePrefersItsClass(t *testing.T) {
 			if _, err := conn.r.Peek(1); err != nil {
 				t.Fatal(err)
 			}
-			members := []upstream.Member{decodeMember("d1")}
+			members := []nodes.Member{decodeMember("d1")}
 			for _, addr := range c.same {
-				b.node(addr, upstreamtest.Options{})
+				b.node(addr, nodestest.Options{})
 				members = append(members, decodeMember(addr))
 			}
 			for _, addr := range []string{"x1", "x2", "x3", "x4", "x5", "x6"} {
-				b.node(addr, upstreamtest.Options{Token: other})
+				b.node(addr, nodestest.Options{Token: other})
 				m := decodeMember(addr)
 				m.Class = "another"
 				members = append(members, m)
@@ -198,7 +198,7 @@ func TestResumePrefersItsClass(t *testing.T) {
 // Where nobody takes a stream within the bound, it ends in a visible error.
 func TestResumeGivesUp(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{ResumeTimeout: 200 * time.Millisecond}, one(upstreamtest.Options{Gate: gate}))
+	b := newBed(t, Options{ResumeTimeout: 200 * time.Millisecond}, one(nodestest.Options{Gate: gate}))
 	c := b.breaksOff(gate)
 	defer c.Close()
 	r := c.receive()
@@ -210,13 +210,13 @@ func TestResumeGivesUp(t *testing.T) {
 
 // A request that every node dies of does not go round for ever.
 func TestResumeOfDeath(t *testing.T) {
-	dies := upstreamtest.Options{Garble: func(tok rpc.Token) rpc.Token {
+	dies := nodestest.Options{Garble: func(tok rpc.Token) rpc.Token {
 		if tok.Position == 4 {
 			tok.ID = -7 // ends the connection
 		}
 		return tok
 	}}
-	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": dies, "d2": dies, "d3": dies, "d4": dies})
+	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": dies, "d2": dies, "d3": dies, "d4": dies})
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":30}`); r.StatusCode != 503 {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
 	}
@@ -231,7 +231,7 @@ func TestResumeOfDeath(t *testing.T) {
 
 // More streams than the pace allows are resumed one after the other.
 func TestResumePace(t *testing.T) {
-	b := newBed(t, Options{ResumesPerSecond: 20}, one(upstreamtest.Options{CutAfter: 2, CutCode: nodepb.Code_CODE_OVERLOADED}))
+	b := newBed(t, Options{ResumesPerSecond: 20}, one(nodestest.Options{CutAfter: 2, CutCode: nodepb.Code_CODE_OVERLOADED}))
 	for b.g.resumes.Allow() { // the burst is used up
 	}
 	r := b.post("/v1/completions", `{"prompt":"x","max_tokens":9}`)
@@ -244,7 +244,7 @@ func TestResumePace(t *testing.T) {
 // gets none until it has moved.
 func TestStalledNode(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{StallTimeout: 300 * time.Millisecond}, map[string]upstreamtest.Options{"d1": {Gate: gate}, "d2": {Gate: gate}})
+	b := newBed(t, Options{StallTimeout: 300 * time.Millisecond}, map[string]nodestest.Options{"d1": {Gate: gate}, "d2": {Gate: gate}})
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)
@@ -294,10 +294,10 @@ func TestStalledNode(t *testing.T) {
 // The usage's cached tokens are those that a prompt met, not what the request's
 // own earlier attempts and other choices have left.
 func TestCachedTokensOfTheFirstAttempt(t *testing.T) {
-	node := func(cached uint32) upstreamtest.Options {
-		return upstreamtest.Options{Token: letters, CutAfter: 3, CutCode: nodepb.Code_CODE_OVERLOADED, Cached: cached}
+	node := func(cached uint32) nodestest.Options {
+		return nodestest.Options{Token: letters, CutAfter: 3, CutCode: nodepb.Code_CODE_OVERLOADED, Cached: cached}
 	}
-	b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": node(1), "d2": node(5)})
+	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": node(1), "d2": node(5)})
 	lower := 0
 	for i := range 8 {
 		u := b.post("/v1/completions", fmt.Sprintf(`{"prompt":"prompt number %d","max_tokens":8}`, i)).parse(t).Usage

@@ -3,9 +3,9 @@ package gateway
 import (
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 )
 
 // done reports whether the choice has its last token.
@@ -40,7 +40,7 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 }
 
 // failed records a failed attempt. It returns an error when there may be no other.
-func (j *job) failed(c *choice, node *upstream.Node, f *failure) *openai.Error {
+func (j *job) failed(c *choice, node *nodes.Node, f *failure) *openai.Error {
 	j.attemptFailed(f, &c.span, "node", node.Name)
 	c.failure = f
 	if next(&j.exchange, &c.state, node, f) == fsm.GiveUp {
@@ -65,7 +65,7 @@ func (j *job) enterClass(c *choice) {
 // nowhere is what becomes of a choice that no node is left for: a stream that
 // has begun waits for one, within ResumeTimeout. node is one that would be asked
 // again, or nil.
-func (j *job) nowhere(c *choice, node *upstream.Node) *openai.Error {
+func (j *job) nowhere(c *choice, node *nodes.Node) *openai.Error {
 	if c.state.NoNode(time.Now(), j.g.choiceLimits()) == fsm.Wait {
 		j.wake(c.state.RetryAt())
 		return nil

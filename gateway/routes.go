@@ -7,8 +7,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // endpoint is one thing that is served.

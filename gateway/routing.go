@@ -9,9 +9,9 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // Headers by which a request says how it is to be routed.
@@ -46,7 +46,7 @@ func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
 // route decides where a prompt with nOut tokens of output goes, whose prefill may
 // be elsewhere from minRemote uncached tokens on. Decode nodes of class are preferred
 // to all others, where it is given. view is filled and stays the caller's.
-func (g *Gateway) route(fleet *upstream.Snapshot, view *route.View, m *model, p *prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*upstream.Node, class string) route.Decision {
+func (g *Gateway) route(fleet *nodes.Snapshot, view *route.View, m *model, p *prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
 	n := len(p.tokens) + nOut - 1 // the last token is decode's own
 	q := m.query(p, n)
 	q.Avoid, q.Class = avoid, class
@@ -121,7 +121,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	for _, i := range d.Prefill {
 		e.Prefill = append(e.Prefill, fleet.Prefill[i].Name)
 	}
-	see := func(role string, nodes []*upstream.Node, states []route.State) {
+	see := func(role string, nodes []*nodes.Node, states []route.State) {
 		for i, n := range nodes {
 			s := &states[i]
 			e.Nodes = append(e.Nodes, routeNode{n.Name, role, s.Usable, s.Load, s.Held, s.Queued, s.Rate, s.Full})

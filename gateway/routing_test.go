@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -37,7 +37,7 @@ func (b *bed) asked(n int, headers ...string) map[string]int {
 }
 
 func TestPolicies(t *testing.T) {
-	b := newBed(t, Options{Policy: "consistent_hash"}, map[string]upstreamtest.Options{"d1": {}, "d2": {}, "d3": {}})
+	b := newBed(t, Options{Policy: "consistent_hash"}, map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}})
 	if at := b.asked(6); len(at) != 1 {
 		t.Errorf("consistent_hash spread one prompt over %v", at)
 	}
@@ -73,15 +73,15 @@ func TestPolicies(t *testing.T) {
 
 // Caches and queues that nodes tell of decide, and /debug/route says so.
 func TestRouteIsExplained(t *testing.T) {
-	member := func(at, role string) upstream.Member {
-		return upstream.Member{ID: at, Role: role, RPC: at, Fingerprint: 7, Class: "test", Ready: true}
+	member := func(at, role string) nodes.Member {
+		return nodes.Member{ID: at, Role: role, RPC: at, Fingerprint: 7, Class: "test", Ready: true}
 	}
 	b := newBed(t, Options{
 		MinRemotePrefillTokens: 32, APIKeys: []string{"k"},
-		Members: []upstream.Member{member("d1", "decode"), member("p1", "prefill"), member("p2", "prefill")},
-	}, map[string]upstreamtest.Options{"d1": {}})
+		Members: []nodes.Member{member("d1", "decode"), member("p1", "prefill"), member("p2", "prefill")},
+	}, map[string]nodestest.Options{"d1": {}})
 	for _, at := range []string{"p1", "p2"} {
-		b.node(at, upstreamtest.Options{Hello: &nodepb.Hello{NodeId: at, Role: "prefill"}})
+		b.node(at, nodestest.Options{Hello: &nodepb.Hello{NodeId: at, Role: "prefill"}})
 		b.until(func() bool { return b.nodes[at].Connected() == 1 })
 	}
 	text := strings.Repeat("a long prompt ", 100)

@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -47,9 +47,9 @@ func TestSilentNode(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // the server's own ticker
 				var steps atomic.Int64
-				nodes := map[string]upstreamtest.Options{}
+				nodes := map[string]nodestest.Options{}
 				for i := range c.nodes {
-					nodes[fmt.Sprintf("d%d", i+1)] = upstreamtest.Options{Token: func(r *nodepb.Generate, position int) int32 {
+					nodes[fmt.Sprintf("d%d", i+1)] = nodestest.Options{Token: func(r *nodepb.Generate, position int) int32 {
 						if steps.Add(1) == 20 {
 							time.Sleep(c.step)
 						}

@@ -6,11 +6,11 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/gateway/foreign"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // span is a request's: the root of its trace, unless the client sent one.
@@ -93,7 +93,7 @@ func (x *exchange) endSpan(e *ending) {
 }
 
 // attemptSpan begins the span of a choice's next attempt.
-func (j *job) attemptSpan(c *choice, node *upstream.Node, d route.Decision) {
+func (j *job) attemptSpan(c *choice, node *nodes.Node, d route.Decision) {
 	c.span = j.span.Child("attempt", trace.Client, c.since)
 	if c.span.On() {
 		c.span.Set(trace.Peer.String(node.Name), trace.Choice.Int(c.index), trace.Attempt.Int(int(c.state.Attempt())), trace.Resumed.Int(c.state.From()),
@@ -110,7 +110,7 @@ func failSpan(s *trace.Span, f *failure) {
 }
 
 // attemptSpan begins the span of a relayed request's next attempt.
-func (r *relay) attemptSpan(s, prefill *foreign.Server) {
+func (r *relay) attemptSpan(s, prefill *upstream.Server) {
 	if !r.span.On() {
 		return
 	}

@@ -3,8 +3,8 @@ package gateway
 import (
 	"fmt"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
-	"github.com/tandem-serving/tandem/internal/openai"
 )
 
 // checkSpecial refuses messages in which a client wrote a special token, such as the

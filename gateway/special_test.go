@@ -4,14 +4,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // With RejectSpecialTokens a special token that a user or tool wrote gets 400 with its
 // place; without, it is the control token.
 func TestSpecialTokensInContent(t *testing.T) {
-	strict := newBed(t, Options{RejectSpecialTokens: true}, one(upstreamtest.Options{}))
-	open := newBed(t, Options{}, one(upstreamtest.Options{}))
+	strict := newBed(t, Options{RejectSpecialTokens: true}, one(nodestest.Options{}))
+	open := newBed(t, Options{}, one(nodestest.Options{}))
 	for name, c := range map[string]struct {
 		messages string
 		says     string // empty: served either way

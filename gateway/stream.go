@@ -5,7 +5,7 @@ import (
 	"io"
 	"sync"
 
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 )
 
 // errCut ends a body without its last chunk: the server then closes the

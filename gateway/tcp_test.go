@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 func selfSigned(t *testing.T) tls.Certificate {
@@ -39,7 +39,7 @@ func TestSockets(t *testing.T) {
 				t.Fatal(err)
 			}
 			gate := make(chan struct{})
-			b := newBed(t, Options{Listener: l, TLS: conf}, one(upstreamtest.Options{Gate: gate}))
+			b := newBed(t, Options{Listener: l, TLS: conf}, one(nodestest.Options{Gate: gate}))
 			nc, err := net.Dial("tcp", b.g.Addr())
 			if err != nil {
 				t.Fatal(err)

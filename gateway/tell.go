@@ -1,8 +1,8 @@
 package gateway
 
 import (
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 

@@ -10,9 +10,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -76,8 +76,8 @@ func extras(t *testing.T, r reply) (all []extra) {
 // for the first, once for a chat and for each prompt of completions; one attempt
 // computes them for all choices, and none asks for KV from elsewhere.
 func TestPromptLogProbs(t *testing.T) {
-	b := newBed(t, Options{Members: []upstream.Member{decodeMember("d1"), {ID: "p", Role: "prefill", RPC: "p", Fingerprint: 7, Class: "test", Ready: true}},
-		MinRemotePrefillTokens: 1}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{Members: []nodes.Member{decodeMember("d1"), {ID: "p", Role: "prefill", RPC: "p", Fingerprint: 7, Class: "test", Ready: true}},
+		MinRemotePrefillTokens: 1}, one(nodestest.Options{}))
 	check := func(what string, p promptTold, prompt string, best int) {
 		t.Helper()
 		if len(p.Probs) != len(prompt) || p.Probs[0] != nil {
@@ -123,7 +123,7 @@ func TestPromptLogProbs(t *testing.T) {
 
 // What an answer can hold of a prompt is bounded, over prompts and choices.
 func TestPromptLogProbsAreBounded(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	long := strings.Repeat("x", 20_000)
 	for fields, want := range map[string]int{
 		`"prompt":"` + long + `","prompt_logprobs":20`:                                      200,
@@ -142,7 +142,7 @@ func TestPromptLogProbsAreBounded(t *testing.T) {
 // How many best tokens may be asked for is the gateway's to say.
 func TestMaxLogprobs(t *testing.T) {
 	for most, o := range map[int]Options{20: {}, 100: {MaxLogprobs: 100}} {
-		b := newBed(t, o, one(upstreamtest.Options{}))
+		b := newBed(t, o, one(nodestest.Options{}))
 		for path, fields := range map[string][]string{
 			"/v1/chat/completions": {`"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":`, `"messages":[{"role":"user","content":"x"}],"prompt_logprobs":`},
 			"/v1/completions":      {`"prompt":"x","logprobs":`, `"prompt":"x","prompt_logprobs":`},
@@ -163,7 +163,7 @@ func TestMaxLogprobs(t *testing.T) {
 // A node that leaves a prompt's log-probabilities out, or garbles them, is not
 // believed: another one is asked.
 func TestPromptLogProbsAreWhole(t *testing.T) {
-	tell := upstreamtest.Options{}
+	tell := nodestest.Options{}
 	for name, change := range map[string]func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs{
 		"missing": func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs { return nil },
 		"the second half is missing": func(m *nodepb.PromptLogProbs) *nodepb.PromptLogProbs {
@@ -189,7 +189,7 @@ func TestPromptLogProbsAreWhole(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			liar := tell
 			liar.Score = change
-			b := newBed(t, Options{}, map[string]upstreamtest.Options{"d1": liar, "d2": tell})
+			b := newBed(t, Options{}, map[string]nodestest.Options{"d1": liar, "d2": tell})
 			for range 4 { // wherever the first goes
 				a := extras(t, b.post("/v1/completions", `{"prompt":"abcde","max_tokens":2,"prompt_logprobs":0}`))[0]
 				if len(a.Choices[0].Probs) != 5 || a.Choices[0].Probs[4]["101"].Logprob != -4 {
@@ -203,7 +203,7 @@ func TestPromptLogProbsAreWhole(t *testing.T) {
 // With echo, the prompt's tokens stand before the answer's in every list, whole
 // and streamed; with max_tokens 0 they stand alone.
 func TestEchoWithLogProbs(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	for _, c := range []struct {
 		fields, text string
 		completion   int
@@ -263,7 +263,7 @@ func TestEchoWithLogProbs(t *testing.T) {
 }
 
 func TestNamedLogProbs(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	a := extras(t, b.post("/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"max_tokens":1,"logprobs":true,"top_logprobs":5,"logprob_token_ids":[66,65]}`))[0]
 	if p := a.Choices[0].Logprobs.Content; len(p) != 1 || p[0].Token != "H" || len(p[0].Top) != 2 || p[0].Top[0].Token != "B" || p[0].Top[1].Token != "A" {
 		t.Errorf("%+v", p)
@@ -278,7 +278,7 @@ func TestNamedLogProbs(t *testing.T) {
 }
 
 func TestTokenIDs(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	chat := `{"messages":[{"role":"user","content":"x"}],"max_tokens":3,"n":2`
 	a := extras(t, b.post("/v1/chat/completions", chat+`,"return_token_ids":true,"return_prompt_text":true}`))[0]
 	if len(a.IDs) != a.Usage.Prompt || a.IDs[0] != 256 || !slices.Equal(a.Choices[1].TokenIDs, []int{'H', 'e', 'l'}) || a.Choices[0].IDs != nil ||
@@ -314,7 +314,7 @@ func TestTokenIDs(t *testing.T) {
 
 // The first token comes at once, then so many at a time, and what is left at the end.
 func TestStreamInterval(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	var texts []string
 	for _, e := range extras(t, b.post("/v1/completions", `{"prompt":"x","max_tokens":12,"stream":true,"stream_interval":4,"logprobs":0}`)) {
 		texts = append(texts, e.Choices[0].Text)
@@ -330,7 +330,7 @@ func TestStreamInterval(t *testing.T) {
 func TestTruncation(t *testing.T) {
 	small := bundle()
 	small.MaxModelLen = 20
-	b := newBed(t, Options{}, one(upstreamtest.Options{Bundle: small}))
+	b := newBed(t, Options{}, one(nodestest.Options{Bundle: small}))
 	long := "abcdefghijklmnopqrstuvwxyz"
 	for fields, want := range map[string]string{
 		`"truncate_prompt_tokens":5`:                                               "vwxyz",
@@ -361,7 +361,7 @@ func TestTruncation(t *testing.T) {
 func TestTemplateVariables(t *testing.T) {
 	with := proto.CloneOf(bundle())
 	with.ChatTemplate = `{{ messages[0].content }}|{{ reasoning_effort }}|{% for d in documents %}{{ d.title }};{% endfor %}`
-	b := newBed(t, Options{}, one(upstreamtest.Options{Bundle: with}))
+	b := newBed(t, Options{}, one(nodestest.Options{Bundle: with}))
 	a := extras(t, b.post("/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"max_tokens":1,"return_prompt_text":true,
 		"reasoning_effort":"low","documents":[{"title":"a"},{"title":"b"}]}`))[0]
 	if a.Text == nil || *a.Text != "x|low|a;b;" {

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -17,7 +17,7 @@ import (
 // A template given to the gateway wins over the bundle's; one that does not
 // parse is told with its line before anything is served.
 func TestChatTemplateGiven(t *testing.T) {
-	b := newBed(t, Options{ChatTemplate: "{{ messages[0].content }}!"}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{ChatTemplate: "{{ messages[0].content }}!"}, one(nodestest.Options{}))
 	if r := b.post("/v1/chat/completions", `{`+hi+`}`); r.StatusCode != 200 {
 		t.Fatal(r.body)
 	}
@@ -38,7 +38,7 @@ func TestChatTemplateGiven(t *testing.T) {
 // Every turn of a chat brings the messages before it, whose tokens the gateway
 // remembers: the prompts are the tokenizer's own all the same.
 func TestChatTurnsFromCache(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	text := b.g.model.Load().text
 	messages, rendered := "", ""
 	const turns = 12

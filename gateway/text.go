@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/tokenizer"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
-	"github.com/tandem-serving/tandem/internal/openai"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 

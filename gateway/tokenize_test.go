@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
-	"github.com/tandem-serving/tandem/internal/openai"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -14,7 +14,7 @@ const chatOfHi = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 // The routes between text and tokens agree with what a completion is given.
 func TestTokenize(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	tok := b.g.model.Load().text.tok
 	for body, want := range map[string]string{
 		`{"prompt":"hé 😀\u0000"}`: "hé 😀\x00",
@@ -88,7 +88,7 @@ func TestTokenize(t *testing.T) {
 func TestTokenizeLimits(t *testing.T) {
 	bare := bundle()
 	bare.TokenizerJson = nil
-	b := newBed(t, Options{MaxInFlight: 1}, one(upstreamtest.Options{Bundle: bare}))
+	b := newBed(t, Options{MaxInFlight: 1}, one(nodestest.Options{Bundle: bare}))
 	for path, body := range map[string]string{"/tokenize": `{"prompt":"a"}`, "/detokenize": `{"tokens":[1]}`} {
 		if r := b.post(path, body); r.StatusCode != 400 || !strings.Contains(r.body, "no tokenizer") {
 			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)
@@ -113,7 +113,7 @@ func TestServedFields(t *testing.T) {
 	bu.TokenizerJson = []byte(strings.Replace(string(tokenizerJSON()), `"post_processor":null`, `"post_processor":{"type":"TemplateProcessing",
 		"single":[{"SpecialToken":{"id":"<|im_start|>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],
 		"special_tokens":{"<|im_start|>":{"id":"<|im_start|>","ids":[256],"tokens":["<|im_start|>"]}}}`, 1))
-	b := newBed(t, Options{}, one(upstreamtest.Options{Bundle: bu, Token: hidden}))
+	b := newBed(t, Options{}, one(nodestest.Options{Bundle: bu, Token: hidden}))
 	tok := b.g.model.Load().text.tok
 	for _, c := range []struct{ path, body, prompt, text string }{
 		{"/v1/completions", `{"prompt":"x"}`, "<|im_start|>x", "ab"},
@@ -138,7 +138,7 @@ func TestServedFields(t *testing.T) {
 
 // Methods, media types and what is open without a key.
 func TestHTTPSurface(t *testing.T) {
-	b := newBed(t, Options{APIKeys: []string{"k"}, Version: "9"}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{APIKeys: []string{"k"}, Version: "9"}, one(nodestest.Options{}))
 	const key = "Authorization: Bearer k"
 	for _, c := range []struct {
 		method, path, body, header string
@@ -186,7 +186,7 @@ func TestHTTPSurface(t *testing.T) {
 
 // The document tells of every route and every field, and of nothing else.
 func TestDocument(t *testing.T) {
-	b := newBed(t, Options{Version: "9"}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{Version: "9"}, one(nodestest.Options{}))
 	r := b.do("GET", "/openapi.json", "")
 	var doc struct {
 		OpenAPI string

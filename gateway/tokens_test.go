@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // tokensAnswer is what of an answer, or an event of one, tests look at.
@@ -29,7 +29,7 @@ type tokensAnswer struct {
 
 // Tokens go in and come out, whole and streamed, with what vLLM tells beside them.
 func TestTokensInAndOut(t *testing.T) {
-	b := newBed(t, Options{}, one(upstreamtest.Options{}))
+	b := newBed(t, Options{}, one(nodestest.Options{}))
 	want := []int32{'H', 'e', 'l', 'l'}
 	r := b.post(tokensPath, `{"request_id":"r-1","token_ids":[5,6,7],"sampling_params":{"max_tokens":4,"n":2,"logprobs":1,"temperature":0,"detokenize":false},"features":null}`)
 	var a tokensAnswer

@@ -144,7 +144,7 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 
 // decision runs the benchmarks of routing decisions, which are beside the code.
 func decision(ctx context.Context, res *result) error {
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Decision|LookAndPick)$", "./gateway/route", "./gateway/upstream")
+	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Decision|LookAndPick)$", "./gateway/route", "./gateway/native/nodes")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, out)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	members "github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
@@ -74,10 +74,10 @@ func (g *gossip) close() {
 
 // told brings the list to the gateway.
 func (g *gossip) told(ms []members.Member) {
-	var us []upstream.Member
+	var us []nodes.Member
 	for _, m := range ms {
 		if m.Role != "gateway" && m.Mismatch == "" {
-			us = append(us, upstream.Member{ID: m.ID, Role: m.Role, RPC: m.RPC, Model: m.Model, Fingerprint: m.Fingerprint, Class: m.Class, Ready: m.Ready, Draining: m.Draining})
+			us = append(us, nodes.Member{ID: m.ID, Role: m.Role, RPC: m.RPC, Model: m.Model, Fingerprint: m.Fingerprint, Class: m.Class, Ready: m.Ready, Draining: m.Draining})
 		}
 	}
 	g.v.g.SetMembers(us)

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
 // What nodes tell of their caches, and what the gateway's cache of messages holds,
@@ -36,7 +36,7 @@ func meteredNews(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	}, func(m *meterBed) { m.unheard(&messages) })
 	const end = "<|end|>"
 	metered(t, ds, seen, "chats' messages", func(m *meterBed, _ *gateway.Options) {
-		m.bundle.TokenizerJson = upstreamtest.Tokenizer([][2]string{{"a", "b"}}, end)
+		m.bundle.TokenizerJson = nodestest.Tokenizer([][2]string{{"a", "b"}}, end)
 		m.bundle.ChatTemplate = "{% for m in messages %}{{ m['content'] }}" + end + "{% endfor %}"
 	}, func(m *meterBed) { m.chats(end) })
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/gateway/upstream"
-	"github.com/tandem-serving/tandem/gateway/upstream/upstreamtest"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -80,7 +80,7 @@ func byteBundle(d *engine.Loaded) *nodepb.Bundle {
 		pairs = append(pairs, [2]string{letters[i/16 : i/16+1], letters[i%16 : i%16+1]})
 	}
 	return &nodepb.Bundle{
-		Model: "tiny", Fingerprint: d.Fingerprint, NumericsClass: d.Class, TokenizerJson: upstreamtest.Tokenizer(pairs),
+		Model: "tiny", Fingerprint: d.Fingerprint, NumericsClass: d.Class, TokenizerJson: nodestest.Tokenizer(pairs),
 		ChatTemplate: "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[assistant] ",
 		EosTokenIds:  []int32{7, 100, 200, 300, 400}, MaxModelLen: 13 * 16, VocabSize: 512, BlockTokens: 16,
 	}
@@ -135,13 +135,13 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 }
 
 // members is who runs, as gossip would tell.
-func (v *virtual) members() []upstream.Member {
+func (v *virtual) members() []nodes.Member {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var out []upstream.Member
+	var out []nodes.Member
 	for _, n := range v.nodes {
 		if !v.down[n.addr] {
-			out = append(out, upstream.Member{ID: n.addr, Role: roleOf(n.addr), RPC: n.addr, Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Ready: true})
+			out = append(out, nodes.Member{ID: n.addr, Role: roleOf(n.addr), RPC: n.addr, Model: "tiny", Fingerprint: n.device.Fingerprint, Class: n.device.Class, Ready: true})
 		}
 	}
 	return out

@@ -20,26 +20,26 @@ var mayImport = map[string][]string{
 	".": {"internal/roles"},
 	"internal/roles": { // the subcommands, which know every role
 		"bench", "bench/dataset", "bench/load",
-		"gateway", "gateway/foreign", "gateway/foreign/discover", "gateway/route", "gateway/upstream", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
+		"gateway", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
 		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/lengths", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
 	"gateway": {
-		"gateway/admit", "gateway/exchange/choice", "gateway/foreign", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/upstream", "engine/kvcache", "engine/tokenizer",
-		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "internal/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
+		"gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
+		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "gateway/api/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
 	},
-	"gateway/admit":                         {},
-	"gateway/exchange/choice":               {},
-	"gateway/foreign":                       {"gateway/route", "internal/sock"},
-	"gateway/foreign/discover":              {"gateway/foreign", "internal/regular"},
-	"gateway/foreign/discover/discovertest": {}, // an API for tests
-	"gateway/liveness":                      {},
-	"gateway/render":                        {"engine/tokenizer"},
-	"gateway/render/jinja":                  {"internal/jsonscan"}, // reads values from JSON
-	"gateway/route":                         {"engine/kvcache", "internal/lengths"},
-	"gateway/upstream":                      {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
-	"gateway/upstream/upstreamtest":         {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
+	"gateway/admit":                       {},
+	"gateway/exchange/choice":             {},
+	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
+	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
+	"gateway/proxy/discover/discovertest": {}, // an API for tests
+	"gateway/liveness":                    {},
+	"gateway/render":                      {"engine/tokenizer"},
+	"gateway/render/jinja":                {"internal/jsonscan"}, // reads values from JSON
+	"gateway/route":                       {"engine/kvcache", "internal/lengths"},
+	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/native/nodes/nodestest":      {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
 	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 	"prefill/line":  {"engine/scheduler", "internal/lengths"}, // and what a scheduler is ordered by
@@ -108,7 +108,7 @@ var mayImport = map[string][]string{
 	"internal/netio":         {},
 	"internal/offspring":     {},
 	"internal/jsonscan":      {}, // JSON without a tree
-	"internal/openai":        {"internal/jsonscan"},
+	"gateway/api/openai":     {"internal/jsonscan"},
 	"internal/process":       {"internal/obs/logs", "internal/tlsconf"},
 	"internal/sock":          {},
 	"internal/rpc":           {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
@@ -258,11 +258,11 @@ func TestImportsSeeFaults(t *testing.T) {
 	}
 	for _, c := range []struct{ from, to, want string }{
 		{"prefill", "decode", "prefill may import decode, which belongs to a role"},
-		{"gateway/route", "gateway/upstream", "gateway/route is pure"},
+		{"gateway/route", "gateway/native/nodes", "gateway/route is pure"},
 		{"internal/rpc", "gateway/render", "which belongs to a role"},
 		{"gateway", "internal/config", "which only internal/roles knows"},
 		{"bench", "internal/roles", "which only main knows"},
-		{"gateway/upstream", "kvtransfer", "only nodes move KV"},
+		{"gateway/native/nodes", "kvtransfer", "only nodes move KV"},
 		{"engine", "internal/rpc", "knows nothing of the fleet"},
 		{"engine/kvcache", "engine/scheduler", "engine/kvcache reaches itself"},
 		{"kvtransfer/lease", "kvtransfer", "kvtransfer/lease is pure"},

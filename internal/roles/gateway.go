@@ -15,10 +15,10 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/gateway/foreign"
-	"github.com/tandem-serving/tandem/gateway/foreign/discover"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy/discover"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/gateway/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
@@ -129,11 +129,11 @@ func servedNames(given string) (own string, further map[string]string, err error
 }
 
 // upstreamServers are the servers of another kind.
-func upstreamServers(u *config.Upstreams, log *slog.Logger) (foreign.Options, error) {
-	o := foreign.Options{APIKey: u.APIKey, HealthPath: u.HealthPath}
-	for role, urls := range [][]string{foreign.Whole: u.URLs, foreign.Prefill: u.Prefill, foreign.Decode: u.Decode} {
+func upstreamServers(u *config.Upstreams, log *slog.Logger) (upstream.Options, error) {
+	o := upstream.Options{APIKey: u.APIKey, HealthPath: u.HealthPath}
+	for role, urls := range [][]string{upstream.Whole: u.URLs, upstream.Prefill: u.Prefill, upstream.Decode: u.Decode} {
 		for _, url := range urls {
-			source, target, err := discover.Parse(url, foreign.Role(role), u.BootstrapPort, discover.Options{API: u.KubernetesAPI, Log: log})
+			source, target, err := discover.Parse(url, upstream.Role(role), u.BootstrapPort, discover.Options{API: u.KubernetesAPI, Log: log})
 			switch {
 			case err != nil:
 				return o, fmt.Errorf("%w: %w", config.ErrValue, err)
@@ -148,7 +148,7 @@ func upstreamServers(u *config.Upstreams, log *slog.Logger) (foreign.Options, er
 		return o, fmt.Errorf("%w: --upstream-prefill and --upstream-decode go together", config.ErrValue)
 	}
 	var err error
-	if o.Protocol, err = foreign.ParseProtocol(u.Protocol); err != nil {
+	if o.Protocol, err = upstream.ParseProtocol(u.Protocol); err != nil {
 		return o, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.Protocol)
 	}
 	if u.CAFile != "" {
@@ -388,11 +388,11 @@ func never(d time.Duration) time.Duration {
 }
 
 // upstreamMembers is the fleet as a gateway needs it.
-func upstreamMembers(ms []cluster.Member) []upstream.Member {
-	var us []upstream.Member
+func upstreamMembers(ms []cluster.Member) []nodes.Member {
+	var us []nodes.Member
 	for _, m := range ms {
 		if m.Mismatch == "" {
-			us = append(us, upstream.Member{
+			us = append(us, nodes.Member{
 				ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Build: m.Build, Fingerprint: m.Fingerprint, Class: m.Class,
 				Ready: m.Ready, Draining: m.Draining,
 			})

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/gateway/upstream"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
@@ -441,7 +441,7 @@ func runServe(v *command.Invocation) error {
 	}
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.asks}
 	RPCMetrics(n.meters.Set, &n.asks)
-	o.Members = []upstream.Member{{ID: d.Name, Role: "serve", Build: version, RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
+	o.Members = []nodes.Member{{ID: d.Name, Role: "serve", Build: version, RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
 	o.Metrics, o.Tracer = n.meters.Set, n.tr
 	if o.AdminListener, err = adminListener(&g); err != nil {
 		return err

@@ -1,8 +1,0 @@
-//go:build !unix
-
-package foreign
-
-import "net"
-
-// peeker cannot look here: a kept connection that is closed shows by its use.
-func peeker(net.Conn) func() bool { return func() bool { return true } }

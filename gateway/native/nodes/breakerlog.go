@@ -1,0 +1,35 @@
+package nodes
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+)
+
+// probeLogInterval bounds how often the probes of a node that cannot be reached are
+// logged; each probe changes its breaker's state twice.
+const probeLogInterval = 30 * time.Second
+
+// breakerLog logs the state changes of one node's breaker: those from and to closed at
+// once, and those of probes at most once in probeLogInterval, with how many there were.
+type breakerLog struct {
+	log  *slog.Logger
+	node string
+
+	mu      sync.Mutex
+	logged  time.Time
+	omitted int // changes since then
+}
+
+func (b *breakerLog) changed(now time.Time, from, to gobreaker.State) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if from != gobreaker.StateClosed && to != gobreaker.StateClosed && now.Sub(b.logged) < probeLogInterval {
+		b.omitted++
+		return
+	}
+	b.log.Info("node's breaker", "node", b.node, "from", from.String(), "to", to.String(), "omitted", b.omitted)
+	b.logged, b.omitted = now, 0
+}

@@ -1,0 +1,476 @@
+// Package nodes knows who answers: it keeps one connection to each node of the
+// fleet, starts and cancels attempts on decode nodes, turns what they send into
+// events of the request that asked, and keeps what nodes tell of their queues and
+// caches.
+//
+// A node's connection is dialled as soon as the node is a member and again
+// whenever it is lost, through a circuit breaker that counts failures to
+// connect and nothing else; so the dialling is the probe that closes it again.
+// Frames are matched to their attempt by stream, attempt number and exact
+// position.
+//
+// Invariant: a request sees the tokens of its current attempts only, each
+// position once and in order, and every attempt ends in exactly one last event
+// unless its reader cancelled it first.
+//
+// The package does not choose nodes and does not retry; it does not know text.
+package nodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// Bounds.
+const (
+	// DefaultProbeInterval is how often a node that is not connected is dialled:
+	// a restarted node serves again within this.
+	DefaultProbeInterval = 500 * time.Millisecond
+	// breakerFailures in a row open a node's breaker: one refused connection may
+	// be a restart, three are not.
+	breakerFailures = 3
+	// DialTimeout bounds the wait for a connection when a request needs one.
+	DialTimeout = 2 * time.Second
+	// bundleTimeout bounds a Bundle request: tokenizers have tens of megabytes.
+	bundleTimeout = 30 * time.Second
+)
+
+// errHaste: the caller's deadline came before DialTimeout.
+var errHaste = errors.New("upstream: no time left to connect")
+
+// Member is a node of the fleet as gossip or configuration tells of it.
+type Member struct {
+	ID          string
+	Role        string // "decode", "prefill" or "serve"; "gateway": all of them, this one included, to know whether there are others
+	RPC         string // address; the node's name on the routing ring
+	HTTP        string // address of its metrics, for people
+	Model       string
+	Build       string // version with build; empty: it does not say
+	Fingerprint uint64
+	Class       string // numerics class
+	Ready       bool
+	Draining    bool
+}
+
+// Options of a Fleet.
+type Options struct {
+	RPC           rpc.Options
+	ProbeInterval time.Duration   // 0: DefaultProbeInterval
+	StallTimeout  time.Duration   // 0: a node that makes no step is never given up
+	NodeSilence   time.Duration   // 0: silent nodes are left to the connection's own bound
+	Silent        *metrics.Value  // counts nodes that lost their streams because of it; nil: not counted
+	Stalled       *metrics.Value  // counts those that did because of StallTimeout; nil: not counted
+	Stale         *metrics.Value  // counts refused tokens; nil: not counted
+	Blocks        *Blocks         // what nodes tell of their caches; nil: nothing
+	Left          func(id string) // told of a member that is gone, before Blocks forgets it; it may not call the Fleet; nil: nobody asks
+	Log           *slog.Logger    // nil: discarded
+}
+
+// Fleet is the gateway's side of all its connections.
+type Fleet struct {
+	o    Options
+	pool *rpc.Pool
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup // keepers and watchSilence
+
+	now atomic.Pointer[Snapshot]
+
+	mu      sync.Mutex       // of the two below
+	decode  map[string]*Node // by rpc address
+	prefill map[string]*Node
+
+	linksMu sync.RWMutex
+	links   map[*rpc.Conn]*link
+}
+
+// Node is a member as the gateway sees it.
+type Node struct {
+	Name     string       // rpc address
+	InFlight atomic.Int64 // attempts of this gateway that the node has in hand
+	Local    atomic.Bool  // decode: its last prompt worth a transfer was computed there
+
+	queued  queued
+	f       *Fleet
+	member  atomic.Pointer[Member]
+	link    atomic.Pointer[link] // nil: not connected
+	breaker *gobreaker.CircuitBreaker[*link]
+	stalled atomic.Bool        // it has work and makes no steps
+	quiet   atomic.Bool        // it misses heartbeats
+	pulse   pulse              // owned by the keeper, as clock
+	clock   time.Time          // by which pulse measures
+	slot    atomic.Int32       // in Blocks, see held
+	stop    context.CancelFunc // ends the keeper
+}
+
+// Snapshot is the fleet's membership at one moment.
+type Snapshot struct {
+	Table   *route.Table
+	Decode  []*Node // by the table's index
+	Prefill []*Node
+	Shared  bool // there are other gateways
+	blocks  *Blocks
+}
+
+// New makes a fleet without members.
+func New(o Options) *Fleet {
+	if o.ProbeInterval == 0 {
+		o.ProbeInterval = DefaultProbeInterval
+	}
+	if o.RPC.BackoffMax == 0 {
+		o.RPC.BackoffMax = o.ProbeInterval
+	}
+	for _, v := range []**metrics.Value{&o.Stale, &o.Silent, &o.Stalled} {
+		if *v == nil {
+			*v = new(metrics.Value)
+		}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	f := &Fleet{o: o, links: map[*rpc.Conn]*link{}, decode: map[string]*Node{}, prefill: map[string]*Node{}}
+	f.ctx, f.stop = context.WithCancel(context.Background())
+	f.pool = rpc.NewPool(o.RPC, f)
+	f.now.Store(&Snapshot{Table: route.New(nil, nil)})
+	if o.NodeSilence > 0 {
+		f.wg.Go(f.watchSilence)
+	}
+	return f
+}
+
+// Close ends all connections and waits for everything the fleet has started.
+func (f *Fleet) Close() {
+	f.stop()
+	f.pool.Close()
+	f.wg.Wait()
+}
+
+// Now is the present membership; it is not changed afterwards.
+func (f *Fleet) Now() *Snapshot { return f.now.Load() }
+
+// SetMembers replaces the membership. Nodes that stay keep their connections
+// and counts; attempts on nodes that leave run on until their connection ends.
+func (f *Fleet) SetMembers(members []Member) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ctx.Err() != nil {
+		return
+	}
+	decode, prefill, gateways := map[string]*Node{}, map[string]*Node{}, 0
+	for _, m := range members {
+		switch m.Role {
+		case "decode", "serve":
+			decode[m.RPC] = f.node(f.decode[m.RPC], m)
+		case "prefill":
+			prefill[m.RPC] = f.node(f.prefill[m.RPC], m)
+		case "gateway":
+			gateways++
+		}
+	}
+	f.leave(f.decode, decode)
+	f.leave(f.prefill, prefill)
+	f.decode, f.prefill = decode, prefill
+	s := &Snapshot{Shared: gateways > 1, blocks: f.o.Blocks}
+	s.Decode, s.Prefill = byName(decode), byName(prefill)
+	s.Table = route.New(ringNodes(s.Decode), ringNodes(s.Prefill))
+	f.now.Store(s)
+}
+
+// leave lets go of those nodes that are not among the new ones.
+func (f *Fleet) leave(old, now map[string]*Node) {
+	for name, n := range old {
+		if now[name] == nil {
+			n.stop()
+			f.forget(n.Member().ID)
+		}
+	}
+}
+
+// forget drops what a process has told of its cache.
+func (f *Fleet) forget(id string) {
+	if f.o.Left != nil {
+		f.o.Left(id)
+	}
+	if f.o.Blocks != nil {
+		f.o.Blocks.Leave(id)
+	}
+}
+
+// node updates a node or makes it.
+func (f *Fleet) node(n *Node, m Member) *Node {
+	if n != nil {
+		if old := n.member.Swap(&m).ID; old != m.ID { // another process at its address
+			f.forget(old)
+			n.slot.Store(noSlot) // behind it: whoever looked up the old place meanwhile has stored it by now
+		}
+		return n
+	}
+	n = &Node{Name: m.RPC, f: f, clock: time.Now()}
+	n.member.Store(&m)
+	changes := &breakerLog{log: f.o.Log, node: m.RPC}
+	n.breaker = gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{
+		Name:        m.RPC,
+		Timeout:     f.o.ProbeInterval,
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
+		// Repeated by the pool, or the caller's own haste: nothing was learnt.
+		IsExcluded: func(err error) bool {
+			return errors.Is(err, rpc.ErrBackoff) || errors.Is(err, context.Canceled) || errors.Is(err, errHaste)
+		},
+		OnStateChange: func(_ string, from, to gobreaker.State) { changes.changed(time.Now(), from, to) },
+	})
+	var ctx context.Context
+	ctx, n.stop = context.WithCancel(f.ctx)
+	f.wg.Go(func() { n.keep(ctx) })
+	return n
+}
+
+func byName(nodes map[string]*Node) []*Node {
+	var out []*Node
+	for _, n := range nodes {
+		out = append(out, n)
+	}
+	slices.SortFunc(out, func(a, b *Node) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+func ringNodes(nodes []*Node) []route.Node {
+	out := make([]route.Node, len(nodes))
+	for i, n := range nodes {
+		out[i] = route.Node{Name: n.Name, Class: n.Member().Class}
+	}
+	return out
+}
+
+// keep holds the node's connection open until ctx ends.
+func (n *Node) keep(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+		if l, err := n.connect(ctx); err == nil {
+			if !n.watch(ctx, l) {
+				return
+			}
+			n.f.o.Log.Warn("node's connection lost", "node", n.Name, "error", l.conn.Err())
+			n.link.CompareAndSwap(l, nil)
+			pause.Reset(0) // the pool's back-off paces what follows
+			continue
+		}
+		pause.Reset(n.f.o.ProbeInterval)
+	}
+}
+
+// connect returns the node's open connection, dialling within DialTimeout.
+func (n *Node) connect(ctx context.Context) (*link, error) {
+	if l := n.link.Load(); l != nil {
+		select {
+		case <-l.conn.Done():
+			n.link.CompareAndSwap(l, nil)
+		default:
+			return l, nil
+		}
+	}
+	return n.breaker.Execute(func() (*link, error) {
+		patience, cancel := context.WithTimeout(ctx, DialTimeout)
+		defer cancel()
+		c, err := n.f.pool.Get(patience, n.Name)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil, fmt.Errorf("%w: %w", errHaste, err)
+		case err != nil:
+			return nil, err
+		}
+		l := n.f.linkOf(c)
+		if l == nil {
+			return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
+		}
+		n.link.Store(l)
+		return l, nil
+	})
+}
+
+// linkOf finds or makes a connection's link; nil when the connection is over.
+// Done is closed before Closed is called, so no link is made after its end.
+func (f *Fleet) linkOf(c *rpc.Conn) *link {
+	f.linksMu.RLock()
+	l := f.links[c]
+	f.linksMu.RUnlock()
+	if l != nil {
+		return l
+	}
+	f.linksMu.Lock()
+	defer f.linksMu.Unlock()
+	if l := f.links[c]; l != nil {
+		return l
+	}
+	select {
+	case <-c.Done():
+		return nil
+	default:
+	}
+	l = newLink(c, f.o.Stale)
+	l.said = c.Peer().GetFingerprint()
+	if role := c.Peer().GetRole(); f.o.NodeSilence > 0 && (role == "decode" || role == "serve") {
+		c.SetSilence(max(rpc.StreamSilence, 2*f.o.NodeSilence))
+	}
+	f.links[c] = l
+	return l
+}
+
+// Frame implements rpc.Handler.
+func (f *Fleet) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
+	l := f.linkOf(c)
+	if l == nil {
+		return
+	}
+	if err := l.frame(t, stream, payload); err != nil {
+		f.o.Log.Warn("bad frame from a node", "node", c.RemoteAddr(), "type", t.String(), "error", err)
+		c.Close(err)
+	}
+}
+
+// Closed implements rpc.Handler.
+func (f *Fleet) Closed(c *rpc.Conn, err error) {
+	f.linksMu.Lock()
+	l := f.links[c]
+	delete(f.links, c)
+	f.linksMu.Unlock()
+	if l != nil {
+		l.lost(err)
+	}
+}
+
+// Member is what is known of the node from outside.
+func (n *Node) Member() Member { return *n.member.Load() }
+
+// Stats is the node's last heartbeat on its present connection; false: none.
+func (n *Node) Stats() (running, waiting, held int, steps uint64, draining, ok bool) {
+	l := n.link.Load()
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &l.stats
+	return int(s.Running), int(s.Waiting), int(s.Held), s.Steps, s.Draining, l.heard && !l.closed
+}
+
+// Status is a decode node as its last heartbeat on the present connection has
+// it, for people; zero where there was none.
+type Status struct {
+	Connected, Draining    bool
+	Running, Waiting, Held int
+	KVUsage                float64 // share of blocks in use
+}
+
+// Status is the node's state for people.
+func (n *Node) Status() Status {
+	s := Status{Connected: n.connected()}
+	l := n.link.Load()
+	if l == nil {
+		return s
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if st := &l.stats; l.heard {
+		s.Draining, s.Running, s.Waiting, s.Held = st.Draining, int(st.Running), int(st.Waiting), int(st.Held)
+		s.KVUsage = float64(st.BlocksUsed) / float64(max(1, st.BlocksTotal))
+	}
+	return s
+}
+
+// connected says whether the node's connection is open.
+func (n *Node) connected() bool {
+	l := n.link.Load()
+	return l != nil && l.conn.Open()
+}
+
+// Generate starts an attempt. Its events carry choice and go to in. The error is
+// for attempts that the node cannot have seen.
+func (n *Node) Generate(ctx context.Context, req *nodepb.Generate, in *Inbox, choice int32) (*Stream, error) {
+	l, err := n.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
+	}
+	return l.open(req, in, choice)
+}
+
+// Drain asks the node to take no more work, and to end what still runs when the
+// timeout is over, so that it goes on elsewhere; or, with cancel, to take work
+// again. Here it gets nothing new from now on; other gateways hear of it from the
+// node. A timeout of 0 never comes.
+func (n *Node) Drain(timeout time.Duration, cancel bool) error {
+	l := n.link.Load()
+	if l == nil || !n.connected() {
+		return fmt.Errorf("%w: %s: not connected", ErrNode, n.Name)
+	}
+	if err := l.conn.Send(rpc.FrameDrain, 0, &nodepb.Drain{TimeoutMs: uint64(timeout.Milliseconds()), Cancel: cancel}); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
+	}
+	if old := l.heart.Load(); old != nil && !cancel { // its own word follows
+		h := *old
+		h.draining = true
+		l.heart.CompareAndSwap(old, &h)
+	}
+	return nil
+}
+
+// Bundle asks the node for its model's tokenizer, template and defaults.
+func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
+	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
+	defer cancel()
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, err)
+	}
+	l, err := n.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
+	}
+	id, ch := l.conn.NewStream(), make(chan *nodepb.Bundle, 1)
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
+	}
+	l.bundles[id] = ch
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		delete(l.bundles, id)
+		l.mu.Unlock()
+	}()
+	if err := l.conn.Send(rpc.FrameBundleRequest, id, &nodepb.BundleRequest{}); err != nil {
+		return nil, fmt.Errorf("%w: asking %s for its bundle: %w", ErrLost, n.Name, err)
+	}
+	select {
+	case b, ok := <-ch:
+		if !ok {
+			return nil, fmt.Errorf("%w: %s gave no bundle", ErrNode, n.Name)
+		}
+		return b, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, ctx.Err())
+	}
+}

@@ -1,0 +1,311 @@
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/lengths"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// Errors of attempts. A CodeError is the node's own word.
+var (
+	ErrLost     = errors.New("upstream: connection to the node lost")
+	ErrPosition = errors.New("upstream: the node sent a token out of order")
+	ErrNode     = errors.New("upstream: node not usable")
+	ErrStalled  = errors.New("upstream: the node has work and makes no steps")
+)
+
+// CodeError is how a node ended an attempt.
+type CodeError struct {
+	Code    nodepb.Code
+	Message string
+}
+
+// Error implements error.
+func (e *CodeError) Error() string {
+	return fmt.Sprintf("upstream: node answered %s: %s", e.Code, e.Message)
+}
+
+// heartbeat is of a node's Stats what routing looks at.
+type heartbeat struct {
+	route.Report
+	maxRunning int // 0: not told
+	own        int // streams of this connection then
+	draining   bool
+	adapters   []Adapter
+}
+
+// link is what the fleet keeps for one open connection to a node.
+type link struct {
+	conn  *rpc.Conn
+	said  uint64 // the fingerprint that the node itself told; 0: none
+	stale *metrics.Value
+	token func(rpc.Token)           // l.take, made once: a method value allocates
+	heart atomic.Pointer[heartbeat] // the last; nil: none yet
+
+	blocks atomic.Int64 // KV blocks that streams took or gave back since the last heartbeat
+
+	mu      sync.Mutex
+	closed  bool
+	streams map[uint64]*Stream
+	bundles map[uint64]chan *nodepb.Bundle
+	loads   map[uint64]chan *nodepb.AdapterDone
+	stats   nodepb.Stats // the last heartbeat
+	heard   bool         // stats is of this connection
+	beats   uint64       // heartbeats heard
+}
+
+func newLink(c *rpc.Conn, stale *metrics.Value) *link {
+	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, bundles: map[uint64]chan *nodepb.Bundle{}, loads: map[uint64]chan *nodepb.AdapterDone{}}
+	l.token = l.take
+	return l
+}
+
+// Stream is one attempt of one choice on a node. The fleet delivers its events
+// to its Inbox until one ends it.
+type Stream struct {
+	l       *link
+	in      *Inbox
+	id      uint64
+	choice  int32
+	attempt uint32
+	next    uint32 // position of the next token; guarded by l.mu
+	// scored is the position of the prompt's next token to be told about, prompt
+	// where that ends; equal where nothing is, or was asked for. Guarded by l.mu.
+	scored, prompt uint32
+	// probs are those of tokens that the next Tokens frame brings; guarded by l.mu.
+	probs []*nodepb.TokenLogProbs
+	// blocks are what the request is expected to take of the node's KV memory;
+	// accepted: the node's next heartbeat knows of it. Guarded by l.mu.
+	blocks   int
+	accepted bool
+}
+
+// open registers the stream before the node can answer, then sends the request.
+func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, error) {
+	s := &Stream{l: l, in: in, id: l.conn.NewStream(), choice: choice, attempt: req.Attempt,
+		next: uint32(len(req.Prompt) + len(req.Output)), prompt: uint32(len(req.Prompt)), scored: uint32(len(req.Prompt))}
+	if req.PromptLogprobs != nil {
+		s.scored = min(1, s.prompt)
+	}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil, fmt.Errorf("%w: %s", ErrLost, l.conn.RemoteAddr())
+	}
+	l.streams[s.id] = s
+	l.mu.Unlock()
+	if err := l.conn.Send(rpc.FrameGenerate, s.id, req); err != nil {
+		if !l.drop(s) {
+			return s, nil // the connection's end has reached the inbox already
+		}
+		return nil, fmt.Errorf("%w: sending to %s: %w", ErrLost, l.conn.RemoteAddr(), err)
+	}
+	return s, nil
+}
+
+// count returns how many streams the link has.
+func (l *link) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.streams)
+}
+
+// drop forgets the stream; false when it had ended before.
+func (l *link) drop(s *Stream) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, was := l.streams[s.id]
+	l.forget(s)
+	return was
+}
+
+// Cancel ends the attempt: the node is told to free what it holds, and nothing
+// of it reaches the inbox after Cancel has returned. It may be called at any
+// time and again.
+func (s *Stream) Cancel(reason string) {
+	if s.l.drop(s) {
+		s.l.cancel(s.id, reason)
+	}
+}
+
+// cancel tells the node. Where the outbox refuses it, the connection is closed:
+// a request that nobody reads must not run on.
+func (l *link) cancel(id uint64, reason string) {
+	if err := l.conn.Send(rpc.FrameCancel, id, &nodepb.Cancel{Reason: reason}); err != nil {
+		l.conn.Close(fmt.Errorf("upstream: cancel of stream %d not sent: %w", id, err))
+	}
+}
+
+// take delivers one token; the caller holds l.mu.
+func (l *link) take(t rpc.Token) {
+	s := l.streams[t.Stream]
+	if s == nil || t.Attempt != s.attempt {
+		l.stale.Inc()
+		return
+	}
+	if t.ID >= 0 {
+		if t.Position != s.next || s.scored != s.prompt {
+			l.disorder(s, fmt.Errorf("%w: position %d, expected %d (of the prompt %d of %d), from %s",
+				ErrPosition, t.Position, s.next, s.scored, s.prompt, l.conn.RemoteAddr()))
+			return
+		}
+		s.next++
+	}
+	if t.Finish != 0 {
+		l.forget(s)
+	}
+	if !s.in.push(Event{Kind: Token, Choice: s.choice, Attempt: s.attempt, Token: t.ID, Finish: t.Finish, Probs: s.takeProbs(t.Position)}) {
+		l.forget(s)
+		l.cancel(s.id, "client reads too slowly")
+		s.in.push(Event{Kind: Overflow, Choice: s.choice, Attempt: s.attempt})
+	}
+}
+
+// disorder ends a stream whose node does not keep its tokens in order.
+func (l *link) disorder(s *Stream, err error) {
+	l.forget(s)
+	l.cancel(s.id, "token out of order")
+	s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: err})
+}
+
+// score delivers log-probabilities of the prompt; the caller holds l.mu.
+func (l *link) score(s *Stream, m *nodepb.PromptLogProbs) {
+	n := len(m.Logprobs)
+	if m.First != s.scored || n == 0 || n > int(s.prompt-s.scored) || len(m.Ranks) != n ||
+		len(m.TopTokens)%n != 0 || len(m.TopLogprobs) != len(m.TopTokens) {
+		l.disorder(s, fmt.Errorf("%w: %d log-probabilities, %d ranks and %d and %d of best tokens from %d on, expected %d to %d, from %s",
+			ErrPosition, n, len(m.Ranks), len(m.TopTokens), len(m.TopLogprobs), m.First, s.scored, s.prompt, l.conn.RemoteAddr()))
+		return
+	}
+	s.scored += uint32(n)
+	s.in.push(Event{Kind: Scored, Choice: s.choice, Attempt: s.attempt, Prompt: m})
+}
+
+// maxProbs bounds the log-probabilities that wait for their tokens: a step's,
+// which are the token after the last one and after each guess.
+const maxProbs = 1 + 16
+
+// keepProbs files a token's log-probabilities until the token comes, which is
+// with the next frame.
+func (s *Stream) keepProbs(p *nodepb.TokenLogProbs) {
+	if p.Attempt == s.attempt && len(s.probs) < maxProbs {
+		s.probs = append(s.probs, p)
+	}
+}
+
+// takeProbs returns those of a position, and keeps those of later ones.
+func (s *Stream) takeProbs(position uint32) (found *nodepb.TokenLogProbs) {
+	if len(s.probs) == 0 {
+		return nil
+	}
+	later := s.probs[:0]
+	for _, p := range s.probs {
+		if p.Position == position {
+			found = p
+		} else if p.Position > position && p.Position < position+maxProbs {
+			later = append(later, p)
+		}
+	}
+	s.probs = later
+	return found
+}
+
+// frame takes what the node sent; it runs on the connection's reading
+// goroutine. Malformed payloads end the connection: the two sides disagree.
+func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
+	if t == rpc.FrameTokens {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return rpc.DecodeTokens(payload, l.token)
+	}
+	switch t {
+	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs, rpc.FramePromptProbs, rpc.FrameAdapterDone:
+	default:
+		return nil // not for gateways
+	}
+	m, err := rpc.Decode(t, payload)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch m := m.(type) {
+	case *nodepb.Accepted:
+		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			s.accepted = true
+			s.in.push(Event{Kind: Accepted, Choice: s.choice, Attempt: s.attempt, Cached: m.CachedTokens})
+		}
+	case *nodepb.End:
+		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			l.forget(s)
+			s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: &CodeError{m.Code, m.Message}})
+		} else if ch := l.bundles[stream]; ch != nil {
+			delete(l.bundles, stream)
+			close(ch)
+		}
+	case *nodepb.LogProbs:
+		for _, p := range m.Tokens {
+			if s := l.streams[p.Stream]; s != nil {
+				s.keepProbs(p)
+			}
+		}
+	case *nodepb.PromptLogProbs:
+		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			l.score(s, m)
+		}
+	case *nodepb.Stats:
+		l.reported()
+		proto.Reset(&l.stats)
+		proto.Merge(&l.stats, m)
+		l.heard = true
+		l.beats++
+		l.heart.Store(&heartbeat{
+			Report: route.Report{
+				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
+				Queued: int(m.QueuedTokens), ShortFirst: len(m.QueuedByLength) >= lengths.N, Lengths: lengthsOf(m),
+				Rate: m.PrefillTokensPerS, StepTokens: int(m.StepTokens), Memory: memoryOf(m),
+			},
+			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
+			adapters: adaptersOf(m.Adapters),
+		})
+	case *nodepb.AdapterDone:
+		if ch := l.loads[stream]; ch != nil {
+			delete(l.loads, stream)
+			ch <- m // buffered for this one
+		}
+	case *nodepb.Bundle:
+		if ch := l.bundles[stream]; ch != nil {
+			delete(l.bundles, stream)
+			ch <- m // buffered for this one
+		}
+	}
+	return nil
+}
+
+// lost ends everything that waits for the connection.
+func (l *link) lost(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for _, s := range l.streams {
+		l.forget(s)
+		s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: fmt.Errorf("%w: %w", ErrLost, err)})
+	}
+	for id, ch := range l.bundles {
+		delete(l.bundles, id)
+		close(ch)
+	}
+	for id, ch := range l.loads {
+		delete(l.loads, id)
+		close(ch)
+	}
+}

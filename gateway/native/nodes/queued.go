@@ -1,0 +1,51 @@
+package nodes
+
+import (
+	"sync/atomic"
+
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/lengths"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// queued is how many prompt tokens a node was to compute for this gateway and has not,
+// as far as is known.
+type queued struct {
+	tokens   atomic.Int64
+	byLength [lengths.N]atomic.Int64 // of these, as lengths.Queue has them
+}
+
+// Computes notes that the node is to compute so many tokens of a prompt.
+func (n *Node) Computes(tokens int) { n.queued.add(tokens, tokens) }
+
+// Computed takes them away again.
+func (n *Node) Computed(tokens int) { n.queued.add(tokens, -tokens) }
+
+// Queued returns how many tokens the node is to compute.
+func (n *Node) Queued() int { return int(n.queued.tokens.Load()) }
+
+func (q *queued) add(length, tokens int) {
+	q.tokens.Add(int64(tokens))
+	for i := lengths.Class(length); i < lengths.N; i++ {
+		q.byLength[i].Add(int64(tokens))
+	}
+}
+
+// sent writes the counts into what a decision sees.
+func (q *queued) sent(s *route.Sent) {
+	s.Queued = int(q.tokens.Load())
+	if s.Queued == 0 {
+		return
+	}
+	for i := range q.byLength {
+		s.Lengths[i] = int(q.byLength[i].Load())
+	}
+}
+
+// lengthsOf reads what a heartbeat says of the queue by length.
+func lengthsOf(m *nodepb.Stats) (q lengths.Queue) {
+	for i := range min(len(q), len(m.QueuedByLength)) {
+		q[i] = int(m.QueuedByLength[i])
+	}
+	return q
+}

@@ -1,0 +1,312 @@
+package discover
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/regular"
+)
+
+// A pod's own account, as Kubernetes mounts it.
+const (
+	account     = "/var/run/secrets/kubernetes.io/serviceaccount"
+	watchFor    = 4 * time.Minute  // the API ends a watch after this, and it begins anew
+	apiPatience = 30 * time.Second // for a list, and for a watch to be ended
+	firstPause  = 500 * time.Millisecond
+	lastPause   = 15 * time.Second
+	maxList     = 64 << 20 // bytes of an answer of the API: slices of some 100,000 endpoints
+	pageSize    = 500      // slices in one answer
+)
+
+// errExpired says that the API has forgotten the version to go on from.
+var errExpired = errors.New("discover: the API has forgotten that version")
+
+// endpointSlices is the ready endpoints of a Service, by the EndpointSlices that
+// Kubernetes keeps of it. They are listed once and then watched from that list's
+// version on, with bookmarks, so that a watch that ends goes on where it was;
+// when the API has forgotten that version they are listed anew.
+type endpointSlices struct {
+	base
+	namespace, service, port string
+	client                   *http.Client
+	api                      string
+	tokenFile                string
+
+	known   map[string][]string // host:port of each slice's ready endpoints
+	version string
+	watched bool // since the last list
+}
+
+// slice is of an EndpointSlice what matters here.
+type slice struct {
+	Metadata struct {
+		Name            string
+		ResourceVersion string
+	}
+	Endpoints []struct {
+		Addresses  []string
+		Conditions struct{ Ready *bool } // nil: ready
+	}
+	Ports []struct {
+		Name string
+		Port int
+	}
+}
+
+type sliceList struct {
+	Metadata struct{ ResourceVersion, Continue string }
+	Items    []slice
+}
+
+type watchEvent struct {
+	Type   string
+	Object json.RawMessage
+}
+
+// maxAccountFile bounds a file of the pod's account, in bytes.
+const maxAccountFile = 1 << 20
+
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+
+// newSlices reads NAMESPACE/SERVICE:PORT; without a namespace it is the pod's own,
+// without a port the Service has only one.
+func newSlices(b base, rest string) (*endpointSlices, error) {
+	s := &endpointSlices{base: b, known: map[string][]string{}, tokenFile: b.o.tokenFile}
+	service, port, _ := strings.Cut(rest, ":")
+	s.service, s.port = service, port
+	if ns, name, ok := strings.Cut(service, "/"); ok {
+		s.namespace, s.service = ns, name
+	} else if own, err := regular.ReadFile(filepath.Join(account, "namespace"), maxAccountFile); err == nil {
+		s.namespace = strings.TrimSpace(string(own))
+	}
+	if !dnsLabel.MatchString(s.namespace) || !dnsLabel.MatchString(s.service) || s.port != "" && !dnsLabel.MatchString(s.port) {
+		return nil, fmt.Errorf("%w: %q: want k8s:NAMESPACE/SERVICE:PORT", ErrSpec, b.spec)
+	}
+	transport := &http.Transport{ResponseHeaderTimeout: apiPatience, MaxIdleConnsPerHost: 1}
+	s.client, s.api = &http.Client{Transport: transport}, strings.TrimSuffix(b.o.API, "/")
+	if s.api != "" {
+		return s, nil
+	}
+	host, apiPort := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || apiPort == "" {
+		return nil, fmt.Errorf("%w: %q: this is no pod of a Kubernetes cluster; --kubernetes-api says where its API is", ErrSpec, b.spec)
+	}
+	pem, err := regular.ReadFile(filepath.Join(account, "ca.crt"), maxAccountFile)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: %w", ErrSpec, b.spec, err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(pem)
+	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	s.api, s.tokenFile = "https://"+net.JoinHostPort(host, apiPort), filepath.Join(account, "token")
+	return s, nil
+}
+
+// Watch implements upstream.Source.
+func (s *endpointSlices) Watch(ctx context.Context, tell func([]upstream.Target)) {
+	defer s.client.CloseIdleConnections()
+	pause, said := firstPause, ""
+	var last []upstream.Target
+	for ctx.Err() == nil {
+		began, err := time.Now(), error(nil)
+		if s.version == "" {
+			if err = s.list(ctx); err == nil {
+				last = s.targets()
+				tell(last)
+			}
+		} else {
+			err = s.watch(ctx, func() {
+				pause, said = firstPause, ""
+				if now := s.targets(); !slices.Equal(now, last) {
+					last = now
+					tell(now)
+				}
+			})
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errExpired):
+			s.version = ""
+		case err != nil && err.Error() != said:
+			s.o.Log.Warn("upstreams cannot be found", "source", s.spec, "error", err)
+			said = err.Error()
+		}
+		if err == nil && (!s.watched || time.Since(began) >= firstPause) {
+			s.watched, pause = true, firstPause // a watch follows its list at once
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// get asks the API for the Service's slices.
+func (s *endpointSlices) get(ctx context.Context, query url.Values) (*http.Response, error) {
+	query.Set("labelSelector", "kubernetes.io/service-name="+s.service)
+	at := s.api + "/apis/discovery.k8s.io/v1/namespaces/" + s.namespace + "/endpointslices?" + query.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return nil, fmt.Errorf("discover: %w", err)
+	}
+	req.Header.Set("Accept", "application/json")
+	if s.tokenFile != "" { // read each time: it is renewed
+		token, err := regular.ReadFile(s.tokenFile, maxAccountFile)
+		if err != nil {
+			return nil, fmt.Errorf("discover: the pod's token: %w", err)
+		}
+		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("discover: Kubernetes' API: %w", err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusGone {
+		return nil, errExpired
+	}
+	var status struct{ Message string }
+	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&status) // the status says enough
+	return nil, fmt.Errorf("discover: Kubernetes' API answers %d for endpointslices of %s/%s: %s", resp.StatusCode, s.namespace, s.service, status.Message)
+}
+
+// list reads all slices, page by page.
+func (s *endpointSlices) list(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, apiPatience)
+	defer cancel()
+	known, next := map[string][]string{}, ""
+	for {
+		q := url.Values{"limit": {strconv.Itoa(pageSize)}}
+		if next != "" {
+			q.Set("continue", next)
+		}
+		resp, err := s.get(ctx, q)
+		if err != nil {
+			return err
+		}
+		var l sliceList
+		err = json.NewDecoder(io.LimitReader(resp.Body, maxList)).Decode(&l)
+		resp.Body.Close()
+		if err != nil {
+			return fmt.Errorf("discover: Kubernetes' list of endpointslices: %w", err)
+		}
+		for i := range l.Items {
+			known[l.Items[i].Metadata.Name] = s.ready(&l.Items[i])
+		}
+		if next = l.Metadata.Continue; next != "" {
+			continue
+		}
+		if l.Metadata.ResourceVersion == "" {
+			return errors.New("discover: Kubernetes' list of endpointslices has no version")
+		}
+		s.known, s.version, s.watched = known, l.Metadata.ResourceVersion, false
+		return nil
+	}
+}
+
+// watch follows changes until the API ends it; changed is called behind each.
+func (s *endpointSlices) watch(ctx context.Context, changed func()) error {
+	ctx, cancel := context.WithTimeout(ctx, watchFor+apiPatience)
+	defer cancel()
+	resp, err := s.get(ctx, url.Values{
+		"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {s.version}, "timeoutSeconds": {strconv.Itoa(int(watchFor.Seconds()))},
+	})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for in := json.NewDecoder(resp.Body); ; {
+		var e watchEvent
+		if err := in.Decode(&e); errors.Is(err, io.EOF) {
+			return nil // its time was over
+		} else if err != nil {
+			return fmt.Errorf("discover: watching Kubernetes' endpointslices: %w", err)
+		}
+		if e.Type == "ERROR" {
+			var status struct {
+				Code    int
+				Message string
+			}
+			if err := json.Unmarshal(e.Object, &status); err == nil && status.Code == http.StatusGone {
+				return errExpired
+			}
+			return fmt.Errorf("discover: watching Kubernetes' endpointslices: %s", status.Message)
+		}
+		var o slice
+		if err := json.Unmarshal(e.Object, &o); err != nil {
+			return fmt.Errorf("discover: watching Kubernetes' endpointslices: %w", err)
+		}
+		switch e.Type {
+		case "ADDED", "MODIFIED":
+			s.known[o.Metadata.Name] = s.ready(&o)
+		case "DELETED":
+			delete(s.known, o.Metadata.Name)
+		}
+		if o.Metadata.ResourceVersion != "" {
+			s.version = o.Metadata.ResourceVersion
+		}
+		changed()
+	}
+}
+
+// ready are the addresses of a slice's ready endpoints. Those that terminate are
+// not ready: they finish what they have.
+func (s *endpointSlices) ready(o *slice) (addrs []string) {
+	port := 0
+	for _, p := range o.Ports {
+		if s.port == "" || p.Name == s.port || strconv.Itoa(p.Port) == s.port {
+			port = p.Port
+			break
+		}
+	}
+	if port == 0 {
+		return nil
+	}
+	for _, e := range o.Endpoints {
+		if len(e.Addresses) > 0 && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+			addrs = append(addrs, net.JoinHostPort(e.Addresses[0], strconv.Itoa(port)))
+		}
+	}
+	return addrs
+}
+
+// targets are the ready endpoints of all slices.
+func (s *endpointSlices) targets() []upstream.Target {
+	seen := map[string]bool{}
+	for _, addrs := range s.known {
+		for _, a := range addrs {
+			seen[a] = true
+		}
+	}
+	out := make([]upstream.Target, 0, len(seen))
+	for _, a := range slices.Sorted(maps.Keys(seen)) {
+		host, port, err := net.SplitHostPort(a)
+		if err == nil {
+			out = append(out, s.at(host, port, s.service+"."+s.namespace+".svc"))
+		}
+	}
+	return out
+}

@@ -1,0 +1,166 @@
+package upstream
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// Protocol is how a prefill and a decode server are joined.
+type Protocol uint8
+
+// Protocols.
+const (
+	// VLLM: one leg after the other. The prefill server is asked for one token and
+	// answers with kv_transfer_params, which the decode server's request carries.
+	VLLM Protocol = iota
+	// SGLang: both legs at once, with the prefill server's bootstrap address and a
+	// room that nobody else uses.
+	SGLang
+)
+
+var protocols = [...]string{"vllm", "sglang"}
+
+// ErrProtocol says that a name is no protocol's.
+var ErrProtocol = errors.New("foreign: no such protocol of prefill and decode servers")
+
+// ParseProtocol finds a protocol by its name.
+func ParseProtocol(name string) (Protocol, error) {
+	for i, n := range protocols {
+		if n == name {
+			return Protocol(i), nil
+		}
+	}
+	return 0, fmt.Errorf("%w: %q; want vllm or sglang", ErrProtocol, name)
+}
+
+func (p Protocol) String() string { return protocols[p] }
+
+// change is what becomes of one member of an object.
+type change struct {
+	name string
+	to   string // JSON; empty: the member goes
+	kept bool   // only where it is there
+}
+
+// patch is an object with changes, appended to dst. Members that are not named
+// stay as they are written; changed ones stand at the end.
+func patch(dst, b []byte, changes ...change) []byte {
+	present := make([]bool, len(changes))
+	room := len(b) + 2
+	for _, c := range changes {
+		room += len(c.name) + len(c.to) + len(`,"":`)
+	}
+	dst = append(slices.Grow(dst, room), '{') // once: a large body is not to be copied as it grows
+	begin := len(dst)
+	s := scan(b)
+members:
+	for f, ok := s.next(); ok; f, ok = s.next() {
+		for i := range changes {
+			if f.is(changes[i].name) {
+				present[i] = true
+				continue members
+			}
+		}
+		if len(dst) > begin {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, b[f.start:f.end]...)
+	}
+	for i, c := range changes {
+		if c.to == "" || c.kept && !present[i] {
+			continue
+		}
+		if len(dst) > begin {
+			dst = append(dst, ',')
+		}
+		dst = append(append(append(dst, '"'), c.name...), `":`...)
+		dst = append(dst, c.to...)
+	}
+	return append(dst, '}')
+}
+
+// PrefillLeg is the body of VLLM's first leg.
+func PrefillLeg(dst, b []byte) []byte {
+	return patch(dst, b,
+		change{name: "max_tokens", to: "1"}, change{name: "min_tokens", to: "1"}, change{name: "max_completion_tokens", to: "1", kept: true},
+		change{name: "stream", to: "false"}, change{name: "stream_options"},
+		change{name: "kv_transfer_params", to: `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`})
+}
+
+// TransferParams are those of an answer to VLLM's first leg; nil: it has none,
+// and the decode server computes the prompt itself.
+func TransferParams(answer []byte) ([]byte, error) {
+	s := scan(answer)
+	var params []byte
+	for f, ok := s.next(); ok; f, ok = s.next() {
+		if f.is("kv_transfer_params") {
+			params = answer[f.from:f.end]
+		}
+	}
+	if string(params) == "null" {
+		params = nil
+	}
+	return params, s.err()
+}
+
+// DecodeLeg is the body of VLLM's second leg.
+func DecodeLeg(dst, b, params []byte) []byte {
+	return patch(dst, b, change{name: "kv_transfer_params", to: string(params)})
+}
+
+// BothLegs is the body of both of SGLang's legs. room gives one number after the
+// other; a batch of prompts takes one each.
+func BothLegs(dst, b []byte, look *Body, host string, port int, room func() int64) []byte {
+	hosts, ports, rooms := strconv.AppendQuote(nil, host), strconv.AppendInt(nil, int64(port), 10), strconv.AppendInt(nil, room(), 10)
+	if look.Batch > 1 {
+		h, p := hosts, ports
+		for range look.Batch - 1 {
+			hosts, ports = append(append(hosts, ','), h...), append(append(ports, ','), p...)
+			rooms = strconv.AppendInt(append(rooms, ','), room(), 10)
+		}
+		hosts, ports, rooms = brackets(hosts), brackets(ports), brackets(rooms)
+	}
+	return patch(dst, b, change{name: "bootstrap_host", to: string(hosts)}, change{name: "bootstrap_port", to: string(ports)}, change{name: "bootstrap_room", to: string(rooms)})
+}
+
+func brackets(b []byte) []byte { return append(append([]byte{'['}, b...), ']') }
+
+// batch is the number of prompts in a value of prompt: elements of a list of
+// texts or of lists; 1 for anything else.
+func batch(v []byte) int {
+	if len(v) < 2 || v[0] != '[' {
+		return 1
+	}
+	n := 0
+	for i := 1; i < len(v); {
+		switch v[i] {
+		case ' ', '\t', '\n', '\r', ',':
+			i++
+		case '"', '[':
+			if i = skipValue(v, i); i < 0 {
+				return max(1, n)
+			}
+			n++
+		default: // the end, or a number: token ids of one prompt
+			return max(1, n)
+		}
+	}
+	return max(1, n)
+}
+
+// bootstrapPort is an SGLang server's own word on the port of its bootstrap
+// server; 0: it says nothing of it.
+func bootstrapPort(info []byte) int {
+	s := scan(info)
+	for f, ok := s.next(); ok; f, ok = s.next() {
+		if f.is("disaggregation_bootstrap_port") {
+			if n, err := strconv.Atoi(string(bytes.TrimSpace(info[f.from:f.end]))); err == nil && n > 0 && n < 1<<16 {
+				return n
+			}
+		}
+	}
+	return 0
+}
