@@ -165,17 +165,7 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 
 // serveAdmin serves the operators' port until ctx ends.
 func (g *Gateway) serveAdmin(ctx context.Context) {
-	s := &fasthttp.Server{
-		Handler: func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, pathOf(ctx), operators) }, Name: "tandem",
-		ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: headBytes, Concurrency: min(adminConns, max(4, g.o.MaxConns/8)),
-		CloseOnShutdown: true, NoDefaultDate: true, Logger: serverLog{g}, ExpectHandler: g.expect,
-		HeaderReceived: func(h *fasthttp.RequestHeader) (defaults fasthttp.RequestConfig) {
-			if err := checkHead(h); err != nil {
-				refuseHead(h, err)
-			}
-			return defaults
-		},
-	}
+	s := g.http.Operators(func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, pathOf(ctx), operators) }, min(adminConns, max(4, g.o.MaxConns/8)))
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(g.o.AdminListener) }()
 	select {

@@ -17,7 +17,7 @@ func TestBodiesInLentMemory(t *testing.T) {
 	s.does(whole)
 	conns := []*client{b.dial(), b.dial()}
 	nSent := 0
-	for i, nBytes := range []int{10, lendFrom, 100 << 10, 3000, 70 << 10, 5, lendMost + 1} {
+	for i, nBytes := range []int{10, 2 << 10, 100 << 10, 3000, 70 << 10, 5, 1<<20 + 1} {
 		for _, how := range []string{"at once", "in chunks", "asking", "streaming"} {
 			c := conns[i%len(conns)]
 			body := ask(how == "streaming", fmt.Sprint(i, strings.Repeat(string(rune('a'+i)), nBytes)))

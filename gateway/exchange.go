@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
@@ -31,8 +32,8 @@ type backend interface {
 	// respond gives the response. If it streams, its body's Close ends the exchange.
 	respond() (streams bool)
 
-	// clientGone is called from another goroutine when a watched client has gone, up to stop.
-	clientGone()
+	// ClientGone is called from another goroutine when a watched client has gone, up to stop.
+	ClientGone()
 	// stop ends the attempts that still run, and counts how the answers ended.
 	stop()
 	// ending says what came of the request, after stop.
@@ -55,7 +56,7 @@ type exchange struct {
 	start    time.Time
 	deadline time.Time
 	span     span
-	watch    *watch // on the client; nil: it is not watched
+	watch    *httpserver.Watch // on the client; nil: it is not watched
 	slot     slot
 	admitted bool
 	closed   bool
@@ -166,8 +167,8 @@ func (x *exchange) priority(asked int32) int32 {
 
 // watchClient has the connection watched for its client's end, if nothing watches it yet.
 func (x *exchange) watchClient() {
-	if c, ok := x.ctx.Conn().(*clientConn); ok && x.watch == nil {
-		x.watch = c.watch(x.b)
+	if c, ok := x.ctx.Conn().(*httpserver.Conn); ok && x.watch == nil {
+		x.watch = c.Watch(x.b)
 	}
 }
 
@@ -194,7 +195,7 @@ func (x *exchange) admit() *openai.Error {
 func (x *exchange) queue(c *claim) *openai.Error {
 	c.flow, c.start, c.deadline, c.queued = x.flow(c.a), x.start, x.deadline, true
 	if x.watch != nil {
-		c.gone = x.watch.gone
+		c.gone = x.watch.Gone
 	}
 	fault, cause := x.g.waitForRoom(c)
 	x.cause = cause
@@ -382,7 +383,7 @@ func (x *exchange) close() {
 	x.endSpan(&e)
 	x.log(&e)
 	if x.watch != nil {
-		x.watch.stop()
+		x.watch.Stop()
 	}
 	if x.cause != "" {
 		x.g.meters.set.Counter(metrics.GatewayStreamsAborted, x.cause).Inc()

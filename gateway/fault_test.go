@@ -576,41 +576,6 @@ func TestPanicsAreContained(t *testing.T) {
 	}
 }
 
-// The server's own bound on reading a request does not blind the watch.
-func TestWatchOutlastsReadDeadline(t *testing.T) {
-	n := rpc.NewNetwork()
-	raw, err := n.Listen("x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer raw.Close()
-	far, err := n.Dial(t.Context(), "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nc, err := newListener(raw, 0, connMeters{}).Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	if err := nc.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	w := nc.(*clientConn).watch(nil)
-	defer w.stop()
-	select {
-	case <-w.done:
-		t.Fatal("the watch ended")
-	case <-time.After(20 * time.Millisecond):
-	}
-	far.Close()
-	select {
-	case <-w.gone:
-	case <-time.After(soon):
-		t.Fatal("the client's going was not seen")
-	}
-}
-
 func TestUnknownFieldsAreWarnedAboutOnce(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
 	for range 3 {

@@ -28,11 +28,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
@@ -128,9 +128,6 @@ const (
 
 // Fixed bounds of the HTTP side.
 const (
-	readTimeout    = 30 * time.Second // for an operator's request
-	idleTimeout    = 75 * time.Second // between requests; above usual balancers' 60 s
-	headBytes      = 16 << 10         // of a request's head
 	cutGrace       = time.Second      // for error events to leave when the shutdown timeout is over
 	retryAfter     = 1                // seconds; what 503 answers suggest
 	statsInterval  = 10 * time.Second // of the log's line about throughput
@@ -267,8 +264,7 @@ func or[T comparable](v *T, d T) {
 type Gateway struct {
 	o       Options
 	log     *slog.Logger
-	l       *listener
-	server  *fasthttp.Server
+	http    *httpserver.Server
 	fleet   *nodes.Fleet
 	foreign *upstream.Pool // nil: there are none
 	keys    *keyring
@@ -340,14 +336,11 @@ func New(o Options) (*Gateway, error) {
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Gateway, o.ServedModelName)
 	}
-	var clients *listener
-	retry := netio.Options{Log: o.Log, Count: func(name string) { o.Metrics.Counter(metrics.AcceptErrors, name).Inc() }, MakeRoom: func() bool { return clients.evict() }}
+	var clients *httpserver.Server
+	retry := netio.Options{Log: o.Log, Count: func(name string) { o.Metrics.Counter(metrics.AcceptErrors, name).Inc() }, MakeRoom: func() bool { return clients.Evict() }}
 	l = netio.NewListener(l, retry)
 	if o.AdminListener != nil {
 		o.AdminListener = netio.NewListener(o.AdminListener, retry)
-	}
-	if o.TLS != nil {
-		l = tls.NewListener(l, o.TLS)
 	}
 	g := &Gateway{
 		o:              o,
@@ -363,11 +356,11 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.limits.Store(&g.o)
 	g.meters = newMeters(o.Metrics)
-	clients = newListener(l, o.MaxConns, connMeters{
-		crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
-	})
-	g.l = clients
-	g.l.setLimits(&g.o)
+	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.clientLimits(), TLS: o.TLS, MaxConns: o.MaxConns,
+		Counters: httpserver.Counters{
+			Crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
+		}, Log: o.Log})
+	g.http = clients
 	g.fleet = nodes.New(nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence),
 		Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall"), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
@@ -382,7 +375,6 @@ func New(o Options) (*Gateway, error) {
 	g.document = openai.Document(o.Version, keys.len() > 0, operations())
 	g.crowds = make([]sock.Crowd, max(1, runtime.GOMAXPROCS(0)/2))
 	g.docsPage = sync.OnceValue(func() []byte { return docsPage(g.document) })
-	g.server = g.newServer()
 	g.meter()
 	return g, nil
 }
@@ -413,7 +405,7 @@ func perSecond(n float64) *rate.Limiter {
 func burst(perSecond float64) int { return int(max(1, retryBurstSecs*perSecond)) }
 
 // Addr is the address on which clients are served.
-func (g *Gateway) Addr() string { return g.l.Addr().String() }
+func (g *Gateway) Addr() string { return g.http.Addr().String() }
 
 // SetMembers tells the gateway who is in the fleet; any goroutine may call it.
 func (g *Gateway) SetMembers(members []nodes.Member) {
@@ -465,7 +457,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		wg.Go(func() { g.logStats(work) })
 	}
 	served := make(chan error, 1)
-	go func() { served <- g.server.Serve(g.l) }()
+	go func() { served <- g.http.Run() }()
 	if g.o.AdminListener != nil {
 		wg.Go(func() { g.serveAdmin(work) })
 	}
@@ -476,13 +468,13 @@ func (g *Gateway) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		g.drain()
 		// A server that had not begun to serve knows nothing of the end.
-		_ = g.l.Close() // it may be closed already
+		_ = g.http.Close() // it may be closed already
 		if err = <-served; errors.Is(err, net.ErrClosed) {
 			err = nil
 		}
 	}
 	stop()
-	close(g.l.ended)
+	g.http.End()
 	g.fleet.Close()
 	if g.foreign != nil {
 		g.foreign.Close()
@@ -507,7 +499,7 @@ func (g *Gateway) drain() {
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), over)
 	defer cancel()
-	if err := g.server.ShutdownWithContext(ctx); ctx.Err() == nil {
+	if err := g.http.Shutdown(ctx); ctx.Err() == nil {
 		if err != nil {
 			g.log.Warn("closing the listener failed", "error", err)
 		}
@@ -523,7 +515,7 @@ func (g *Gateway) drain() {
 	for g.inFlight.Load() > 0 && last.Err() == nil {
 		time.Sleep(10 * time.Millisecond)
 	}
-	g.l.closeAll()
+	g.http.CloseAll()
 }
 
 // logStats says every ten seconds what went through, while anything does.

@@ -16,47 +16,11 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 const requestIDHeader = "X-Request-Id"
-
-// answerBytes is what the server gathers of an answer, in bytes. Most answers fit, head
-// included, and leave by one write; a stream holds it all its life, and its events go past it.
-const answerBytes = 2 << 10
-
-// newServer makes the HTTP server. Its answers carry no Date; a handler keeps it
-// so by never resetting the whole response, as RequestCtx.Error does.
-func (g *Gateway) newServer() *fasthttp.Server {
-	fasthttp.SetBodySizePoolLimit(pooledBody, pooledBody) // of the process
-	return &fasthttp.Server{
-		Handler:                      g.serve,
-		ErrorHandler:                 g.badHTTP,
-		Name:                         "tandem",
-		ReadBufferSize:               headBytes,
-		WriteBufferSize:              answerBytes,
-		ReduceMemoryUsage:            true, // a request that is being answered holds no buffer of its head's, of headBytes
-		ReadTimeout:                  longestArrival,
-		IdleTimeout:                  idleTimeout,
-		HeaderReceived:               g.headCame,
-		ExpectHandler:                g.expect,
-		MaxRequestBodySize:           g.o.MaxBodyBytes,
-		Concurrency:                  2*g.o.MaxConns + 1024, // the listener bounds connections; goroutines of closed ones take a moment to end
-		DisablePreParseMultipartForm: true,
-		CloseOnShutdown:              true,
-		NoDefaultDate:                true,
-		TCPKeepalive:                 true,
-		Logger:                       serverLog{g},
-	}
-}
-
-// serverLog takes what fasthttp has to say about connections.
-type serverLog struct{ g *Gateway }
-
-// Printf implements fasthttp.Logger.
-func (l serverLog) Printf(format string, args ...any) {
-	l.g.log.Debug("http server: " + fmt.Sprintf(format, args...))
-}
 
 // serve finds the route. A fault of ours in one request is answered and logged;
 // it does not end the others.
@@ -75,16 +39,20 @@ func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 	} else {
 		ctx.Response.Header.Set(requestIDHeader, newID())
 	}
-	serving(ctx)
 	path := pathOf(ctx)
 	g.dispatch(ctx, path)
-	if ctx.Response.IsBodyStream() && ctx.Response.Header.ContentLength() < 0 && !ctx.Request.Header.IsHTTP11() {
-		sendUnchunked(ctx)
-		return
-	}
 	if !ctx.Response.IsBodyStream() { // a stream is counted when it ends
 		g.count(path, ctx.Response.StatusCode())
 	}
+}
+
+// errorBody is the body of the answer to a connection that is refused.
+func errorBody(status int, message string) []byte {
+	e := &openai.Error{Status: status, Type: openai.TypeUnavailable, Message: message}
+	if status == fasthttp.StatusTooManyRequests {
+		e.Type = openai.TypeRateLimit
+	}
+	return e.Append(nil)
 }
 
 // badHTTP answers what could not be read as a request.
@@ -97,21 +65,19 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 			Message: fmt.Sprintf("the request body is larger than %d bytes", g.lim().MaxBodyBytes)}
 	case errors.As(err, &small):
 		e = &openai.Error{Status: 431, Type: "Request Header Fields Too Large",
-			Message: fmt.Sprintf("the request's head is larger than %d bytes", headBytes)}
+			Message: fmt.Sprintf("the request's head is larger than %d bytes", httpserver.HeadBytes)}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.lim().HeaderTimeout, g.lim().MinBodyRate)}
-	case errors.Is(err, errVersion):
+	case errors.Is(err, httpserver.ErrVersion):
 		e = &openai.Error{Status: 505, Type: "HTTP Version Not Supported", Message: err.Error()}
-	case errors.Is(err, errExpect):
+	case errors.Is(err, httpserver.ErrExpect):
 		e = &openai.Error{Status: 417, Type: "Expectation Failed", Message: err.Error()}
-	case errors.Is(err, errNoMemory):
+	case errors.Is(err, httpserver.ErrNoMemory):
 		g.refused("body_memory")
 		e = g.noMemory()
 	}
 	ctx.Response.Header.Set(requestIDHeader, newID())
 	g.fail(ctx, e)
-	ctx.SetConnectionClose()
-	linger(ctx.Conn())
 	g.count("other", e.Status)
 }
 

@@ -264,7 +264,7 @@ func (j *job) prefilled(c *choice) {
 func (j *job) wait() *openai.Error {
 	var gone <-chan struct{}
 	if j.watch != nil {
-		gone = j.watch.gone
+		gone = j.watch.Gone
 	}
 	for {
 		select {
@@ -531,8 +531,8 @@ func (j *job) respond() (streams bool) {
 	return true
 }
 
-// clientGone implements backend: wait sees the watch's channel.
-func (j *job) clientGone() {}
+// ClientGone implements backend: wait sees the watch's channel.
+func (j *job) ClientGone() {}
 
 // stop implements backend.
 func (j *job) stop() {

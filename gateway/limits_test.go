@@ -85,7 +85,7 @@ func TestSlowSenders(t *testing.T) {
 				sends.Wait()
 				b.stop()
 				synctest.Wait()
-				if held := b.g.l.held.Load(); held != 0 {
+				if held := b.g.http.Held(); held != 0 {
 					t.Errorf("%d bytes of bodies are still counted", held)
 				}
 			})
@@ -104,21 +104,21 @@ func TestMemoryOfBodies(t *testing.T) {
 	if _, err := io.WriteString(first, head+body[:20_000]); err != nil {
 		t.Fatal(err)
 	}
-	b.until(func() bool { return b.g.l.held.Load() > 0 })
+	b.until(func() bool { return b.g.http.Held() > 0 })
 	// Its parse would take three times its bytes.
 	b.post("/v1/chat/completions", body).wantError(t, 429, "--max-body-memory 262000")
-	b.until(func() bool { return b.g.l.held.Load() < 100_000 }) // what was refused is given back
+	b.until(func() bool { return b.g.http.Held() < 100_000 }) // what was refused is given back
 	more := b.dial()
 	if _, err := io.WriteString(more, strings.Replace(head, fmt.Sprint(len(body)), "200000", 1)+body[:20_000]); err != nil {
 		t.Fatal(err)
 	}
-	b.until(func() bool { return b.g.l.held.Load() > 200_000 })
+	b.until(func() bool { return b.g.http.Held() > 200_000 })
 	b.post("/v1/chat/completions", body).wantError(t, 429, "--max-body-memory 262000") // before it is read
 	more.Close()
-	b.until(func() bool { return b.g.l.held.Load() < 100_000 })
+	b.until(func() bool { return b.g.http.Held() < 100_000 })
 	b.post("/v1/completions", `{"prompt":"`+strings.Repeat("x", 10_000)+`","temperature":-1}`).wantError(t, 400, "temperature")
 	first.Close()
-	b.until(func() bool { return b.g.l.held.Load() == 0 })
+	b.until(func() bool { return b.g.http.Held() == 0 })
 	second := b.dial()
 	defer second.Close()
 	for range 3 { // each gives back what it had
@@ -128,7 +128,7 @@ func TestMemoryOfBodies(t *testing.T) {
 			t.Fatalf("%d %s", r.StatusCode, r.body)
 		}
 	}
-	b.until(func() bool { return b.g.l.held.Load() == 0 })
+	b.until(func() bool { return b.g.http.Held() == 0 })
 	if n := b.refused("body_memory"); n != 2 {
 		t.Errorf("%g refusals", n)
 	}
@@ -151,7 +151,7 @@ func TestConnectionsPerAddress(t *testing.T) {
 	}
 	open := func(n int) {
 		t.Helper()
-		b.until(func() bool { b.g.l.mu.Lock(); defer b.g.l.mu.Unlock(); return len(b.g.l.conns) == n })
+		b.until(func() bool { all, _, _ := b.g.http.Connections(); return all == n })
 	}
 	one, two := dial(), dial()
 	open(2)
@@ -167,7 +167,7 @@ func TestConnectionsPerAddress(t *testing.T) {
 	}
 	two.Close()
 	three.Close()
-	b.until(func() bool { b.g.l.mu.Lock(); defer b.g.l.mu.Unlock(); return len(b.g.l.from) == 0 })
+	b.until(func() bool { _, _, from := b.g.http.Connections(); return from == 0 })
 	if n := b.refused("address"); n != 1 {
 		t.Errorf("%g refusals", n)
 	}

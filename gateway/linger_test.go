@@ -18,6 +18,12 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
+// How long, and for how many bytes, the gateway reads from a client that it refused.
+const (
+	lingerTime  = time.Second
+	lingerBytes = 8 << 20
+)
+
 // strictListener hands out connections that count what a socket would reset:
 // those that are closed while bytes of the client wait to be read.
 type strictListener struct {
@@ -92,9 +98,7 @@ func TestLingeringCloses(t *testing.T) {
 			if n := strict.resets.Load(); n > 0 {
 				t.Errorf("seed %d: %d answers would be lost to a reset", seed, n)
 			}
-			b.g.l.mu.Lock()
-			defer b.g.l.mu.Unlock()
-			if n := len(b.g.l.conns); n != 0 {
+			if n, _, _ := b.g.http.Connections(); n != 0 {
 				t.Errorf("seed %d: %d connections are still open", seed, n)
 			}
 		})
@@ -181,9 +185,8 @@ func TestRefusedWhileSendingOverSockets(t *testing.T) {
 	}
 	clients.Wait()
 	b.until(func() bool {
-		b.g.l.mu.Lock()
-		defer b.g.l.mu.Unlock()
-		return len(b.g.l.conns) == 0
+		n, _, _ := b.g.http.Connections()
+		return n == 0
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -54,7 +53,7 @@ func TestMemoryIsTakenByTheHead(t *testing.T) {
 	if _, err := io.WriteString(first, head); err != nil {
 		t.Fatal(err)
 	}
-	b.until(func() bool { return b.g.l.held.Load() == length })
+	b.until(func() bool { return b.g.http.Held() == length })
 	if _, err := io.WriteString(second, head); err != nil {
 		t.Fatal(err)
 	}
@@ -64,33 +63,7 @@ func TestMemoryIsTakenByTheHead(t *testing.T) {
 		t.Errorf("%d bytes allocated for one body of %d bytes", n, length)
 	}
 	first.Close()
-	b.until(func() bool { return b.g.l.held.Load() == 0 })
-}
-
-// While large bodies are held Go's memory limit leaves room for them and for a share of
-// garbage; afterwards it is what it was.
-func TestMemoryLimitOfBodies(t *testing.T) {
-	before := debug.SetMemoryLimit(-1)
-	var p gcSettings
-	p.hurry(1 << 30)
-	if got, least := debug.SetMemoryLimit(-1), int64(1<<30+384<<20); got < least || got > least+p.base || p.base > 1<<30 {
-		t.Errorf("a limit of %d MiB with %d MiB of all else, want %d MiB more", got>>20, p.base>>20, least>>20)
-	}
-	p.hurry(1 << 30)
-	p.adjust()
-	if got, least := debug.SetMemoryLimit(-1), int64(2<<30+768<<20); got < least {
-		t.Errorf("a limit of %d MiB for two gateways, want at least %d MiB", got>>20, least>>20)
-	}
-	p.hurry(0)
-	if got := debug.SetMemoryLimit(-1); got != before {
-		t.Errorf("a limit of %d with a gateway that has none, want %d", got, before)
-	}
-	p.relax(0)
-	p.relax(1 << 30)
-	p.relax(1 << 30)
-	if got := debug.SetMemoryLimit(-1); got != before {
-		t.Errorf("a limit of %d afterwards, want %d", got, before)
-	}
+	b.until(func() bool { return b.g.http.Held() == 0 })
 }
 
 // A long word takes some 40 times its bytes while it is tokenized, which a small body
@@ -106,7 +79,7 @@ func TestMemoryOfLongWords(t *testing.T) {
 	if r := b.post("/v1/completions", `{"max_tokens":1,"prompt":"`+text+`"}`); r.StatusCode != 200 {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
-	b.until(func() bool { return b.g.l.held.Load() == 0 })
+	b.until(func() bool { return b.g.http.Held() == 0 })
 }
 
 // A template that goes through its messages for each of them makes text out of proportion.

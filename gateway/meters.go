@@ -79,9 +79,9 @@ func (g *Gateway) meter() {
 		g.eachAdmission(func(a *admission) { _, tokens := a.queued(); n += float64(tokens) })
 		return n
 	}, metrics.QueueWaitingTokens)
-	gauge(metrics.QueueLength, func() float64 { return float64(g.l.held.Load()) }, metrics.QueueBodies)
+	gauge(metrics.QueueLength, func() float64 { return float64(g.http.Held()) }, metrics.QueueBodies)
 	g.meterLimits()
-	gauge(metrics.QueueLength, func() float64 { return float64(g.server.GetOpenConnectionsCount()) }, metrics.QueueConnections)
+	gauge(metrics.QueueLength, func() float64 { return float64(g.http.Open()) }, metrics.QueueConnections)
 	s.Gauge(metrics.QueueLimit, metrics.QueueConnections).Set(float64(g.o.MaxConns))
 
 	cache := func() (hits, misses uint64, bytes int) {

@@ -436,8 +436,8 @@ func (r *relay) hold(call *upstream.Call) bool {
 	return !r.gone && !r.unfed
 }
 
-// clientGone implements backend: it ends what is under way.
-func (r *relay) clientGone() {
+// ClientGone implements backend: it ends what is under way.
+func (r *relay) ClientGone() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone = true

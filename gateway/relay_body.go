@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/sock"
 )
@@ -97,11 +98,11 @@ func (b *relayBody) collect() error {
 
 // straight is the client's connection where events may be written to it past the
 // server's writer, which is empty: it writes each piece at once.
-func (b *relayBody) straight() *clientConn {
+func (b *relayBody) straight() *httpserver.Conn {
 	if !b.begun || !b.r.events || b.last || b.r.renames() || !b.r.ctx.Request.Header.IsHTTP11() {
 		return nil
 	}
-	if c, ok := b.r.ctx.Conn().(*clientConn); ok && c.raw != nil {
+	if c, ok := b.r.ctx.Conn().(*httpserver.Conn); ok && c.Raw != nil {
 		return c
 	}
 	return nil
@@ -111,12 +112,12 @@ func (b *relayBody) straight() *clientConn {
 // ends. That is most of what the gateway does with a stream, so a token costs it
 // one read, one write and one wait: no deadlines are set, nothing is announced to
 // the scheduler.
-func (b *relayBody) pump(c *clientConn) error {
+func (b *relayBody) pump(c *httpserver.Conn) error {
 	b.stopped, b.failed, b.rest = nil, nil, nil
 	if b.pass(c) {
 		err := b.r.stay(c, func() bool { return b.pass(c) })
 		if errors.Is(err, sock.ErrLeft) {
-			b.r.clientGone()
+			b.r.ClientGone()
 		}
 		if err != nil {
 			if !b.r.call.Late || !b.r.wait() {
@@ -137,23 +138,23 @@ func (b *relayBody) pump(c *clientConn) error {
 
 // stay waits for more of the answer, and for the client's end, in a crowd: no goroutine
 // is woken for each event, and none has to watch the client.
-func (r *relay) stay(c *clientConn, took func() bool) error {
+func (r *relay) stay(c *httpserver.Conn, took func() bool) error {
 	if !r.call.Stays() {
 		return r.call.Each(took)
 	}
 	if r.watch != nil {
-		r.watch.stop()
+		r.watch.Stop()
 		r.watch = nil
 	}
 	r.patient = true
 	if err := r.call.Patience(r.deadline); err != nil {
 		return err
 	}
-	if !c.onEnd(r.clientGone) {
+	if !c.OnEnd(r.ClientGone) {
 		return sock.ErrLeft
 	}
-	err, ok := r.call.Stay(r.g.crowd(), c.raw, took)
-	c.onEnd(nil)
+	err, ok := r.call.Stay(r.g.crowd(), c.Raw, took)
+	c.OnEnd(nil)
 	if ok {
 		return err
 	}
@@ -162,7 +163,7 @@ func (r *relay) stay(c *clientConn, took func() bool) error {
 }
 
 // pass sends on what has come; false: pump has to look.
-func (b *relayBody) pass(c *clientConn) bool {
+func (b *relayBody) pass(c *httpserver.Conn) bool {
 	for {
 		b.shift()
 		if b.stopped = b.collect(); b.stopped != nil {
@@ -190,10 +191,10 @@ func (b *relayBody) pass(c *clientConn) bool {
 var frames = sync.Pool{New: func() any { return new([]byte) }}
 
 // write sends what may leave; false: the client did not take all of it at once.
-func (b *relayBody) write(c *clientConn) bool {
+func (b *relayBody) write(c *httpserver.Conn) bool {
 	frame := frames.Get().(*[]byte)
 	*frame = appendChunk((*frame)[:0], b.buf[:b.whole])
-	n, err := c.raw.WriteNow(*frame)
+	n, err := c.Raw.WriteNow(*frame)
 	if b.failed, b.rest = err, (*frame)[n:]; err != nil || len(b.rest) > 0 {
 		return false // rest is the frame's
 	}

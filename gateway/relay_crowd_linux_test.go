@@ -127,7 +127,7 @@ func TestCrowdWhileNothingComes(t *testing.T) {
 		"it is aborted": func(b *relayed, _ *client) {
 			b.g.foreign.AbortAll()
 		},
-		"all are closed": func(b *relayed, _ *client) { b.g.l.closeAll() },
+		"all are closed": func(b *relayed, _ *client) { b.g.http.CloseAll() },
 	} {
 		t.Run(what, func(t *testing.T) {
 			b := onSockets(t)

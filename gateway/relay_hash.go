@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -80,15 +81,13 @@ func (r *relay) tokenize(body []byte) (prompt, *openai.Error) {
 	charged := 0
 	charge := func(n int) *openai.Error {
 		fault := r.g.charge(r.ctx)(n)
-		if fault == nil && n > headBytes { // less is not counted
+		if fault == nil && n > httpserver.HeadBytes { // less is not counted
 			charged += n
 		}
 		return fault
 	}
 	defer func() {
-		if c := bodyConn(r.ctx); c != nil {
-			c.refund(charged)
-		}
+		httpserver.Refund(r.ctx, charged)
 	}()
 	req, fault := openai.ParsePrompt(on, body, charge)
 	if fault != nil {

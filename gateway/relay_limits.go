@@ -5,6 +5,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
@@ -150,11 +151,11 @@ const maxFlows = 64 << 10
 // can take over: a stream of minutes should not hold a prompt of megabytes.
 func (r *relay) letGo() {
 	r.body, r.look.Prompt = nil, nil
-	if cap(r.renamed) > headBytes {
+	if cap(r.renamed) > httpserver.HeadBytes {
 		r.renamed = nil
 	}
-	if cap(r.patched) > headBytes {
+	if cap(r.patched) > httpserver.HeadBytes {
 		r.patched = nil
 	}
-	dropBody(r.ctx)
+	httpserver.DropBody(r.ctx)
 }

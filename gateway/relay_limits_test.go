@@ -273,7 +273,7 @@ func TestBodiesAreLetGo(t *testing.T) {
 	if _, err := c.r.Peek(1); err != nil {
 		t.Fatal(err)
 	}
-	b.until(func() bool { return b.g.l.held.Load() == 0 })
+	b.until(func() bool { return b.g.http.Held() == 0 })
 	close(gate)
 	if r := c.receive(); r.err != nil || !r.events(t).done {
 		t.Fatal(r.body, r.err)
@@ -287,7 +287,7 @@ func TestBodiesAreLetGo(t *testing.T) {
 	if got := b.far["s1"].requests(); len(got) != 3 || len(got[2].body) < 100<<10 {
 		t.Fatal(len(got))
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 && b.g.l.held.Load() == 0 })
+	b.until(func() bool { return b.g.inFlight.Load() == 0 && b.g.http.Held() == 0 })
 }
 
 // A bound that is set while the gateway runs holds, and so does its end.

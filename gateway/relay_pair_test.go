@@ -336,7 +336,7 @@ func TestMemoryOfPairs(t *testing.T) {
 			b := newPairs(t, protocol, "p1", "d1")
 			l := *b.g.lim()
 			l.MaxBodyMemory = 300_000
-			b.g.l.setLimits(&l)
+			b.g.http.SetLimits(l.clientLimits())
 			b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory")
 			for name, s := range b.far {
 				for _, r := range s.requests() {
@@ -345,7 +345,7 @@ func TestMemoryOfPairs(t *testing.T) {
 					}
 				}
 			}
-			b.until(func() bool { return b.g.l.held.Load() == 0 })
+			b.until(func() bool { return b.g.http.Held() == 0 })
 		})
 	}
 }

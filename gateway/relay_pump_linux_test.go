@@ -10,7 +10,6 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // pumped is the body of a request at s1 whose client has a socket of its own, as it
@@ -29,8 +28,8 @@ func pumped(t *testing.T, b *relayed, path string) (rb *relayBody, far net.Conn)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { far.Close(); near.Close() })
-	raw := sock.Of(near)
-	if raw == nil {
+	client := b.g.http.Admit(near)
+	if client.Raw == nil {
 		t.Fatal("no socket below a TCP connection")
 	}
 	s := b.g.foreign.Now().Servers[0]
@@ -46,7 +45,7 @@ func pumped(t *testing.T, b *relayed, path string) (rb *relayBody, far net.Conn)
 		t.Fatal(err)
 	}
 	ctx := new(fasthttp.RequestCtx)
-	ctx.Init2(&clientConn{Conn: near, raw: raw, l: b.g.l}, nil, false)
+	ctx.Init2(client, nil, false)
 	r := &relay{exchange: exchange{g: b.g, path: path, start: time.Now(), deadline: time.Now().Add(time.Hour), ctx: ctx}, server: s, call: call, events: true, patient: true}
 	return &relayBody{r: r, done: r.completes(), begun: true}, far
 }

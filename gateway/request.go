@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -36,7 +37,7 @@ func (j *job) prepare() *openai.Error {
 		return fault
 	}
 	j.req.DropRaw()
-	dropBody(j.ctx)
+	httpserver.DropBody(j.ctx)
 	j.watchClient()
 	return nil
 }

@@ -26,7 +26,7 @@ var mayImport = map[string][]string{
 	},
 
 	"gateway": {
-		"gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
+		"gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "gateway/api/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
 	},
 	"gateway/admit":                       {},
@@ -34,6 +34,7 @@ var mayImport = map[string][]string{
 	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
+	"gateway/httpserver":                  {"internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
 	"gateway/render":                      {"engine/tokenizer"},
 	"gateway/render/jinja":                {"internal/jsonscan"}, // reads values from JSON

@@ -1,4 +1,4 @@
-package gateway
+package httpserver
 
 import (
 	"bytes"
@@ -10,16 +10,16 @@ import (
 // idleList orders connections by the time since which they have no request, the
 // longest first. The listener's mutex guards it.
 type idleList struct {
-	first, last *clientConn
+	first, last *Conn
 }
 
 // idleState is a connection's part in an idleList. A connection has a request from the
 // end of the request's head until the server waits for the next head. Connections
 // without one may be closed for new ones.
 type idleState struct {
-	prev, next *clientConn // of the list; guarded by the listener's mutex
-	in         bool        // the list; guarded by the listener's mutex
-	since      time.Time   // when it came into the list; guarded by the listener's mutex
+	prev, next *Conn     // of the list; guarded by the listener's mutex
+	in         bool      // the list; guarded by the listener's mutex
+	since      time.Time // when it came into the list; guarded by the listener's mutex
 
 	// Of the goroutine that reads.
 	busy bool // it has a request
@@ -28,7 +28,7 @@ type idleState struct {
 }
 
 // push appends c.
-func (i *idleList) push(c *clientConn) {
+func (i *idleList) push(c *Conn) {
 	c.idle.in, c.idle.since, c.idle.prev, c.idle.next = true, time.Now(), i.last, nil
 	if i.last != nil {
 		i.last.idle.next = c
@@ -39,7 +39,7 @@ func (i *idleList) push(c *clientConn) {
 }
 
 // remove takes c out, where it is in the list.
-func (i *idleList) remove(c *clientConn) {
+func (i *idleList) remove(c *Conn) {
 	s := &c.idle
 	if !s.in {
 		return
@@ -58,7 +58,7 @@ func (i *idleList) remove(c *clientConn) {
 }
 
 // unlink removes c from all that the listener counts. l.mu must be held.
-func (l *listener) unlink(c *clientConn) {
+func (l *listener) unlink(c *Conn) {
 	if _, open := l.conns[c]; !open {
 		return
 	}
@@ -92,7 +92,7 @@ func (l *listener) waitIdle() {
 
 // unlinkIdle unlinks the connection that is longest without a request and returns it,
 // for the caller to end; nil: all have requests. l.mu must be held.
-func (l *listener) unlinkIdle() *clientConn {
+func (l *listener) unlinkIdle() *Conn {
 	c := l.idle.first
 	if c != nil {
 		l.unlink(c)
@@ -102,7 +102,7 @@ func (l *listener) unlinkIdle() *clientConn {
 
 // setBusy marks that c has a request, so that it is not closed for another connection.
 // It reports whether c is still open.
-func (c *clientConn) setBusy() bool {
+func (c *Conn) setBusy() bool {
 	c.idle.busy = true
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
@@ -112,7 +112,7 @@ func (c *clientConn) setBusy() bool {
 }
 
 // setIdle marks that c waits for its next request.
-func (c *clientConn) setIdle() {
+func (c *Conn) setIdle() {
 	c.idle.line, c.idle.head = false, false
 	if !c.idle.busy {
 		return
@@ -153,7 +153,7 @@ func (s *idleState) headEnds(p []byte) bool {
 // serving marks the connection of a request that the server has read as busy. Read does
 // so before, but for the end of a pipelined request's head that it saw in parts.
 func serving(ctx *fasthttp.RequestCtx) {
-	if c, ok := ctx.Conn().(*clientConn); ok && !c.idle.busy {
+	if c, ok := ctx.Conn().(*Conn); ok && !c.idle.busy {
 		c.setBusy()
 	}
 }

@@ -1,25 +1,23 @@
-package gateway
+package httpserver
 
 import (
 	"bytes"
 	"errors"
 	"net"
-	"strconv"
-	"strings"
 
 	"github.com/valyala/fasthttp"
 )
 
-// errFraming refuses a request whose end a proxy may find elsewhere than the
+// ErrFraming refuses a request whose end a proxy may find elsewhere than the
 // gateway: the bytes between both ends would be another request (RFC 9112, 6.1).
-var errFraming = errors.New("Transfer-Encoding must be chunked, without Content-Length, in HTTP/1.1")
+var ErrFraming = errors.New("Transfer-Encoding must be chunked, without Content-Length, in HTTP/1.1")
 
 // Errors of heads that the server's parser takes and the gateway refuses.
 var (
-	errVersion    = errors.New("the request's version of HTTP is not served here: send HTTP/1.1 or HTTP/1.0")
-	errHeaderName = errors.New("a header's name has a space in it")
-	errHost       = errors.New("the request has no Host header, which HTTP/1.1 requires")
-	errExpect     = errors.New("the only expectation that is known here is Expect: 100-continue")
+	ErrVersion    = errors.New("the request's version of HTTP is not served here: send HTTP/1.1 or HTTP/1.0")
+	ErrHeaderName = errors.New("a header's name has a space in it")
+	ErrHost       = errors.New("the request has no Host header, which HTTP/1.1 requires")
+	ErrExpect     = errors.New("the only expectation that is known here is Expect: 100-continue")
 )
 
 // headFaults are the errors of checkHead by the mark that refuseHead leaves for expect.
@@ -28,11 +26,11 @@ var headFaults = [...]struct {
 	err    error
 	status int
 }{
-	{"framing", errFraming, 400},
-	{"version", errVersion, 505},
-	{"name", errHeaderName, 400},
-	{"host", errHost, 400},
-	{"expectation", errExpect, 417},
+	{"framing", ErrFraming, 400},
+	{"version", ErrVersion, 505},
+	{"name", ErrHeaderName, 400},
+	{"host", ErrHost, 400},
+	{"expectation", ErrExpect, 417},
 }
 
 // checkHead returns why a request's head is refused; nil: it is not. Major versions
@@ -43,12 +41,12 @@ func checkHead(h *fasthttp.RequestHeader) error {
 	if !h.IsHTTP11() {
 		version := h.Protocol()
 		if len(version) < len("HTTP/1.0") || version[len("HTTP/")] != '1' {
-			return errVersion
+			return ErrVersion
 		}
 		if version[len("HTTP/1.")] > '1' {
 			h.SetProtocol("HTTP/1.1")
 			if len(h.Host()) == 0 {
-				return errHost
+				return ErrHost
 			}
 		}
 	}
@@ -64,7 +62,7 @@ func checkHead(h *fasthttp.RequestHeader) error {
 	}
 	for _, value := range h.PeekAll(expectHeader) {
 		if !bytes.EqualFold(value, []byte(expectGoOn)) {
-			return errExpect
+			return ErrExpect
 		}
 	}
 	h.Del(expectHeader) // Set leaves a second value
@@ -88,17 +86,17 @@ func checkLines(h *fasthttp.RequestHeader) error {
 			continue
 		}
 		if bytes.IndexByte(line[:colon], ' ') >= 0 {
-			return errHeaderName
+			return ErrHeaderName
 		}
 		switch colon {
 		case len(fasthttp.HeaderTransferEncoding):
-			coded = coded || is(line[:colon], "transfer-encoding")
+			coded = coded || bytes.EqualFold(line[:colon], []byte("transfer-encoding"))
 		case len(fasthttp.HeaderContentLength):
-			sized = sized || is(line[:colon], "content-length")
+			sized = sized || bytes.EqualFold(line[:colon], []byte("content-length"))
 		}
 	}
 	if coded && (sized || h.ContentLength() != -1 || !h.IsHTTP11()) {
-		return errFraming
+		return ErrFraming
 	}
 	return nil
 }
@@ -117,7 +115,7 @@ func refuseHead(h *fasthttp.RequestHeader, err error) {
 	}
 }
 
-// sendUnchunked sends a streamed answer of unknown length to an HTTP/1.0 client, which
+// SendUnchunked sends a streamed answer of unknown length to an HTTP/1.0 client, which
 // knows no chunks: the connection's end is the answer's. It runs in the handler, because
 // the server sends such answers in chunks alone.
 func sendUnchunked(ctx *fasthttp.RequestCtx) {
@@ -141,74 +139,4 @@ func sendUnchunked(ctx *fasthttp.RequestCtx) {
 	}
 	ctx.HijackSetNoResponse(true)
 	ctx.Hijack(func(net.Conn) {}) // the server closes the connection
-}
-
-// pathOf returns the request's path, decoded, by which its route is found. One slash
-// at the end is no part of it, except where the path ends in a name: the name is all
-// that follows the route's part, with its own slashes, encoded or not.
-func pathOf(ctx *fasthttp.RequestCtx) string {
-	for _, prefix := range [...]string{modelsPath, drainPath} {
-		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !dotSegments(name) {
-			return prefix + unescape(name)
-		}
-	}
-	path := string(ctx.Path())
-	if len(path) > 1 && path[len(path)-1] == '/' {
-		path = path[:len(path)-1]
-	}
-	return path
-}
-
-// dotSegments reports whether a path as it came has a segment . or .., encoded or not.
-func dotSegments(path []byte) bool {
-	for rest := string(path); rest != ""; {
-		var segment string
-		segment, rest, _ = strings.Cut(rest, "/")
-		if segment = unescape([]byte(segment)); segment == "." || segment == ".." {
-			return true
-		}
-	}
-	return false
-}
-
-// unescape decodes %XX; what is no escape stays as it is.
-func unescape(b []byte) string {
-	if bytes.IndexByte(b, '%') < 0 {
-		return string(b)
-	}
-	var out []byte
-	for i := 0; i < len(b); i++ {
-		if b[i] == '%' && i+2 < len(b) {
-			if n, err := strconv.ParseUint(string(b[i+1:i+3]), 16, 8); err == nil {
-				out, i = append(out, byte(n)), i+2
-				continue
-			}
-		}
-		out = append(out, b[i])
-	}
-	return string(out)
-}
-
-// sentPath returns the path of a relayed request as it came, where that decodes to the
-// path that its route was found by, and else that path: an upstream never gets dot
-// segments or empty ones that were resolved here.
-func (r *relay) sentPath() []byte {
-	came := r.ctx.URI().PathOriginal()
-	if string(came) == r.path || bytes.IndexByte(came, '%') >= 0 && unescape(came) == r.path {
-		return came
-	}
-	if slash := r.path + "/"; !routed(r.path) && (string(came) == slash || unescape(came) == slash) {
-		return came
-	}
-	return []byte(r.path)
-}
-
-// routed reports whether a path is that of a route of the gateway.
-func routed(path string) bool {
-	for i := range routes {
-		if routes[i].Path == path {
-			return true
-		}
-	}
-	return false
 }

@@ -1,4 +1,4 @@
-package gateway
+package httpserver
 
 import (
 	"bytes"
@@ -13,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/api/openai"
-	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
@@ -23,7 +21,7 @@ import (
 // longer watched, so that nothing more is held.
 const maxReadAhead = 16 << 10
 
-// listener hands out clientConns and can close all of them.
+// listener hands out Conns and can close all of them.
 type listener struct {
 	net.Listener
 	writeTimeout  atomic.Int64  // a duration
@@ -31,37 +29,33 @@ type listener struct {
 	minRate       atomic.Int64  // bytes of a request per second; 0: any
 	perAddress    atomic.Int64  // connections; 0: any number
 	maxHeld       atomic.Int64  // bytes of large bodies; 0: any number
+	maxBody       atomic.Int64  // bytes of one body
 	held          atomic.Int64  // bytes of those that arrive or are being answered
 	tending       atomic.Bool   // tend runs
 	ended         chan struct{} // closed when Run ends
 	most          int           // connections; 0: any number
-	meters        connMeters
+	meters        Counters
+	errorBody     func(status int, message string) []byte
 
 	mu    sync.Mutex
-	conns map[*clientConn]struct{}
+	conns map[*Conn]struct{}
 	from  map[netip.Addr]int // of conns
 	idle  idleList           // those of conns without a request
 }
 
-// connMeters count connections that are refused or closed for others.
-type connMeters struct {
-	crowded *metrics.Value // refused: an address has too many
-	full    *metrics.Value // refused: all are busy
-	evicted *metrics.Value // closed for a new one
-}
-
 // newListener wraps l. At most most connections are open at a time; 0: any number.
-func newListener(l net.Listener, most int, m connMeters) *listener {
-	return &listener{Listener: l, ended: make(chan struct{}), most: most, meters: m, conns: map[*clientConn]struct{}{}, from: map[netip.Addr]int{}}
+func newListener(l net.Listener, most int, m Counters, errorBody func(int, string) []byte) *listener {
+	return &listener{Listener: l, errorBody: errorBody, ended: make(chan struct{}), most: most, meters: m, conns: map[*Conn]struct{}{}, from: map[netip.Addr]int{}}
 }
 
-// setLimits takes the limits of o.
-func (l *listener) setLimits(o *Options) {
+// SetLimits changes the limits; any goroutine may call it.
+func (l *listener) SetLimits(o Limits) {
 	l.writeTimeout.Store(int64(o.SlowClientTimeout))
 	l.headerTimeout.Store(int64(o.HeaderTimeout))
 	l.minRate.Store(int64(max(0, o.MinBodyRate)))
 	l.perAddress.Store(int64(max(0, o.MaxConnsPerAddress)))
 	l.maxHeld.Store(int64(max(0, o.MaxBodyMemory)))
+	l.maxBody.Store(int64(o.MaxBodyBytes))
 }
 
 // Accept implements net.Listener.
@@ -78,35 +72,35 @@ func (l *listener) Accept() (net.Conn, error) {
 				continue
 			}
 		}
-		if c := l.admit(nc); c != nil {
+		if c := l.Admit(nc); c != nil {
 			return c, nil
 		}
 	}
 }
 
-// admit registers a connection. When --max-connections are open it closes the one that
+// Admit registers a connection, as Accept does. When --max-connections are open it closes the one that
 // is longest without a request. It refuses the new connection and returns nil when all
 // others have requests, or when its address has too many.
-func (l *listener) admit(nc net.Conn) *clientConn {
-	c := &clientConn{Conn: nc, raw: sock.Of(nc), l: l, arrival: arrival{begun: true, start: time.Now()}}
+func (l *listener) Admit(nc net.Conn) *Conn {
+	c := &Conn{Conn: nc, Raw: sock.Of(nc), l: l, arrival: arrival{begun: true, start: time.Now()}}
 	c.from, _ = address(nc)
 	most := int(l.perAddress.Load())
 	l.mu.Lock()
 	if most > 0 && c.from.IsValid() && l.from[c.from] >= most {
 		l.mu.Unlock()
-		l.meters.crowded.Inc()
-		refuseConn(nc, "429 Too Many Requests", tooMany(retryAfter, "your address has %d connections to this gateway, as many as it may (--max-connections-per-address)", most))
+		l.meters.Crowded.Inc()
+		l.refuse(nc, 429, "Too Many Requests", "your address has %d connections to this gateway, as many as it may (--max-connections-per-address)", most)
 		return nil
 	}
-	var victim *clientConn
+	var victim *Conn
 	if l.most > 0 && len(l.conns) >= l.most {
 		l.waitIdle()
 	}
 	if l.most > 0 && len(l.conns) >= l.most {
 		if victim = l.unlinkIdle(); victim == nil {
 			l.mu.Unlock()
-			l.meters.full.Inc()
-			refuseConn(nc, "503 Service Unavailable", openai.Unavailable(retryAfter, "connection limit exceeded: the gateway has %d connections, as many as it may (--max-connections), and each has a request", l.most))
+			l.meters.Full.Inc()
+			l.refuse(nc, 503, "Service Unavailable", "connection limit exceeded: the gateway has %d connections, as many as it may (--max-connections), and each has a request", l.most)
 			return nil
 		}
 	}
@@ -117,42 +111,53 @@ func (l *listener) admit(nc net.Conn) *clientConn {
 	l.idle.push(c)
 	l.mu.Unlock()
 	if victim != nil {
-		l.meters.evicted.Inc()
+		l.meters.Evicted.Inc()
 		_ = victim.end() // its owner may have been first
 	}
 	return c
 }
 
-// refuseConn answers a new connection with an error and closes it. A TLS connection,
-// whose handshake would take time, gets no answer.
-func refuseConn(nc net.Conn, status string, e *openai.Error) {
+// refuse answers a new connection with an error and closes it. A TLS connection, whose
+// handshake would take time, gets no answer.
+func (l *listener) refuse(nc net.Conn, status int, reason, format string, args ...any) {
 	if _, secret := nc.(*tls.Conn); !secret {
-		body := e.Append(nil)
+		body := l.errorBody(status, fmt.Sprintf(format, args...))
 		// The socket's buffer takes that at once; whatever fails, the connection ends.
 		_ = nc.SetWriteDeadline(time.Now().Add(lingerTime))
-		_, _ = fmt.Fprintf(nc, refusedAnswer, status, len(body), body)
+		_, _ = fmt.Fprintf(nc, refusedAnswer, status, reason, retryAfter, len(body), body)
 	}
 	nc.Close()
 }
 
-// evict closes the connection that is longest without a request, and reports whether
+// Evict closes the connection that is longest without a request, and reports whether
 // there was one.
-func (l *listener) evict() bool {
+func (l *listener) Evict() bool {
 	l.mu.Lock()
 	victim := l.unlinkIdle()
 	l.mu.Unlock()
 	if victim == nil {
 		return false
 	}
-	l.meters.evicted.Inc()
+	l.meters.Evicted.Inc()
 	_ = victim.end() // its owner may have been first
 	return true
 }
 
-// closeAll closes every open connection.
-func (l *listener) closeAll() {
+// Connections is the number of open connections, of those without a request among them,
+// and of the addresses that they are from.
+func (l *listener) Connections() (open, idle, addresses int) {
 	l.mu.Lock()
-	conns := make([]*clientConn, 0, len(l.conns))
+	defer l.mu.Unlock()
+	for c := l.idle.first; c != nil; c = c.idle.next {
+		idle++
+	}
+	return len(l.conns), idle, len(l.from)
+}
+
+// CloseAll closes every open connection.
+func (l *listener) CloseAll() {
+	l.mu.Lock()
+	conns := make([]*Conn, 0, len(l.conns))
 	for c := range l.conns {
 		conns = append(conns, c)
 	}
@@ -162,20 +167,20 @@ func (l *listener) closeAll() {
 	}
 }
 
-// clientConn is a client's connection. Each write is bounded in time, so that a
+// Conn is a client's connection. Each write is bounded in time, so that a
 // client that stops reading is given up; and while a request is being answered
 // its reading side can be watched for the client's going away. The server's
 // goroutine owns it; only watch's goroutine reads beside it, and never at the
 // same time.
-type clientConn struct {
+type Conn struct {
 	net.Conn
-	raw     *sock.Conn // the same; nil: there is none
+	Raw     *sock.Conn // the same; nil: there is none
 	l       *listener
 	from    netip.Addr       // invalid: none
 	arrival                  // of the present request; only the server's goroutine reads it
 	held    atomic.Int64     // of MaxBodyMemory, by this request
 	ahead   []byte           // read by a watch or with a request's first byte, not yet by the server
-	lent    *[headBytes]byte // what ahead is part of; nil: it is its own
+	lent    *[HeadBytes]byte // what ahead is part of; nil: it is its own
 	refused atomic.Bool      // its request was answered before it was read to its end
 	unasked bool             // the client did not ask whether to go on: it is not told
 	patient time.Time        // what the server set for the next request; zero: for ever
@@ -188,9 +193,9 @@ type clientConn struct {
 	tell  func() // called before it is closed; nil: nobody
 }
 
-// onEnd has f called before the connection is closed, if it is, and nobody with nil; when
+// OnEnd has f called before the connection is closed, if it is, and nobody with nil; when
 // it returns what was to be called before is not running. false: it is closed.
-func (c *clientConn) onEnd(f func()) bool {
+func (c *Conn) OnEnd(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tell = f
@@ -203,13 +208,13 @@ const deadlineSlack = time.Second
 
 // SetReadDeadline implements net.Conn for the server, which sets two for each request.
 // They take effect with the next Read.
-func (c *clientConn) SetReadDeadline(t time.Time) error {
+func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.patient = t
 	return nil
 }
 
 // arm sets the deadline of a read, where it is not the one that is set, or up to slack later.
-func (c *clientConn) arm(t time.Time, slack time.Duration) error {
+func (c *Conn) arm(t time.Time, slack time.Duration) error {
 	if t.Equal(c.armed) || !c.armed.IsZero() && !t.Before(c.armed) && t.Sub(c.armed) < slack {
 		return nil
 	}
@@ -218,7 +223,7 @@ func (c *clientConn) arm(t time.Time, slack time.Duration) error {
 }
 
 // Read implements net.Conn.
-func (c *clientConn) Read(p []byte) (int, error) {
+func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.read(p)
 	if !c.idle.busy && c.idle.headEnds(p[:n]) && !c.setBusy() {
 		return 0, net.ErrClosed
@@ -226,7 +231,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *clientConn) read(p []byte) (int, error) {
+func (c *Conn) read(p []byte) (int, error) {
 	if len(c.ahead) > 0 {
 		if c.answered {
 			c.over()
@@ -252,10 +257,10 @@ func (c *clientConn) read(p []byte) (int, error) {
 		return 0, err
 	}
 	n, err := 0, error(nil)
-	if c.raw != nil && len(p) == 1 {
+	if c.Raw != nil && len(p) == 1 {
 		n, err = c.firstByte(p)
-	} else if c.raw != nil && len(p) > 0 {
-		n, err = c.raw.Read(p)
+	} else if c.Raw != nil && len(p) > 0 {
+		n, err = c.Raw.Read(p)
 	} else {
 		n, err = c.Conn.Read(p)
 	}
@@ -265,12 +270,12 @@ func (c *clientConn) read(p []byte) (int, error) {
 
 // readAheads are taken when a request begins to come, and given back when the
 // server has read it: connections that wait hold none.
-var readAheads = sync.Pool{New: func() any { return new([headBytes]byte) }}
+var readAheads = sync.Pool{New: func() any { return new([HeadBytes]byte) }}
 
 // firstByte reads a request's first byte, for which the server asks alone before it
 // takes a buffer; what came with it is ahead, and costs no call of its own.
-func (c *clientConn) firstByte(p []byte) (int, error) {
-	n, err := c.raw.ReadInto((*firstBytes)(c))
+func (c *Conn) firstByte(p []byte) (int, error) {
+	n, err := c.Raw.ReadInto((*firstBytes)(c))
 	if n == 0 {
 		c.giveBack()
 		return 0, err
@@ -283,21 +288,21 @@ func (c *clientConn) firstByte(p []byte) (int, error) {
 }
 
 // firstBytes lends a connection what its first bytes are read into.
-type firstBytes clientConn
+type firstBytes Conn
 
 // Lend implements sock.Lender.
 func (c *firstBytes) Lend() []byte {
 	if c.lent == nil {
-		c.lent = readAheads.Get().(*[headBytes]byte)
+		c.lent = readAheads.Get().(*[HeadBytes]byte)
 	}
 	return c.lent[:]
 }
 
 // Idle implements sock.Lender.
-func (c *firstBytes) Idle() { (*clientConn)(c).giveBack() }
+func (c *firstBytes) Idle() { (*Conn)(c).giveBack() }
 
 // giveBack ends the use of what was read ahead.
-func (c *clientConn) giveBack() {
+func (c *Conn) giveBack() {
 	if c.lent != nil {
 		readAheads.Put(c.lent)
 	}
@@ -308,7 +313,7 @@ func (c *clientConn) giveBack() {
 var goOn = []byte("HTTP/1.1 100 Continue\r\n\r\n")
 
 // Write implements net.Conn.
-func (c *clientConn) Write(p []byte) (int, error) {
+func (c *Conn) Write(p []byte) (int, error) {
 	if bytes.Equal(p, goOn) {
 		if c.unasked {
 			c.unasked = false
@@ -318,8 +323,8 @@ func (c *clientConn) Write(p []byte) (int, error) {
 		c.answered = true
 	}
 	n, err := 0, error(nil)
-	if c.raw != nil {
-		if n, err = c.raw.WriteNow(p); err != nil || n == len(p) {
+	if c.Raw != nil {
+		if n, err = c.Raw.WriteNow(p); err != nil || n == len(p) {
 			return n, err
 		}
 	}
@@ -343,7 +348,7 @@ const (
 )
 
 // Close implements net.Conn; any goroutine of the server may call it.
-func (c *clientConn) Close() error {
+func (c *Conn) Close() error {
 	c.release()
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && c.refused.Load() && half.CloseWrite() == nil {
 		// An error of either is the end that was waited for.
@@ -354,7 +359,7 @@ func (c *clientConn) Close() error {
 }
 
 // end closes the connection at once.
-func (c *clientConn) end() error {
+func (c *Conn) end() error {
 	c.mu.Lock()
 	if c.ended = true; c.tell != nil {
 		c.tell()
@@ -366,32 +371,32 @@ func (c *clientConn) end() error {
 	return c.Conn.Close()
 }
 
-// linger has the connection below a request closed gently.
+// Linger has the connection below a request closed gently.
 func linger(c net.Conn) {
 	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
 		c = t.NetConn()
 	}
-	if c, ok := c.(*clientConn); ok {
+	if c, ok := c.(*Conn); ok {
 		c.refused.Store(true)
 	}
 }
 
-// watch looks for the end of a client's connection while its request is being
+// Watch looks for the end of a client's connection while its request is being
 // answered.
-type watch struct {
-	gone chan struct{} // closed when the client has gone
+type Watch struct {
+	Gone chan struct{} // closed when the client has gone
 	done chan struct{} // closed when the connection is the server's again
-	tell goneListener  // of the client's end; nil: nobody
-	c    *clientConn
+	tell GoneListener  // of the client's end; nil: nobody
+	c    *Conn
 }
 
-// goneListener is told that a client has gone.
-type goneListener interface{ clientGone() }
+// GoneListener is told that a client has gone.
+type GoneListener interface{ ClientGone() }
 
-// watch starts watching; stop must be called before the server reads again, and
+// Watch starts watching; Stop must be called before the server reads again, and
 // tell is not called after it.
-func (c *clientConn) watch(tell goneListener) *watch {
-	w := &watch{gone: make(chan struct{}), done: make(chan struct{}), tell: tell, c: c}
+func (c *Conn) Watch(tell GoneListener) *Watch {
+	w := &Watch{Gone: make(chan struct{}), done: make(chan struct{}), tell: tell, c: c}
 	// The server's bound on reading the request must not end the watch. An error
 	// means that the connection is closed, which the watch then finds.
 	_ = c.arm(time.Time{}, 0)
@@ -399,13 +404,13 @@ func (c *clientConn) watch(tell goneListener) *watch {
 	return w
 }
 
-func (w *watch) run() {
+func (w *Watch) run() {
 	defer close(w.done)
 	var b [64]byte // on a stack as small as they begin
 	for len(w.c.ahead) < maxReadAhead {
 		n, err := 0, error(nil)
-		if w.c.raw != nil {
-			n, err = w.c.raw.Read(b[:])
+		if w.c.Raw != nil {
+			n, err = w.c.Raw.Read(b[:])
 		} else {
 			n, err = w.c.Conn.Read(b[:])
 		}
@@ -414,18 +419,18 @@ func (w *watch) run() {
 			continue
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			close(w.gone)
+			close(w.Gone)
 			if w.tell != nil {
-				w.tell.clientGone()
+				w.tell.ClientGone()
 			}
 		}
 		return
 	}
 }
 
-// stop ends the watch. A read that is under way is ended by a deadline in the
+// Stop ends the watch. A read that is under way is ended by a deadline in the
 // past, which is then taken back.
-func (w *watch) stop() {
+func (w *Watch) Stop() {
 	_ = w.c.Conn.SetReadDeadline(time.Unix(1, 0)) // an error means that the connection is closed
 	<-w.done
 	_ = w.c.Conn.SetReadDeadline(time.Time{})

@@ -1,4 +1,4 @@
-package gateway
+package httpserver
 
 import (
 	"net"
@@ -8,11 +8,9 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
-
-	"github.com/tandem-serving/tandem/gateway/api/openai"
 )
 
-// MaxBodyMemory counts each large body and what its parse takes besides (charge).
+// MaxBodyMemory counts each large body and what its parse takes besides (Charge).
 // While more than tendFrom is counted the garbage collector runs more often, and Go's
 // memory limit keeps what is counted, garbage and fragments together within the bound
 // and tendSlack: bodies hold no pointers, so that this costs little. Afterwards the
@@ -30,7 +28,7 @@ const (
 const pooledBody = 1 << 20
 
 // bodyConn returns the connection below a request, also below TLS; nil: it is another.
-func bodyConn(ctx *fasthttp.RequestCtx) *clientConn {
+func bodyConn(ctx *fasthttp.RequestCtx) *Conn {
 	if ctx == nil {
 		return nil
 	}
@@ -38,30 +36,29 @@ func bodyConn(ctx *fasthttp.RequestCtx) *clientConn {
 	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
 		nc = t.NetConn()
 	}
-	c, _ := nc.(*clientConn)
+	c, _ := nc.(*Conn)
 	return c
 }
 
-// charge returns a function that counts bytes for the request within MaxBodyMemory
-// until its body is released. Beyond it the function returns 429.
-func (g *Gateway) charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error {
-	return func(n int) *openai.Error {
-		c := bodyConn(ctx)
-		if c == nil || n <= headBytes || c.take(n) {
-			return nil
-		}
-		g.refused("body_memory")
-		return g.noMemory()
+// Charge counts n bytes for the request within MaxBodyMemory until its body is dropped;
+// false: there is no room. Less than HeadBytes is not counted.
+func Charge(ctx *fasthttp.RequestCtx, n int) bool {
+	c := bodyConn(ctx)
+	return c == nil || n <= HeadBytes || c.take(n)
+}
+
+// Refund gives back n bytes that Charge has counted.
+func Refund(ctx *fasthttp.RequestCtx, n int) {
+	if c := bodyConn(ctx); c != nil {
+		c.refund(n)
 	}
 }
 
-// noMemory is the answer to a request that MaxBodyMemory has no room for.
-func (g *Gateway) noMemory() *openai.Error {
-	return tooMany(retryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", g.lim().MaxBodyMemory)
-}
+// Held is the number of bytes of large bodies that arrive or are being answered.
+func (l *listener) Held() int64 { return l.held.Load() }
 
 // take counts n bytes for the connection's request; false: there is no room.
-func (c *clientConn) take(n int) bool {
+func (c *Conn) take(n int) bool {
 	l := c.l
 	held := l.held.Add(int64(n))
 	if most := l.maxHeld.Load(); held > most && most > 0 {
@@ -77,7 +74,7 @@ func (c *clientConn) take(n int) bool {
 }
 
 // refund gives back n bytes that take has counted.
-func (c *clientConn) refund(n int) {
+func (c *Conn) refund(n int) {
 	c.held.Add(-int64(n))
 	c.l.held.Add(-int64(n))
 }

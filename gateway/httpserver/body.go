@@ -1,4 +1,4 @@
-package gateway
+package httpserver
 
 import (
 	"math/bits"
@@ -39,8 +39,8 @@ var loans = sync.Pool{New: func() any { return new(loan) }}
 type loanKey struct{}
 
 // headCame is what the server asks when it has a request's head.
-func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
-	most := g.lim().MaxBodyBytes
+func (s *Server) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+	most := int(s.maxBody.Load())
 	if err := checkHead(h); err != nil {
 		refuseHead(h, err)
 		return fasthttp.RequestConfig{}
@@ -55,27 +55,27 @@ func (g *Gateway) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 // expect answers a request that headCame refused, and gives any other the memory
 // that its body is then read into. MaxBodyMemory counts that of a large body before it
 // is allocated, and it is as long as the body: the server rounds up to a power of two.
-func (g *Gateway) expect(ctx *fasthttp.RequestCtx) int {
+func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 	h := &ctx.Request.Header
 	if all := h.PeekAll(expectHeader); len(all) == 2 {
 		for i := range headFaults {
 			if f := &headFaults[i]; string(all[1]) == f.mark {
-				g.badHTTP(ctx, f.err)
+				s.fail(ctx, f.err)
 				return f.status
 			}
 		}
-		if c, ok := ctx.Conn().(*clientConn); ok {
+		if c, ok := ctx.Conn().(*Conn); ok {
 			c.unasked = true
 		}
 		h.Del(expectHeader)
 	}
 	n := h.ContentLength()
-	if n <= 0 || n > g.lim().MaxBodyBytes { // the server reads chunks, and refuses what is too large
+	if n <= 0 || n > int(s.maxBody.Load()) { // the server reads chunks, and refuses what is too large
 		return fasthttp.StatusContinue
 	}
-	if c := bodyConn(ctx); c != nil && n > headBytes {
+	if c := bodyConn(ctx); c != nil && n > HeadBytes {
 		if !c.take(n) {
-			g.badHTTP(ctx, errNoMemory)
+			s.fail(ctx, ErrNoMemory)
 			return fasthttp.StatusTooManyRequests
 		}
 		c.sized = true
@@ -106,10 +106,10 @@ func (l *loan) Close() error {
 	return nil
 }
 
-// dropBody frees a large request's body before the request is over; what is small
+// DropBody frees a large request's body before the request is over; what is small
 // stays, for the connection's next request.
-func dropBody(ctx *fasthttp.RequestCtx) {
-	large := len(ctx.PostBody()) > headBytes
+func DropBody(ctx *fasthttp.RequestCtx) {
+	large := len(ctx.PostBody()) > HeadBytes
 	if l, ok := ctx.Request.UserValue(loanKey{}).(*loan); ok {
 		ctx.Request.RemoveUserValue(loanKey{})
 		_ = l.Close() // it gives no error
