@@ -33,8 +33,8 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 	if port == operators {
 		return nil
 	}
-	if g.keys.len() > 0 {
-		if k := g.keyOf(ctx); k == nil || !k.admin {
+	if g.keys.Len() > 0 {
+		if k := g.keyOf(ctx); k == nil || !k.Admin {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
 				Message: fmt.Sprintf("this API key may not use %s: give it admin=yes in the file of keys, or use the gateway's --admin-listen", here.Path)}
 		}

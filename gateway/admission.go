@@ -45,8 +45,8 @@ type admission struct {
 
 	mu     sync.Mutex // of q and flows' shares in it
 	q      *admit.Queue
-	anyone *admit.Flow          // of requests without a key
-	flows  map[*use]*admit.Flow // of those with one, in queues of upstreams' models
+	anyone *admit.Flow                 // of requests without a key
+	flows  map[*admit.Flow]*admit.Flow // of those with one, in queues of upstreams' models
 }
 
 // waiter is a request that waits.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/auth"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
@@ -50,9 +51,9 @@ type exchange struct {
 	ctx      *fasthttp.RequestCtx
 	path     string // where it was asked
 	on       openai.Endpoint
-	id       []byte // of the request
-	key      *key   // of the client; nil: there are none, or it was not let in
-	by       by     // how a node or server is chosen
+	id       []byte    // of the request
+	key      *auth.Key // of the client; nil: there are none, or it was not let in
+	by       by        // how a node or server is chosen
 	start    time.Time
 	deadline time.Time
 	span     span
@@ -150,11 +151,12 @@ func (x *exchange) headers() (fault *openai.Error) {
 // letIn takes a place of the client's key for a request with so many prompt tokens.
 func (x *exchange) letIn(nTokens int) *openai.Error {
 	k := x.g.keyOf(x.ctx)
-	fault := x.g.letIn(k, nTokens)
-	if fault == nil {
-		x.key = k
+	if no := k.LetIn(nTokens); no != nil {
+		x.g.refused(no.Limit)
+		return tooMany(no.RetryAfter, "%s", no.Message)
 	}
-	return fault
+	x.key = k
+	return nil
 }
 
 // priority is that of a request which asks for one: a key has a best one.
@@ -162,7 +164,7 @@ func (x *exchange) priority(asked int32) int32 {
 	if x.key == nil {
 		return asked
 	}
-	return max(asked, x.key.limits.priority)
+	return max(asked, x.key.Limits.Priority)
 }
 
 // watchClient has the connection watched for its client's end, if nothing watches it yet.
@@ -205,7 +207,7 @@ func (x *exchange) queue(c *claim) *openai.Error {
 // flow is charged for the request's tokens in a queue.
 func (x *exchange) flow(a *admission) *admit.Flow {
 	if x.key != nil && a == x.g.admission {
-		return x.key.use.flow
+		return x.key.Flow()
 	}
 	return a.flowOf(x.key)
 }
@@ -388,7 +390,7 @@ func (x *exchange) close() {
 	if x.cause != "" {
 		x.g.meters.set.Counter(metrics.GatewayStreamsAborted, x.cause).Inc()
 	}
-	x.key.done(e.output)
+	x.key.Done(e.output)
 	x.g.inFlight.Add(-1)
 	x.b.free()
 }
@@ -440,8 +442,8 @@ func (x *exchange) log(e *ending) {
 	if e.maxTokens > 0 {
 		attrs = append(attrs, "max_tokens", e.maxTokens)
 	}
-	if x.key != nil && x.key.name != "" {
-		attrs = append(attrs, "key", x.key.name)
+	if x.key != nil && x.key.Name != "" {
+		attrs = append(attrs, "key", x.key.Name)
 	}
 	if !e.first.IsZero() {
 		attrs = append(attrs, "first_token", e.first.Sub(x.start))
@@ -460,8 +462,8 @@ func (g *Gateway) logRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
 	}
 	attrs := []any{"request", string(ctx.Response.Header.Peek(requestIDHeader)), "path", clip(string(ctx.Path()), 100), "status", ctx.Response.StatusCode(),
 		"peer", ctx.RemoteAddr().String(), "total", time.Since(start)}
-	if k := g.keyOf(ctx); k != nil && k.name != "" {
-		attrs = append(attrs, "key", k.name)
+	if k := g.keyOf(ctx); k != nil && k.Name != "" {
+		attrs = append(attrs, "key", k.Name)
 	}
 	g.log.Info("request refused", attrs...)
 }

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )

@@ -32,6 +32,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
@@ -267,7 +268,7 @@ type Gateway struct {
 	http    *httpserver.Server
 	fleet   *nodes.Fleet
 	foreign *upstream.Pool // nil: there are none
-	keys    *keyring
+	keys    *auth.Keyring
 	meters  meters
 	budget  *rate.Limiter // of retries before the first token
 	resumes *rate.Limiter // paces those after it
@@ -313,7 +314,7 @@ func New(o Options) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys, err := newKeyring(o.APIKeys, o.APIKeyFile)
+	keys, err := auth.New(o.APIKeys, o.APIKeyFile)
 	if err != nil {
 		return nil, err
 	}
@@ -372,7 +373,7 @@ func New(o Options) (*Gateway, error) {
 			return nil, err
 		}
 	}
-	g.document = openai.Document(o.Version, keys.len() > 0, operations())
+	g.document = openai.Document(o.Version, keys.Len() > 0, operations())
 	g.crowds = make([]sock.Crowd, max(1, runtime.GOMAXPROCS(0)/2))
 	g.docsPage = sync.OnceValue(func() []byte { return docsPage(g.document) })
 	g.meter()
@@ -451,7 +452,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.keepModel(work) })
 	wg.Go(func() { g.keepRoom(work) })
 	if g.o.APIKeyFile != "" {
-		wg.Go(func() { g.keepKeys(work) })
+		wg.Go(func() {
+			g.keys.Watch(work, g.log, g.meters.set.Gauge(metrics.GatewayKeyFileBad), func(k *auth.Key) { g.admission.setWeight(k.Flow(), k.Limits.Weight) })
+		})
 	}
 	if !g.o.QuietStats {
 		wg.Go(func() { g.logStats(work) })

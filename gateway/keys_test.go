@@ -1,49 +1,15 @@
 package gateway
 
 import (
-	"context"
-	"crypto/sha256"
-	"errors"
-	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
-
-func TestParseKeys(t *testing.T) {
-	keys, err := parseKeys(fmt.Sprintf("# people\n\nalpha name=Ann concurrency=3\n  sha256:%x tokens-per-second=2.5\n", sha256.Sum256([]byte("beta"))))
-	if err != nil || len(keys) != 2 || keys[0].name != "Ann" || keys[0].limits.concurrency != 3 || keys[0].tokens != nil ||
-		keys[1].hash != sha256.Sum256([]byte("beta")) || keys[1].tokens.Burst() != 25 {
-		t.Fatalf("%+v, %v", keys, err)
-	}
-	for text, says := range map[string]string{
-		"":                                  "no key",
-		"# only a comment":                  "no key",
-		"secret concurrency=many":           `line 1: concurrency is "many"`,
-		"secret concurrency=1.5":            `concurrency is "1.5"`,
-		"secret tokens-per-second=-1":       `tokens-per-second is "-1"`,
-		"secret tokens-per-second=NaN":      `tokens-per-second is "NaN"`,
-		"a\nsecret friends=2":               `line 2: "friends" is none of`,
-		"secret\nother\nsecret":             "line 3 has the key of line 1",
-		"sha256:abc":                        "64 hexadecimal digits",
-		"secret name=":                      "is none of",
-		"sha256:" + strings.Repeat("g", 64): "64 hexadecimal digits",
-	} {
-		if _, err := parseKeys(text); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%q: %v, want %q", text, err, says)
-		}
-	}
-}
 
 func keyFile(t *testing.T, text string) string {
 	t.Helper()
@@ -138,49 +104,5 @@ func TestKeyFileIsReadAgain(t *testing.T) {
 	}
 	if _, err := New(Options{APIKeyFile: keyFile(t, "")}); err == nil {
 		t.Error("an empty file of keys opens the gateway")
-	}
-}
-
-// A key that the file has and that is given besides has the file's limits, before
-// and after the file has changed; so does a change before anyone looks.
-func TestKeyFileLimitsHold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		file, plain := keyFile(t, "both concurrency=1\n"), []string{"both", "other"}
-		keys, err := newKeyring(plain, file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g := &Gateway{o: Options{APIKeys: plain, APIKeyFile: file}, keys: keys, log: slog.New(slog.DiscardHandler),
-			meters: newMeters(metrics.New(metrics.Gateway, "")), admission: newAdmission(admit.Limits{})}
-		hold := func(limit int) {
-			t.Helper()
-			k, other := keys.find([]byte("Bearer both")), keys.find([]byte("Bearer other"))
-			if keys.len() != 2 || k == nil || other == nil || k.limits.concurrency != limit || other.limits.concurrency != 0 {
-				t.Fatalf("%d keys, %+v and %+v, want a limit of %d", keys.len(), k, other, limit)
-			}
-		}
-		hold(1)
-		for limit := 2; limit < 4; limit++ {
-			if err := os.WriteFile(file, fmt.Appendf(nil, "both concurrency=%d\n", limit), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			ctx, stop := context.WithCancel(t.Context())
-			go g.keepKeys(ctx)
-			time.Sleep(2 * keyFilePoll)
-			synctest.Wait()
-			hold(limit)
-			stop()
-		}
-	})
-}
-
-// A FIFO instead of a file of keys is refused at once.
-func TestKeyFileIsRegular(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "keys")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := newKeyring(nil, path); !errors.Is(err, ErrKeyFile) || !strings.Contains(err.Error(), "FIFO") {
-		t.Errorf("%v", err)
 	}
 }

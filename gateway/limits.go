@@ -2,14 +2,16 @@ package gateway
 
 import (
 	"errors"
+	"fmt"
 
+	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
-	"github.com/valyala/fasthttp"
 )
 
 // lim are the options with the limits that hold now.
@@ -48,6 +50,25 @@ func (g *Gateway) SetLimits(o Options) error {
 func (o *Options) clientLimits() httpserver.Limits {
 	return httpserver.Limits{HeaderTimeout: o.HeaderTimeout, SlowClientTimeout: o.SlowClientTimeout, MinBodyRate: o.MinBodyRate,
 		MaxBodyBytes: o.MaxBodyBytes, MaxBodyMemory: o.MaxBodyMemory, MaxConnsPerAddress: o.MaxConnsPerAddress}
+}
+
+// keyName is where a request keeps its key, which is looked for once.
+type keyName struct{}
+
+// keyOf is the key of a request; nil: none is right.
+func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
+	if k, ok := ctx.Request.UserValue(keyName{}).(*auth.Key); ok {
+		return k
+	}
+	k := g.keys.Find(ctx.Request.Header.Peek("Authorization"))
+	if k != nil {
+		ctx.Request.SetUserValue(keyName{}, k)
+	}
+	return k
+}
+
+func tooMany(retryAfter int, format string, args ...any) *openai.Error {
+	return &openai.Error{Status: 429, Type: openai.TypeRateLimit, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
 }
 
 // charge returns a function that counts bytes for the request within MaxBodyMemory

@@ -74,7 +74,7 @@ func fieldNames(list []byte) bool {
 // made to point at this machine (DNS rebinding) would otherwise be of the same origin.
 // Probes are exempt.
 func (g *Gateway) checkHost(ctx *fasthttp.RequestCtx, path string, port audience) *openai.Error {
-	if g.o.AllowedHosts == nil || port == clients && g.keys.len() > 0 || probe(path) {
+	if g.o.AllowedHosts == nil || port == clients && g.keys.Len() > 0 || probe(path) {
 		return nil
 	}
 	advice := "add it to --allowed-hosts, or give the gateway API keys"

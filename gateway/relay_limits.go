@@ -5,6 +5,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
@@ -123,24 +124,24 @@ func (r *relay) claim() (claim, *openai.Error) {
 
 // flowOf is whom a key's requests are charged to in a queue that is not the native
 // nodes': flows belong to one queue.
-func (a *admission) flowOf(k *key) *admit.Flow {
+func (a *admission) flowOf(k *auth.Key) *admit.Flow {
 	if k == nil {
 		return a.anyone
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.flows == nil {
-		a.flows = map[*use]*admit.Flow{}
+		a.flows = map[*admit.Flow]*admit.Flow{}
 	}
-	f := a.flows[k.use]
+	f := a.flows[k.Flow()]
 	if f == nil {
 		if len(a.flows) >= maxFlows && a.q.Len() == 0 { // of keys that may be gone
 			clear(a.flows)
 		}
-		f = admit.NewFlow(k.limits.weight)
-		a.flows[k.use] = f
+		f = admit.NewFlow(k.Limits.Weight)
+		a.flows[k.Flow()] = f
 	}
-	a.q.SetWeight(f, k.limits.weight)
+	a.q.SetWeight(f, k.Limits.Weight)
 	return f
 }
 

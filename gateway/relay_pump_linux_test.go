@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
-
 )
 
 // pumped is the body of a request at s1 whose client has a socket of its own, as it

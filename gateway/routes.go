@@ -107,7 +107,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	}
 	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients
 	// cannot enumerate routes.
-	if port == clients && (here == nil || here.Key) && !(method == "OPTIONS" && probe(path)) && !g.keys.allow(g.keyOf(ctx)) {
+	if port == clients && (here == nil || here.Key) && !(method == "OPTIONS" && probe(path)) && !g.keys.Allow(g.keyOf(ctx)) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})

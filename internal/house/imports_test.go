@@ -26,10 +26,11 @@ var mayImport = map[string][]string{
 	},
 
 	"gateway": {
-		"gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
+		"gateway/auth", "gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "gateway/api/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
 	},
 	"gateway/admit":                       {},
+	"gateway/auth":                        {"gateway/admit", "internal/obs/metrics", "internal/regular"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},

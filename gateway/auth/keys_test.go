@@ -1,0 +1,88 @@
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
+)
+
+func TestParseKeys(t *testing.T) {
+	keys, err := parse(fmt.Sprintf("# people\n\nalpha name=Ann concurrency=3\n  sha256:%x tokens-per-second=2.5\n", sha256.Sum256([]byte("beta"))))
+	if err != nil || len(keys) != 2 || keys[0].Name != "Ann" || keys[0].Limits.Concurrency != 3 || keys[0].tokens != nil ||
+		keys[1].hash != sha256.Sum256([]byte("beta")) || keys[1].tokens.Burst() != 25 {
+		t.Fatalf("%+v, %v", keys, err)
+	}
+	for text, says := range map[string]string{
+		"":                                  "no key",
+		"# only a comment":                  "no key",
+		"secret concurrency=many":           `line 1: concurrency is "many"`,
+		"secret concurrency=1.5":            `concurrency is "1.5"`,
+		"secret tokens-per-second=-1":       `tokens-per-second is "-1"`,
+		"secret tokens-per-second=NaN":      `tokens-per-second is "NaN"`,
+		"a\nsecret friends=2":               `line 2: "friends" is none of`,
+		"secret\nother\nsecret":             "line 3 has the key of line 1",
+		"sha256:abc":                        "64 hexadecimal digits",
+		"secret name=":                      "is none of",
+		"sha256:" + strings.Repeat("g", 64): "64 hexadecimal digits",
+	} {
+		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v, want %q", text, err, says)
+		}
+	}
+}
+
+// A key that the file has and that is given besides has the file's limits, before
+// and after the file has changed; so does a change before anyone looks.
+func TestKeyFileLimitsHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file, plain := filepath.Join(t.TempDir(), "keys"), []string{"both", "other"}
+		if err := os.WriteFile(file, []byte("both concurrency=1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		keys, err := New(plain, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hold := func(limit int) {
+			t.Helper()
+			k, other := keys.Find([]byte("Bearer both")), keys.Find([]byte("Bearer other"))
+			if keys.Len() != 2 || k == nil || other == nil || k.Limits.Concurrency != limit || other.Limits.Concurrency != 0 {
+				t.Fatalf("%d keys, %+v and %+v, want a limit of %d", keys.Len(), k, other, limit)
+			}
+		}
+		hold(1)
+		for limit := 2; limit < 4; limit++ {
+			if err := os.WriteFile(file, fmt.Appendf(nil, "both concurrency=%d\n", limit), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			go keys.Watch(ctx, slog.New(slog.DiscardHandler), metrics.New(metrics.Gateway, "").Gauge(metrics.GatewayKeyFileBad), func(*Key) {})
+			time.Sleep(2 * filePoll)
+			synctest.Wait()
+			hold(limit)
+			stop()
+		}
+	})
+}
+
+// A FIFO instead of a file of keys is refused at once.
+func TestKeyFileIsRegular(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(nil, path); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), "FIFO") {
+		t.Errorf("%v", err)
+	}
+}
