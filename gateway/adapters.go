@@ -56,7 +56,7 @@ func parseAdapter(body []byte) (a adapterBody, fault *openai.Error) {
 		return a, openai.BadRequest("", "the body has more than %d values: want lora_name, lora_path and load_inplace", maxAdapterValues)
 	}
 	if err := json.Unmarshal(body, &a); err != nil {
-		return a, openai.BadRequest("", "the body is no such request: %s", clip(err.Error(), 200))
+		return a, openai.BadRequest("", "the body is no such request: %s", openai.Clip(err.Error(), 200))
 	}
 	if a.Name == "" {
 		return a, badAdapter("lora_name", "lora_name is missing: give the adapter's name")
@@ -82,9 +82,9 @@ func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	}
 	if m := g.model.Load(); fault == nil && m != nil {
 		if found, unknown := g.find(a.Name); unknown == nil && found.adapter == nil {
-			fault = badAdapter("lora_name", "%q is the model's own name: give the adapter another one", clip(a.Name, 100))
+			fault = badAdapter("lora_name", "%q is the model's own name: give the adapter another one", openai.Clip(a.Name, 100))
 		} else if unknown == nil && !a.InPlace {
-			fault = badAdapter("lora_name", "the adapter %q is loaded already: unload it first, or set load_inplace", clip(a.Name, 100))
+			fault = badAdapter("lora_name", "the adapter %q is loaded already: unload it first, or set load_inplace", openai.Clip(a.Name, 100))
 		}
 	}
 	if fault == nil {
@@ -114,13 +114,13 @@ func adapterFault(param string, err error) *openai.Error {
 	case err == nil:
 		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: "not every node was done in time; ask again: " + clip(err.Error(), 600)}
+		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: "not every node was done in time; ask again: " + openai.Clip(err.Error(), 600)}
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_NOT_FOUND:
-		return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: param, Message: "the adapter cannot be found: " + clip(err.Error(), 600)}
+		return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: param, Message: "the adapter cannot be found: " + openai.Clip(err.Error(), 600)}
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_INVALID:
-		return openai.BadRequest(param, "%s", clip(err.Error(), 600))
+		return openai.BadRequest(param, "%s", openai.Clip(err.Error(), 600))
 	}
-	return openai.Unavailable(retryAfter, "the nodes cannot be told: %s", clip(err.Error(), 600))
+	return openai.Unavailable(retryAfter, "the nodes cannot be told: %s", openai.Clip(err.Error(), 600))
 }
 
 // adapterDone answers as vLLM does.

@@ -24,11 +24,11 @@ func TestAdapters(t *testing.T) {
 	b.nodes["d3"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
 	m := b.g.model.Load()
 	b.until(func() bool {
-		all := b.g.fleet.Now().Adapters(m.fingerprint)
+		all := b.g.fleet.Now().Adapters(m.Fingerprint)
 		return len(all) == 2 && all[1] == nodes.Adapter{Name: "sql", Digest: 6} // what most have
 	})
 	list := string(b.do("GET", "/v1/models", "").body)
-	for _, want := range []string{`"id":"` + m.name + `"`, `"id":"french"`, `"id":"sql"`, `"parent":"` + m.name + `"`, `"parent":null`} {
+	for _, want := range []string{`"id":"` + m.Name + `"`, `"id":"french"`, `"id":"sql"`, `"parent":"` + m.Name + `"`, `"parent":null`} {
 		if !strings.Contains(list, want) {
 			t.Errorf("no %s in %s", want, list)
 		}
@@ -64,7 +64,7 @@ func TestAdapters(t *testing.T) {
 		t.Errorf("an adapter that nobody has: status %d: %s", r.StatusCode, r.body)
 	}
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 2})
-	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.fingerprint)) == 1 })
+	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.Fingerprint)) == 1 })
 	if r := b.post("/v1/completions", `{"model":"french","prompt":[1],"max_tokens":1}`); r.StatusCode != 404 {
 		t.Errorf("an adapter that was unloaded: status %d: %s", r.StatusCode, r.body)
 	}
@@ -126,7 +126,7 @@ func TestAdapterRoutes(t *testing.T) {
 	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": {Adapter: answer}, "d2": {Adapter: answer}})
 	m := b.g.model.Load()
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "old", Digest: 1}}})
-	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.fingerprint)) == 1 })
+	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.Fingerprint)) == 1 })
 	for _, c := range []struct {
 		path, body, header string
 		want               int
@@ -135,7 +135,7 @@ func TestAdapterRoutes(t *testing.T) {
 		{loadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "X-A: b", 200, "Success: LoRA adapter 'new' added successfully."},
 		{loadAdapterPath, `{"lora_name":"old","lora_path":"/a","load_inplace":true}`, "X-A: b", 200, "'old' added"},
 		{loadAdapterPath, `{"lora_name":"old","lora_path":"/a"}`, "X-A: b", 400, "load_inplace"},
-		{loadAdapterPath, `{"lora_name":"` + m.name + `","lora_path":"/a","load_inplace":true}`, "X-A: b", 400, "own name"},
+		{loadAdapterPath, `{"lora_name":"` + m.Name + `","lora_path":"/a","load_inplace":true}`, "X-A: b", 400, "own name"},
 		{loadAdapterPath, `{"lora_name":"new"}`, "X-A: b", 400, "lora_path is missing"},
 		{loadAdapterPath, `{"lora_path":"/a"}`, "X-A: b", 400, "InvalidUserInput"},
 		{loadAdapterPath, `{"lora_name":"` + strings.Repeat("a", 257) + `","lora_path":"/a"}`, "X-A: b", 400, "256"},

@@ -43,7 +43,7 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 	for name := range ctx.Request.Header.All() { // also those without a value
 		if fromProxy(string(name)) {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
-				Message: fmt.Sprintf("the request came through a proxy (it has the header %s), so its client may be on another machine: use an API key with admin=yes, or the gateway's --admin-listen", clip(string(name), 100))}
+				Message: fmt.Sprintf("the request came through a proxy (it has the header %s), so its client may be on another machine: use an API key with admin=yes, or the gateway's --admin-listen", openai.Clip(string(name), 100))}
 		}
 	}
 	if ip := ctx.RemoteIP(); ip.IsLoopback() || ip.IsUnspecified() { // the latter: a connection in memory

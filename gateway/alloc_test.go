@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -21,9 +22,9 @@ func testJob(t testing.TB) *job {
 		t.Fatal(fault)
 	}
 	g := &Gateway{meters: newMeters(metrics.New(metrics.Gateway, "m"))}
-	j := &job{exchange: exchange{g: g, start: time.Now()}, req: req, model: m, live: 1, prompts: make([]prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
+	j := &job{exchange: exchange{g: g, start: time.Now()}, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
 	j.in = nodes.NewInbox(100)
-	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.text.output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
+	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
 	j.choices[0].state.Begin()
 	j.choices[0].state.Sent()
 	return j

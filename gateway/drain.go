@@ -39,7 +39,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	if text := string(ctx.QueryArgs().Peek("timeout")); text != "" && !cancel {
 		var err error
 		if timeout, err = time.ParseDuration(text); err != nil || timeout < time.Millisecond || timeout > maxNodeDrain {
-			g.fail(ctx, openai.BadRequest("timeout", "timeout is %q: want a duration of 1ms to 24h, such as 30s", clip(text, 50)))
+			g.fail(ctx, openai.BadRequest("timeout", "timeout is %q: want a duration of 1ms to 24h, such as 30s", openai.Clip(text, 50)))
 			return
 		}
 	}
@@ -51,12 +51,12 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	if at < 0 {
-		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: "no node is called " + clip(name, 100) + ": /debug/nodes has their names"})
+		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: "no node is called " + openai.Clip(name, 100) + ": /debug/nodes has their names"})
 		return
 	}
 	n := all[at]
 	if err := n.Drain(timeout, cancel); err != nil {
-		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be told: %s", clip(err.Error(), 300)))
+		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be told: %s", openai.Clip(err.Error(), 300)))
 		return
 	}
 	m := n.Member()

@@ -437,7 +437,7 @@ func (x *exchange) log(e *ending) {
 	if x.cause != "" && finish == "" {
 		finish = x.cause
 	}
-	attrs := []any{"request", string(x.id), "path", x.path, "status", x.status, "model", clip(e.model, 200), "node", e.node, "finish", finish,
+	attrs := []any{"request", string(x.id), "path", x.path, "status", x.status, "model", openai.Clip(e.model, 200), "node", e.node, "finish", finish,
 		"prompt_tokens", e.prompt, "cached_tokens", e.cached, "output_tokens", e.output, "choices", e.choices, "stream", e.stream}
 	if e.maxTokens > 0 {
 		attrs = append(attrs, "max_tokens", e.maxTokens)
@@ -460,7 +460,7 @@ func (g *Gateway) logRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
 	if !g.o.LogRequests {
 		return
 	}
-	attrs := []any{"request", string(ctx.Response.Header.Peek(requestIDHeader)), "path", clip(string(ctx.Path()), 100), "status", ctx.Response.StatusCode(),
+	attrs := []any{"request", string(ctx.Response.Header.Peek(requestIDHeader)), "path", openai.Clip(string(ctx.Path()), 100), "status", ctx.Response.StatusCode(),
 		"peer", ctx.RemoteAddr().String(), "total", time.Since(start)}
 	if k := g.keyOf(ctx); k != nil && k.Name != "" {
 		attrs = append(attrs, "key", k.Name)

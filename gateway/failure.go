@@ -93,7 +93,7 @@ func (f *failure) code(c nodepb.Code) {
 
 // fault is the answer to a client whose request has no further attempt.
 func (f *failure) fault() *openai.Error {
-	message := f.prefix + clip(f.message, 300)
+	message := f.prefix + openai.Clip(f.message, 300)
 	switch f.status {
 	case 400:
 		return openai.BadRequest("", "%s", message)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -350,11 +351,11 @@ func TestModelChanges(t *testing.T) {
 	m.Fingerprint = 8
 	b.g.SetMembers([]nodes.Member{decodeMember("d1"), m})
 	time.Sleep(20 * time.Millisecond)
-	if name := b.g.model.Load().name; name != "tiny" {
+	if name := b.g.model.Load().Name; name != "tiny" {
 		t.Fatalf("%s while its node is ready", name)
 	}
 	b.g.SetMembers([]nodes.Member{m})
-	b.until(func() bool { return b.g.model.Load().name == "second" && b.g.usable() == 1 })
+	b.until(func() bool { return b.g.model.Load().Name == "second" && b.g.usable() == 1 })
 	if r := b.post("/v1/completions", `{"prompt":"x","model":"second"}`); r.StatusCode != 200 {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
 	}
@@ -363,7 +364,7 @@ func TestModelChanges(t *testing.T) {
 	m = decodeMember("d3")
 	m.Fingerprint = 9
 	b.g.SetMembers([]nodes.Member{m})
-	b.until(func() bool { return b.g.model.Load().name == "bare" && b.g.usable() == 1 })
+	b.until(func() bool { return b.g.model.Load().Name == "bare" && b.g.usable() == 1 })
 	for path, body := range map[string]string{"/v1/completions": `{"prompt":"x"}`, "/v1/chat/completions": `{` + hi + `}`} {
 		if r := b.post(path, body); r.StatusCode != 400 || !strings.Contains(r.body, "no tokenizer") {
 			t.Errorf("%s: %d %q", path, r.StatusCode, r.body)
@@ -565,7 +566,7 @@ func TestPanicsAreContained(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
 	sound := b.g.model.Load()
 	broken := *sound
-	broken.text = &textModel{tok: nil}
+	broken.Text = new(render.TextModel)
 	b.g.model.Store(&broken)
 	if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 500 || r.parse(t).Error.Type != "InternalServerError" {
 		t.Fatalf("%d %q", r.StatusCode, r.body)

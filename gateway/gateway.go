@@ -421,7 +421,7 @@ func (g *Gateway) SetMembers(members []nodes.Member) {
 func (g *Gateway) usable() int {
 	all, fleet, n := g.model.All(), g.fleet.Now(), 0
 	for _, m := range all {
-		n += fleet.Usable(m.fingerprint)
+		n += fleet.Usable(m.Fingerprint)
 	}
 	return n
 }

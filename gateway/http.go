@@ -58,7 +58,7 @@ func errorBody(status int, message string) []byte {
 // badHTTP answers what could not be read as a request.
 func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	var small *fasthttp.ErrSmallBuffer
-	e := openai.BadRequest("", "the HTTP request could not be read: %s", clip(err.Error(), 200))
+	e := openai.BadRequest("", "the HTTP request could not be read: %s", openai.Clip(err.Error(), 200))
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		e = &openai.Error{Status: 413, Type: openai.TypeTooLarge,
@@ -141,7 +141,7 @@ func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
 }
 
 func (m *model) card() openai.Model {
-	return openai.Model{ID: m.name, Created: m.created, MaxModelLen: int(m.bundle.MaxModelLen), Parent: m.parent}
+	return openai.Model{ID: m.Name, Created: m.created, MaxModelLen: m.MaxLen, Parent: m.parent}
 }
 
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
@@ -204,10 +204,3 @@ func newID() string {
 
 // now is the time in whole seconds, as the API gives it.
 func now() int64 { return time.Now().Unix() }
-
-func clip(s string, n int) string {
-	if len(s) > n {
-		return strings.ToValidUTF8(s[:n], "") + "…"
-	}
-	return s
-}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -28,7 +27,7 @@ type job struct {
 	answerID string
 	answer   *openai.Answer
 	seed     uint64
-	prompts  []prompt
+	prompts  []render.Prompt
 	choices  []choice
 	live     int // choices that have not finished
 	in       *nodes.Inbox
@@ -44,7 +43,7 @@ type job struct {
 type choice struct {
 	index    int // in the response
 	number   int // among the answers to its prompt: part of the sampling key
-	prompt   *prompt
+	prompt   *render.Prompt
 	text     *render.Text       // nil: the model has no tokenizer
 	output   []int32            // every token taken so far
 	body     []byte             // text so far; whole responses only
@@ -197,7 +196,7 @@ func (j *job) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
 	if c.plan = node; len(d.Prefill) > 0 {
 		c.plan, held = fleet.Prefill[d.Prefill[0]], view.Prefill[d.Prefill[0]].Held
 	}
-	c.queued = max(0, len(c.prompt.tokens)+len(c.output)-1-held)
+	c.queued = max(0, len(c.prompt.Tokens)+len(c.output)-1-held)
 	return node, d, fleet
 }
 
@@ -206,14 +205,14 @@ func (j *job) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *nodep
 	m := &nodepb.Generate{
 		RequestId:    j.req.RequestID,
 		Attempt:      c.state.Attempt(),
-		Prompt:       c.prompt.tokens,
+		Prompt:       c.prompt.Tokens,
 		Output:       c.output,
 		Sampling:     j.sampling(c),
-		MaxTokens:    uint32(c.prompt.maxTokens),
+		MaxTokens:    uint32(c.prompt.MaxTokens),
 		StopTokenIds: j.req.StopTokens,
 		IgnoreEos:    j.req.IgnoreEOS,
-		PrefixRoot:   uint64(j.model.root(j.req.CacheSalt)),
-		PrefixDigest: j.model.rootDigest(j.req.CacheSalt),
+		PrefixRoot:   uint64(j.model.Root(j.req.CacheSalt)),
+		PrefixDigest: j.model.RootDigest(j.req.CacheSalt),
 		DeadlineMs:   uint64(max(1, time.Until(j.deadline).Milliseconds())),
 		Priority:     j.req.Priority,
 		Model:        j.model.bundle.Model,
@@ -227,7 +226,7 @@ func (j *job) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *nodep
 	}
 	if n, scored := j.scores(c); scored {
 		// An attempt before this one may have told of a part.
-		c.prompt.probs = openai.PromptProbs{Tokens: c.prompt.tokens}
+		c.prompt.Probs = openai.PromptProbs{Tokens: c.prompt.Tokens}
 		m.PromptLogprobs = &n
 	}
 	for _, p := range d.Prefill {
@@ -341,10 +340,10 @@ func (j *job) take(e *nodes.Event, at time.Time) *openai.Error {
 		c.state.Accepted()
 		j.g.meters.actual.Add(float64(e.Cached))
 		if !c.state.Started() { // a later attempt finds what this request itself has left
-			c.cached = min(int(e.Cached), len(c.prompt.tokens))
+			c.cached = min(int(e.Cached), len(c.prompt.Tokens))
 		}
 	case nodes.Scored:
-		c.prompt.scored(e.Prompt)
+		scored(c.prompt, e.Prompt)
 	case nodes.Token:
 		return j.token(c, e, at)
 	case nodes.Failed:
@@ -426,7 +425,7 @@ func (j *job) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 // push turns a token into text.
 func (c *choice) push(id int32) (piece string, stopped bool) {
 	if c.text == nil {
-		return bareToken(id), false
+		return render.BareToken(id), false
 	}
 	return c.text.Push(id)
 }
@@ -438,10 +437,6 @@ func (c *choice) flush() (rest string, stopped bool) {
 	}
 	return c.text.Flush()
 }
-
-// bareToken stands for a token's text where the model has no tokenizer: its id
-// in decimal and a space.
-func bareToken(id int32) string { return strconv.Itoa(int(id)) + " " }
 
 // hidden says that a token ended the answer and is not part of its text.
 func (j *job) hidden(e *nodes.Event) bool {
@@ -456,7 +451,7 @@ func (j *job) measure(c *choice, at time.Time) {
 	m := &j.g.meters
 	m.foretold(c, at.Sub(c.since))
 	c.span.Event("first token", at)
-	m.prompt.Add(float64(len(c.prompt.tokens)))
+	m.prompt.Add(float64(len(c.prompt.Tokens)))
 	m.cached.Add(float64(c.cached))
 }
 
@@ -464,7 +459,7 @@ func (j *job) measure(c *choice, at time.Time) {
 func (j *job) usage() openai.Usage {
 	var u openai.Usage
 	for i := range j.prompts {
-		u.Prompt += len(j.prompts[i].tokens)
+		u.Prompt += len(j.prompts[i].Tokens)
 	}
 	for i := range j.choices {
 		c := &j.choices[i]
@@ -547,7 +542,7 @@ func (j *job) stop() {
 		most = max(most, len(c.output))
 		switch {
 		case c.done():
-			j.whole(&c.times, len(c.prompt.tokens), len(c.output))
+			j.whole(&c.times, len(c.prompt.Tokens), len(c.output))
 			j.finished(c.finish.Reason, 1)
 		case j.admitted:
 			j.finished(j.broken(), 1)
@@ -569,8 +564,8 @@ func (j *job) ending() ending {
 	}
 	j.describe()
 	u, c := j.usage(), &j.choices[0]
-	e := ending{model: j.model.name, node: c.last, prompt: u.Prompt, cached: u.Cached, output: u.Completion, choices: len(j.choices),
-		maxTokens: c.prompt.maxTokens, stream: j.req.Stream, unserved: j.nPrompt}
+	e := ending{model: j.model.Name, node: c.last, prompt: u.Prompt, cached: u.Cached, output: u.Completion, choices: len(j.choices),
+		maxTokens: c.prompt.MaxTokens, stream: j.req.Stream, unserved: j.nPrompt}
 	for i := range j.choices {
 		c := &j.choices[i]
 		if c.done() {
@@ -583,8 +578,8 @@ func (j *job) ending() ending {
 			e.first = at
 		}
 	}
-	if n := j.g.o.LogPromptText; j.g.o.LogRequests && n > 0 && j.model.text != nil {
-		e.text = clip(j.model.text.decode(c.prompt.tokens, false), n)
+	if n := j.g.o.LogPromptText; j.g.o.LogRequests && n > 0 && j.model.Text != nil {
+		e.text = openai.Clip(j.model.Text.Decode(c.prompt.Tokens, false), n)
 	}
 	return e
 }

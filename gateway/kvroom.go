@@ -6,6 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
@@ -16,7 +17,7 @@ const stepTokens = 2048
 // kvBlocks is how many KV blocks a request of so many tokens holds at most.
 func (m *model) kvBlocks(tokens int) int {
 	if len(m.groups) == 0 {
-		return (tokens + m.blockTokens - 1) / m.blockTokens
+		return (tokens + m.BlockTokens - 1) / m.BlockTokens
 	}
 	return kvcache.Peak(m.groups, tokens, stepTokens)
 }
@@ -31,28 +32,28 @@ func (m *model) demand(nPrompt, maxTokens, n int) route.Demand {
 
 // query is what a view of the fleet for a prompt asks; n is how many of its
 // tokens are computed at most.
-func (m *model) query(p *prompt, n int) nodes.Query {
+func (m *model) query(p *render.Prompt, n int) nodes.Query {
 	return nodes.Query{
-		Fingerprint: m.fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.hashes, BlockTokens: m.blockTokens, Groups: m.groups, Tokens: n,
+		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
 		Answer: m.kvBlocks(m.queue.expect(math.MaxInt)),
 	}
 }
 
 // demand is what the prompt and its answers are expected to take of a node's KV
 // memory.
-func (j *job) demand(p *prompt) route.Demand {
-	return j.model.demand(len(p.tokens), p.maxTokens, max(1, j.req.N))
+func (j *job) demand(p *render.Prompt) route.Demand {
+	return j.model.demand(len(p.Tokens), p.MaxTokens, max(1, j.req.N))
 }
 
 // kvRoom is what the request's largest prompt asks of the nodes' KV memory; each
 // prompt may go to a node of its own. A prompt that no node could ever hold gets
 // an error.
 func (j *job) kvRoom() (kvRoom, *openai.Error) {
-	var largest *prompt
+	var largest *render.Prompt
 	total := int64(0)
 	for i := range j.prompts {
 		p := &j.prompts[i]
-		if largest == nil || len(p.tokens) > len(largest.tokens) {
+		if largest == nil || len(p.Tokens) > len(largest.Tokens) {
 			largest = p
 		}
 		d := j.demand(p)
@@ -62,12 +63,12 @@ func (j *job) kvRoom() (kvRoom, *openai.Error) {
 		return kvRoom{}, nil
 	}
 	d := j.demand(largest)
-	if !j.g.fleet.Now().Holds(j.model.fingerprint, d) {
+	if !j.g.fleet.Now().Holds(j.model.Fingerprint, d) {
 		return kvRoom{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
-			len(largest.tokens), d.Prompt, j.model.name)
+			len(largest.Tokens), d.Prompt, j.model.Name)
 	}
 	return kvRoom{blocks: total, on: func(pending int64, avoid ...*nodes.Node) (bool, *nodes.Node) {
-		d, q := d, j.model.query(largest, len(largest.tokens)-1)
+		d, q := d, j.model.query(largest, len(largest.Tokens)-1)
 		d.Answer, q.Avoid = d.Answer+int(pending), avoid
 		return j.g.fleet.Now().HasRoom(q, d)
 	}}, nil
@@ -76,6 +77,6 @@ func (j *job) kvRoom() (kvRoom, *openai.Error) {
 // takes is how many KV blocks an attempt is expected to take of its node: all that
 // its prompt is thought to lack there, and an answer.
 func (j *job) takes(c *choice) int {
-	d := j.model.demand(len(c.prompt.tokens)+len(c.output), c.prompt.maxTokens, 1)
+	d := j.model.demand(len(c.prompt.Tokens)+len(c.output), c.prompt.MaxTokens, 1)
 	return d.Prompt + d.Answer - j.model.kvBlocks(c.held)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/gateway/render"
 )
 
 // lim are the options with the limits that hold now.
@@ -113,7 +114,7 @@ func (g *Gateway) checkLimits(r *openai.Request) *openai.Error {
 }
 
 // checkPrompts is checkLimits of what the prompts turned out to be.
-func (g *Gateway) checkPrompts(r *openai.Request, ps []prompt) *openai.Error {
+func (g *Gateway) checkPrompts(r *openai.Request, ps []render.Prompt) *openai.Error {
 	most := g.lim().MaxPromptTokens
 	if most <= 0 {
 		return nil
@@ -123,7 +124,7 @@ func (g *Gateway) checkPrompts(r *openai.Request, ps []prompt) *openai.Error {
 		param = "messages"
 	}
 	for i := range ps {
-		if n := len(ps[i].tokens); n > most {
+		if n := len(ps[i].Tokens); n > most {
 			return openai.BadRequest(param, "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, most)
 		}
 	}

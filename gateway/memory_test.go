@@ -17,7 +17,7 @@ func TestTextBeyondContext(t *testing.T) {
 	if fault != nil {
 		t.Fatal(fault)
 	}
-	long := strings.Repeat("x", max(anyText, normalizedTo*int(m.bundle.MaxModelLen)*m.text.longest)+1)
+	long := strings.Repeat("x", m.MaxText()+1)
 	b.post("/v1/completions", `{"prompt":"`+long+`"}`).wantError(t, 400, "bytes of text")
 	b.post("/tokenize", `{"prompt":"`+long+`"}`).wantError(t, 400, "bytes of text")
 	b.post("/v1/completions", `{"prompt":"`+long[1:]+`"}`).wantError(t, 400, "tokens, which leaves no room")

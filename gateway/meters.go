@@ -86,8 +86,8 @@ func (g *Gateway) meter() {
 
 	cache := func() (hits, misses uint64, bytes int) {
 		for _, m := range g.model.All() {
-			if m.text != nil {
-				h, mi, b := m.text.messages.Stats()
+			if m.Text != nil {
+				h, mi, b := m.Text.CacheStats()
 				hits, misses, bytes = hits+h, misses+mi, bytes+b
 			}
 		}
@@ -127,8 +127,8 @@ func (g *Gateway) meterLimits() {
 // node's own word, which comes with its Accepted, is held against it. A node uses
 // whole blocks of all but the last token.
 func (j *job) forecast(c *choice, node *nodes.Node) {
-	bt, n := j.model.blockTokens, len(c.prompt.tokens)+len(c.output)
-	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.hashes, bt, j.model.groups)
+	bt, n := j.model.BlockTokens, len(c.prompt.Tokens)+len(c.output)
+	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.Hashes, bt, j.model.groups)
 	j.g.meters.predicted.Add(float64(min(held, (n-1)/bt*bt)))
 }
 

@@ -49,7 +49,7 @@ func (g *Gateway) refresh(ctx context.Context) error {
 	fleet, was := g.fleet.Now(), g.model.All()
 	var next []*model
 	for _, m := range was {
-		if fleet.Ready(m.fingerprint) > 0 {
+		if fleet.Ready(m.Fingerprint) > 0 {
 			next = append(next, m)
 		}
 	}
@@ -57,7 +57,7 @@ func (g *Gateway) refresh(ctx context.Context) error {
 	for _, n := range fleet.Decode {
 		member, print := n.Member(), n.Fingerprint()
 		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || g.waits(next, print) || time.Since(g.torn[print]) < tornPause) ||
-			slices.ContainsFunc(next, func(m *model) bool { return print == 0 || m.fingerprint == 0 || m.fingerprint == print }) {
+			slices.ContainsFunc(next, func(m *model) bool { return print == 0 || m.Fingerprint == 0 || m.Fingerprint == print }) {
 			continue
 		}
 		var m *model
@@ -100,7 +100,7 @@ func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*mo
 	}
 	name := g.o.ServedModelName
 	for _, m := range next {
-		if m.fingerprint == b.Fingerprint {
+		if m.Fingerprint == b.Fingerprint {
 			return nil, nil
 		}
 		if m.bundle.Model == b.Model {
@@ -112,7 +112,7 @@ func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*mo
 				"fingerprint", strconv.FormatUint(b.Fingerprint, 16))
 			return nil, nil
 		}
-		if m.name == name {
+		if m.Name == name {
 			name = ""
 			g.log.Warn("several models are served: --served-model-name names the first; give NAME=MODEL for others", "first", m.bundle.Model, "other", b.Model)
 		}
@@ -126,12 +126,12 @@ func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*mo
 		g.log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
 		return nil, err
 	}
-	if m.text != nil {
-		m.text.strict = g.o.RejectSpecialTokens
+	if m.Text != nil {
+		m.Text.RejectSpecial = g.o.RejectSpecialTokens
 	}
 	m.queue = g.queueFor(m, next)
-	g.log.Info("model taken up", "model", m.name, "node", n.Name, "fingerprint", strconv.FormatUint(m.fingerprint, 16),
-		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.text != nil, "chat_template", m.text != nil && m.text.chat != nil)
+	g.log.Info("model taken up", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
+		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
 	return m, nil
 }
 
@@ -140,7 +140,7 @@ func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*mo
 func (g *Gateway) follow(next []*model) {
 	var names, served []string
 	for _, m := range next {
-		names, served = append(names, m.bundle.Model), append(served, m.name)
+		names, served = append(names, m.bundle.Model), append(served, m.Name)
 	}
 	g.subscribe(names)
 	g.meters.set.SetModel(strings.Join(served, ","))
@@ -154,7 +154,7 @@ func (g *Gateway) queueFor(m *model, others []*model) *admission {
 	}
 	l := g.lim()
 	a := newAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
-	g.queues.Store(m.fingerprint, a)
+	g.queues.Store(m.Fingerprint, a)
 	return a
 }
 
@@ -163,11 +163,11 @@ func (g *Gateway) queueFor(m *model, others []*model) *admission {
 func (g *Gateway) lookForRoom() {
 	all := g.model.All()
 	for _, m := range all {
-		r := g.fleet.Now().Room(m.fingerprint, g.lim().NodeBacklog, g.lim().NodeBacklogTime)
+		r := g.fleet.Now().Room(m.Fingerprint, g.lim().NodeBacklog, g.lim().NodeBacklogTime)
 		m.queue.setRoom(r.Requests, r.Tokens)
 	}
 	g.queues.Range(func(print, a any) bool {
-		if print, native := print.(uint64); native && a.(*admission).idle() && !slices.ContainsFunc(all, func(m *model) bool { return m.fingerprint == print }) {
+		if print, native := print.(uint64); native && a.(*admission).idle() && !slices.ContainsFunc(all, func(m *model) bool { return m.Fingerprint == print }) {
 			g.queues.Delete(print)
 		}
 		return true
@@ -205,21 +205,21 @@ func (g *Gateway) find(name string) (*model, *openai.Error) {
 		return nil, openai.Unavailable(retryAfter, "no model is loaded yet: no decode node is ready")
 	case name == "" && len(all) > 1:
 		return nil, openai.BadRequest("model", "several models are served here: name one of /v1/models")
-	case name == "" || name == all[0].name:
+	case name == "" || name == all[0].Name:
 		return all[0], nil
 	}
 	own := g.o.Foreign.Names[name]
 	for _, m := range all {
-		if m.name == name {
+		if m.Name == name {
 			return m, nil
 		}
-		if m.name == own {
+		if m.Name == own {
 			return m.as(name), nil
 		}
 	}
 	fleet := g.fleet.Now()
 	for _, m := range all {
-		for _, a := range fleet.Adapters(m.fingerprint) {
+		for _, a := range fleet.Adapters(m.Fingerprint) {
 			if a.Name == name {
 				return m.with(a), nil
 			}
@@ -227,10 +227,10 @@ func (g *Gateway) find(name string) (*model, *openai.Error) {
 	}
 	served := make([]string, len(all))
 	for i, m := range all {
-		served[i] = strconv.Quote(m.name)
+		served[i] = strconv.Quote(m.Name)
 	}
 	return nil, &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model",
-		Message: fmt.Sprintf("the model %q does not exist; this gateway serves %s", clip(name, 200), clip(strings.Join(served, ", "), 1000))}
+		Message: fmt.Sprintf("the model %q does not exist; this gateway serves %s", openai.Clip(name, 200), openai.Clip(strings.Join(served, ", "), 1000))}
 }
 
 // cards are the models, their further names and their adapters.
@@ -239,11 +239,11 @@ func (g *Gateway) cards() (list []openai.Model) {
 	for _, m := range g.model.All() {
 		list = append(list, m.card())
 		for _, name := range slices.Sorted(maps.Keys(g.o.Foreign.Names)) {
-			if g.o.Foreign.Names[name] == m.name {
+			if g.o.Foreign.Names[name] == m.Name {
 				list = append(list, m.as(name).card())
 			}
 		}
-		for _, a := range fleet.Adapters(m.fingerprint) {
+		for _, a := range fleet.Adapters(m.Fingerprint) {
 			list = append(list, m.with(a).card())
 		}
 	}
@@ -253,6 +253,6 @@ func (g *Gateway) cards() (list []openai.Model) {
 // as is the model under a further name.
 func (m *model) as(name string) *model {
 	w := *m
-	w.name = name
+	w.Name = name
 	return &w
 }

@@ -56,7 +56,7 @@ func TestSeveralModels(t *testing.T) {
 		if fault != nil {
 			t.Fatal(fault)
 		}
-		if text := m.text.decode(lastRequest(b, c.node).Prompt, false); text != c.prompt {
+		if text := m.Text.Decode(lastRequest(b, c.node).Prompt, false); text != c.prompt {
 			t.Errorf("%s got %q", c.model, text)
 		}
 	}
@@ -117,7 +117,7 @@ func TestModelOfTheSameName(t *testing.T) {
 		t.Errorf("asked %d times", n)
 	}
 	b.g.SetMembers([]nodes.Member{second})
-	b.until(func() bool { m := b.g.model.All(); return len(m) == 1 && m[0].fingerprint == 8 })
+	b.until(func() bool { m := b.g.model.All(); return len(m) == 1 && m[0].Fingerprint == 8 })
 }
 
 // Each model has a queue of its own: one that is full holds up no other.

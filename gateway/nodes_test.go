@@ -41,7 +41,7 @@ func TestCachedPrefixIsNotPrefilledElsewhere(t *testing.T) {
 		t.Fatalf("a cold prompt went to %d prefill nodes, want 1", n)
 	}
 	e := cluster.BlockEvent{Node: "d"}
-	for _, h := range kvcache.AppendHashes(nil, m.root(""), prompt, m.blockTokens) {
+	for _, h := range kvcache.AppendHashes(nil, m.Root(""), prompt, m.BlockTokens) {
 		e.Stored = append(e.Stored, cluster.Stored{Hash: uint64(h)})
 	}
 	b.g.blocks.Blocks(e)

@@ -220,7 +220,7 @@ func (r *relay) find() *openai.Error {
 	}
 	switch {
 	case now.Unknown > 0 || len(now.Servers) == 0:
-		return openai.Unavailable(retryAfter, "no upstream serves the model %q: %d of %d have not told their models yet", clip(r.look.Model, 200), now.Unknown, len(now.Servers))
+		return openai.Unavailable(retryAfter, "no upstream serves the model %q: %d of %d have not told their models yet", openai.Clip(r.look.Model, 200), now.Unknown, len(now.Servers))
 	case r.look.Model == "":
 		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
 	}
@@ -228,7 +228,7 @@ func (r *relay) find() *openai.Error {
 }
 
 func noModel(name string) *openai.Error {
-	return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", clip(name, 200))}
+	return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", openai.Clip(name, 200))}
 }
 
 // decide asks the router, around the servers that have failed the request.
@@ -498,7 +498,7 @@ func (r *relay) end(err error) {
 // nobody is what the client is told when no server is left.
 func (r *relay) nobody() *openai.Error {
 	if r.failure == nil {
-		return openai.Unavailable(retryAfter, "no upstream is available for model %q", clip(r.look.Model, 200))
+		return openai.Unavailable(retryAfter, "no upstream is available for model %q", openai.Clip(r.look.Model, 200))
 	}
 	return r.failure.fault()
 }

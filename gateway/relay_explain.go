@@ -55,7 +55,7 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	}
 	args := ctx.QueryArgs()
 	m := g.foreign.Now().Find(string(args.Peek("model")))
-	if own, fault := g.find(string(args.Peek("model"))); m == nil || fault == nil && own.name == string(args.Peek("model")) {
+	if own, fault := g.find(string(args.Peek("model"))); m == nil || fault == nil && own.Name == string(args.Peek("model")) {
 		return false
 	}
 	how, fault := g.routing(&ctx.Request.Header)

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -21,17 +21,17 @@ import (
 // and what is sent on are the client's own bytes.
 
 // Tokenizer is a model's chat template and tokenizer. It is not changed once made.
-type Tokenizer struct{ m model }
+type Tokenizer struct{ m render.Model }
 
 // NewTokenizer takes them out of a bundle, of which nothing else is looked at;
 // template, unless empty, is used instead of the bundle's.
 func NewTokenizer(b *nodepb.Bundle, template string) (*Tokenizer, error) {
-	text, err := newTextModel(b, template)
+	text, err := render.NewTextModel(b, template)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	// No bounds of context and vocabulary: those are the servers' to tell.
-	return &Tokenizer{model{bundle: new(nodepb.Bundle), blockTokens: kvcache.DefaultBlockTokens, text: text, created: time.Now().Unix()}}, nil
+	return &Tokenizer{render.Model{BlockTokens: kvcache.DefaultBlockTokens, Text: text}}, nil
 }
 
 // tokenizer is that of a model; nil: there is none.
@@ -52,7 +52,7 @@ func (r *relay) hash(body []byte) *openai.Error {
 		r.prompt, r.nPrompt = keyOf(r.model.Name, r.look.Prompt, body), 0
 		return fault
 	}
-	r.prompt, r.nPrompt = p.key, len(p.tokens)
+	r.prompt, r.nPrompt = p.Key, len(p.Tokens)
 	return nil
 }
 
@@ -64,19 +64,19 @@ var (
 )
 
 // tokenize renders, tokenizes and hashes the request's prompt, the first of several.
-func (r *relay) tokenize(body []byte) (prompt, *openai.Error) {
+func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 	t, on := r.g.tokenizer(r.model), openai.Completions
 	switch {
 	case !r.by.hashes():
-		return prompt{}, errNoHash
+		return render.Prompt{}, errNoHash
 	case t == nil:
-		return prompt{}, errNoTokenizer
+		return render.Prompt{}, errNoTokenizer
 	case r.path == "/v1/chat/completions":
 		on = openai.Chat
 	case r.path == tokensPath:
 		body = append(append([]byte(`{"prompt":`), r.look.Prompt...), '}')
 	case r.path != "/v1/completions":
-		return prompt{}, errNoPrompt
+		return render.Prompt{}, errNoPrompt
 	}
 	charged := 0
 	charge := func(n int) *openai.Error {
@@ -91,14 +91,14 @@ func (r *relay) tokenize(body []byte) (prompt, *openai.Error) {
 	}()
 	req, fault := openai.ParsePrompt(on, body, charge)
 	if fault != nil {
-		return prompt{}, fault
+		return render.Prompt{}, fault
 	}
 	req.Prompts = req.Prompts[:min(1, len(req.Prompts))]
 	m := t.m
-	m.name, m.fingerprint = r.model.Name, xxhash.Sum64String(ownName(r.model))
-	ps, fault := m.prompts(req, charge)
+	m.Name, m.Fingerprint = r.model.Name, xxhash.Sum64String(ownName(r.model))
+	ps, fault := m.Prompts(req, charge)
 	if fault != nil {
-		return prompt{}, fault
+		return render.Prompt{}, fault
 	}
 	return ps[0], nil
 }

@@ -70,7 +70,7 @@ func TestRelayHashesTokens(t *testing.T) {
 		}
 	}
 	text := `<|im_start|>user\ngrün & <b><|im_end|>\n<|im_start|>assistant\n`
-	ids, err := json.Marshal(tokenizers[""].m.text.tokens(strings.ReplaceAll(text, `\n`, "\n"), true))
+	ids, err := json.Marshal(tokenizers[""].m.Text.Tokens(strings.ReplaceAll(text, `\n`, "\n"), true))
 	if err != nil {
 		t.Fatal(err)
 	}

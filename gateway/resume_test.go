@@ -11,6 +11,7 @@ import (
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -322,8 +323,8 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	b := newBed(t, Options{}, nil)
 	b.do("GET", "/livez", "") // a server that is stopped before it serves never ends
 	end := time.Now().Add(time.Hour)
-	j := &job{exchange: exchange{g: b.g, deadline: end}, req: new(openai.Request), model: &model{blockTokens: 16, queue: newAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
-	c := &choice{prompt: &prompt{tokens: []int32{1}}, output: []int32{2}}
+	j := &job{exchange: exchange{g: b.g, deadline: end}, req: new(openai.Request), model: &model{Model: render.Model{BlockTokens: 16}, queue: newAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
+	c := &choice{prompt: &render.Prompt{Tokens: []int32{1}}, output: []int32{2}}
 	c.state.Begin()
 	c.state.Sent()
 	c.state.Accepted()

@@ -92,5 +92,5 @@ func (j *job) lose(c *choice) *openai.Error {
 }
 
 func (j *job) noNode() *openai.Error {
-	return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.name)
+	return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.Name)
 }

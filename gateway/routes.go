@@ -127,7 +127,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	case port == clients && g.relayed(method, path) && (here == nil || !g.ownModel(ctx)):
 		g.relay(ctx, path)
 	case here == nil && len(allowed) == 1:
-		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", clip(path, 100))})
+		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", openai.Clip(path, 100))})
 	case here == nil:
 		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
 		g.fail(ctx, &openai.Error{Status: 405, Type: openai.TypeMethod,
@@ -170,7 +170,7 @@ func (g *Gateway) allowed(path string, port audience) (methods []string) {
 // gateway on the reader's machine: a browser asks before it sends JSON.
 func jsonBody(h *fasthttp.RequestHeader) *openai.Error {
 	refuse := func(format string, what []byte) *openai.Error {
-		return &openai.Error{Status: 415, Type: openai.TypeMedia, Message: fmt.Sprintf(format, clip(string(what), 100))}
+		return &openai.Error{Status: 415, Type: openai.TypeMedia, Message: fmt.Sprintf(format, openai.Clip(string(what), 100))}
 	}
 	if e := h.ContentEncoding(); len(e) > 0 && !bytes.EqualFold(e, []byte("identity")) {
 		return refuse("the body's Content-Encoding is %q: send it as it is", e)

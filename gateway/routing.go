@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
@@ -33,7 +34,7 @@ func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
 	if name := h.Peek(policyHeader); len(name) > 0 {
 		p, err := route.ParsePolicy(string(name))
 		if err != nil {
-			return b, openai.BadRequest("", "the header %s is %q: want one of %s", policyHeader, clip(string(name), 100), route.Policies())
+			return b, openai.BadRequest("", "the header %s is %q: want one of %s", policyHeader, openai.Clip(string(name), 100), route.Policies())
 		}
 		b.policy = p
 	}
@@ -46,12 +47,12 @@ func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
 // route decides where a prompt with nOut tokens of output goes, whose prefill may
 // be elsewhere from minRemote uncached tokens on. Decode nodes of class are preferred
 // to all others, where it is given. view is filled and stays the caller's.
-func (g *Gateway) route(fleet *nodes.Snapshot, view *route.View, m *model, p *prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
-	n := len(p.tokens) + nOut - 1 // the last token is decode's own
+func (g *Gateway) route(fleet *nodes.Snapshot, view *route.View, m *model, p *render.Prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
+	n := len(p.Tokens) + nOut - 1 // the last token is decode's own
 	q := m.query(p, n)
 	q.Avoid, q.Class = avoid, class
 	fleet.Look(view, q)
-	r := route.Request{Policy: how.policy, Key: p.key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.turn}
+	r := route.Request{Policy: how.policy, Key: p.Key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.turn}
 	switch {
 	case r.Policy == route.Session && how.session != 0:
 		r.Key = how.session
@@ -97,7 +98,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	text := string(ctx.QueryArgs().Peek("prompt"))
-	if text == "" || m.text == nil {
+	if text == "" || m.Text == nil {
 		g.fail(ctx, openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT (and a policy in the header %s)", policyHeader))
 		return
 	}
@@ -106,15 +107,15 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 		g.fail(ctx, fault)
 		return
 	}
-	root := m.root("")
-	p := prompt{tokens: m.text.tokens(text, true)}
-	p.hashes = kvcache.AppendHashes(nil, root, p.tokens, m.blockTokens)
-	p.key = route.Key(root, p.hashes, p.tokens)
+	root := m.Root("")
+	p := render.Prompt{Tokens: m.Text.Tokens(text, true)}
+	p.Hashes = kvcache.AppendHashes(nil, root, p.Tokens, m.BlockTokens)
+	p.Key = route.Key(root, p.Hashes, p.Tokens)
 	fleet, view := g.fleet.Now(), new(route.View)
 	minRemote := max(1, g.o.MinRemotePrefillTokens)
-	d := g.route(fleet, view, m, &p, &how, m.demand(len(p.tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
-	e := explanation{Tokens: len(p.tokens), Policy: how.policy.String(), Nodes: []routeNode{}}
-	e.Words = fleet.Table.Explain(d, *view, len(p.tokens), minRemote)
+	d := g.route(fleet, view, m, &p, &how, m.demand(len(p.Tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
+	e := explanation{Tokens: len(p.Tokens), Policy: how.policy.String(), Nodes: []routeNode{}}
+	e.Words = fleet.Table.Explain(d, *view, len(p.Tokens), minRemote)
 	if d.Decode >= 0 {
 		e.Decode = fleet.Decode[d.Decode].Name
 	}

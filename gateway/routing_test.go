@@ -122,7 +122,7 @@ func TestRouteIsExplained(t *testing.T) {
 	}
 	m := b.g.model.Load()
 	e := cluster.BlockEvent{Node: other}
-	for _, h := range kvcache.AppendHashes(nil, m.root(""), m.text.tokens(text, true), m.blockTokens) {
+	for _, h := range kvcache.AppendHashes(nil, m.Root(""), m.Text.Tokens(text, true), m.BlockTokens) {
 		e.Stored = append(e.Stored, cluster.Stored{Hash: uint64(h)})
 	}
 	b.g.blocks.Blocks(e)

@@ -48,7 +48,7 @@ func (j *job) describe() {
 			reasons = append(reasons, c.finish.Reason)
 		}
 	}
-	s.Set(trace.ResponseModel.String(j.model.name), trace.ResponseID.String(j.answerID), trace.FinishReasons.StringSlice(reasons))
+	s.Set(trace.ResponseModel.String(j.model.Name), trace.ResponseID.String(j.answerID), trace.FinishReasons.StringSlice(reasons))
 	if r.Temperature != nil {
 		s.Set(trace.Temperature.Float64(float64(*r.Temperature)))
 	}

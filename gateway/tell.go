@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -32,11 +33,11 @@ func (j *job) echoProbs() bool {
 
 // scored takes the next of a prompt's log-probabilities; upstream keeps them in
 // order.
-func (p *prompt) scored(m *nodepb.PromptLogProbs) {
-	p.probs.LogProbs = append(p.probs.LogProbs, m.Logprobs...)
-	p.probs.Ranks = append(p.probs.Ranks, m.Ranks...)
-	p.probs.TopTokens = append(p.probs.TopTokens, m.TopTokens...)
-	p.probs.TopLogProbs = append(p.probs.TopLogProbs, m.TopLogprobs...)
+func scored(p *render.Prompt, m *nodepb.PromptLogProbs) {
+	p.Probs.LogProbs = append(p.Probs.LogProbs, m.Logprobs...)
+	p.Probs.Ranks = append(p.Probs.Ranks, m.Ranks...)
+	p.Probs.TopTokens = append(p.Probs.TopTokens, m.TopTokens...)
+	p.Probs.TopLogProbs = append(p.Probs.TopLogProbs, m.TopLogprobs...)
 }
 
 // echoed ends a choice that asked for no token: the one that came stands for the
@@ -62,13 +63,13 @@ func (j *job) told(c *choice) *openai.Told {
 	}
 	t := &openai.Told{}
 	if r.TokenIDs {
-		t.Tokens = c.prompt.tokens
+		t.Tokens = c.prompt.Tokens
 	}
 	if r.PromptText {
-		t.Text = &c.prompt.text
+		t.Text = &c.prompt.Text
 	}
 	if r.PromptLogprobs != nil {
-		t.Probs, t.Best, t.Decode = &c.prompt.probs, *r.PromptLogprobs, j.model.tokenText
+		t.Probs, t.Best, t.Decode = &c.prompt.Probs, *r.PromptLogprobs, j.model.TokenText
 	}
 	return t
 }
@@ -81,27 +82,27 @@ func (j *job) opening(c *choice) (text string, probs []openai.TokenProb) {
 	if j.echoProbs() {
 		probs = j.promptProbs(c)
 	}
-	return c.prompt.echo, probs
+	return c.prompt.Echo, probs
 }
 
 // promptProbs is a prompt's tokens as those of the answer are told about.
 func (j *job) promptProbs(c *choice) []openai.TokenProb {
-	all := make([]openai.TokenProb, 0, len(c.prompt.tokens)+len(c.probs)) // and not what max_tokens would allow
+	all := make([]openai.TokenProb, 0, len(c.prompt.Tokens)+len(c.probs)) // and not what max_tokens would allow
 	offset := 0
-	for i, id := range c.prompt.tokens {
+	for i, id := range c.prompt.Tokens {
 		t := openai.TokenProb{First: true}
 		if i == 0 {
-			t = j.model.tokenProb(id, 0, j.req.TokensAsIDs)
+			t = j.model.TokenProb(id, 0, j.req.TokensAsIDs)
 			t.First = true
 		} else {
-			t = j.model.tokenProb(id, c.prompt.probs.LogProbs[i-1], j.req.TokensAsIDs)
-			ids, probs := c.prompt.probs.Best(i-1, j.req.TopLogprobs)
+			t = j.model.TokenProb(id, c.prompt.Probs.LogProbs[i-1], j.req.TokensAsIDs)
+			ids, probs := c.prompt.Probs.Best(i-1, j.req.TopLogprobs)
 			for k := range ids {
-				t.Top = append(t.Top, j.model.tokenProb(ids[k], probs[k], j.req.TokensAsIDs))
+				t.Top = append(t.Top, j.model.TokenProb(ids[k], probs[k], j.req.TokensAsIDs))
 			}
 		}
 		t.Offset = offset
-		offset += len(j.model.tokenText(id))
+		offset += len(j.model.TokenText(id))
 		all = append(all, t)
 	}
 	return all

@@ -21,7 +21,7 @@ func TestChatTemplateGiven(t *testing.T) {
 	if r := b.post("/v1/chat/completions", `{`+hi+`}`); r.StatusCode != 200 {
 		t.Fatal(r.body)
 	}
-	if got := b.g.model.Load().text.decode(lastRequest(b, "d1").Prompt, false); got != "hi!" {
+	if got := b.g.model.Load().Text.Decode(lastRequest(b, "d1").Prompt, false); got != "hi!" {
 		t.Errorf("prompt %q, want %q", got, "hi!")
 	}
 	l, err := rpc.NewNetwork().Listen("gateway")
@@ -39,7 +39,7 @@ func TestChatTemplateGiven(t *testing.T) {
 // remembers: the prompts are the tokenizer's own all the same.
 func TestChatTurnsFromCache(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
-	text := b.g.model.Load().text
+	text := b.g.model.Load().Text
 	messages, rendered := "", ""
 	const turns = 12
 	for n := range turns {
@@ -52,12 +52,12 @@ func TestChatTurnsFromCache(t *testing.T) {
 		if r := b.post("/v1/chat/completions", `{"messages":[`+messages+`],"max_tokens":1}`); r.StatusCode != 200 {
 			t.Fatal(r.body)
 		}
-		want := text.tok.Encode(rendered+"<|im_start|>assistant\n", false)
+		want := text.Tokenizer().Encode(rendered+"<|im_start|>assistant\n", false)
 		if got := lastRequest(b, "d1").Prompt; !slices.Equal(got, want) {
 			t.Fatalf("turn %d: prompt %v, want %v", n, got, want)
 		}
 	}
-	hits, misses, bytes := text.messages.Stats()
+	hits, misses, bytes := text.CacheStats()
 	if hits != turns*(turns-1)/2 || misses != turns {
 		t.Errorf("%d hits and %d misses, want each earlier message found and each new one missed", hits, misses)
 	}

@@ -1,12 +1,10 @@
 package gateway
 
 import (
-	"unicode/utf8"
-
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/render"
 )
 
 // The routes between text and tokens, which no node takes part in. They count
@@ -17,25 +15,25 @@ import (
 func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 	g.translate(ctx, openai.Tokenize, func(m *model, req *openai.Request) ([]byte, *openai.Error) {
 		charge := g.charge(ctx)
-		var p prompt
+		var p render.Prompt
 		if req.Messages != nil {
 			var fault *openai.Error
-			if p, fault = m.chat(req, charge); fault != nil {
+			if p, fault = m.Chat(req, charge); fault != nil {
 				return nil, fault
 			}
-		} else if fault := m.fits(req.Prompts[0].Text, "prompt"); fault != nil {
+		} else if fault := m.Fits(req.Prompts[0].Text, "prompt"); fault != nil {
 			return nil, fault
-		} else if p.tokens, fault = m.text.tokensWithin(req.Prompts[0].Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens, charge); fault != nil {
+		} else if p.Tokens, fault = m.Text.TokensWithin(req.Prompts[0].Text, req.AddSpecialTokens == nil || *req.AddSpecialTokens, charge); fault != nil {
 			return nil, fault
 		}
 		var strs []string
 		if req.TokenStrings {
-			strs = make([]string, len(p.tokens))
-			for i, id := range p.tokens {
-				strs[i] = tokenName(m.text.tok, id)
+			strs = make([]string, len(p.Tokens))
+			for i, id := range p.Tokens {
+				strs[i] = m.Text.TokenName(id)
 			}
 		}
-		return openai.AppendTokenized(nil, p.tokens, strs, int(m.bundle.MaxModelLen)), nil
+		return openai.AppendTokenized(nil, p.Tokens, strs, m.MaxLen), nil
 	})
 }
 
@@ -43,10 +41,10 @@ func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
 	g.translate(ctx, openai.Detokenize, func(m *model, req *openai.Request) ([]byte, *openai.Error) {
 		ids := req.Prompts[0].Tokens
-		if fault := m.known(ids, "tokens"); fault != nil {
+		if fault := m.Known(ids, "tokens"); fault != nil {
 			return nil, fault
 		}
-		return openai.AppendDetokenized(nil, m.text.decode(ids, false)), nil
+		return openai.AppendDetokenized(nil, m.Text.Decode(ids, false)), nil
 	})
 }
 
@@ -64,8 +62,8 @@ func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do fun
 	}
 	g.warnUnknown(req.Unknown)
 	m, fault := g.find(req.Model)
-	if fault == nil && m.text == nil {
-		fault = openai.BadRequest("model", "model %q has no tokenizer: its prompts are token ids already", m.name)
+	if fault == nil && m.Text == nil {
+		fault = openai.BadRequest("model", "model %q has no tokenizer: its prompts are token ids already", m.Name)
 	}
 	var body []byte
 	if fault == nil {
@@ -77,48 +75,4 @@ func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do fun
 	}
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)
-}
-
-// alphabet is how byte-level vocabularies write bytes: printable ones as
-// themselves, the others from U+0100 on.
-var alphabet = func() (t [256]rune) {
-	next := rune(256)
-	for b := range t {
-		if b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae {
-			t[b] = rune(b)
-		} else {
-			t[b] = next
-			next++
-		}
-	}
-	return t
-}()
-
-// tokenName is a token as the tokenizer's file writes it; where that cannot be
-// found, its text.
-func tokenName(tok *tokenizer.Tokenizer, id int32) string {
-	raw := tok.TokenBytes(id)
-	byteLevel := make([]byte, 0, 2*len(raw))
-	for _, b := range raw {
-		byteLevel = utf8.AppendRune(byteLevel, alphabet[b])
-	}
-	spaced := make([]byte, 0, 2*len(raw)) // as SentencePiece writes spaces
-	for _, b := range raw {
-		if b == ' ' {
-			spaced = append(spaced, "\u2581"...)
-		} else {
-			spaced = append(spaced, b)
-		}
-	}
-	names := [][]byte{byteLevel, raw, spaced}
-	if len(raw) == 1 { // as byte fallback writes bytes
-		const hex = "0123456789ABCDEF"
-		names = append(names, []byte{'<', '0', 'x', hex[raw[0]>>4], hex[raw[0]&15], '>'})
-	}
-	for _, name := range names {
-		if got, ok := tok.ID(string(name)); ok && got == id {
-			return string(name)
-		}
-	}
-	return string(raw)
 }

@@ -12,7 +12,6 @@ import (
 var wallClock = map[string]string{
 	"gateway/http.go":           "the created field of answers",
 	"gateway/model.go":          "the created field of a model",
-	"gateway/relay_hash.go":     "the created field of a model",
 	"internal/cluster/news.go":  "the epoch of a node's block events: those of a node that starts again after a jump back look late, and routing falls back to hashing for it",
 	"internal/roles/metrics.go": "the time at which vLLM's LoRA metric was updated",
 }

@@ -3,6 +3,7 @@ package openai
 import (
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // Error is what a client is told: an HTTP status and the OpenAI error object
@@ -68,4 +69,12 @@ func (e *Error) Append(dst []byte) []byte {
 // AppendEvent appends the error as a server-sent event.
 func (e *Error) AppendEvent(dst []byte) []byte {
 	return append(e.Append(append(dst, "data: "...)), "\n\n"...)
+}
+
+// Clip shortens text that a client sent to n bytes, for an error's message.
+func Clip(s string, n int) string {
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "") + "…"
+	}
+	return s
 }

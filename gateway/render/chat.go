@@ -1,4 +1,4 @@
-package gateway
+package render
 
 import (
 	"errors"
@@ -7,28 +7,28 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
-	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// textModel is a model's way between text and tokens.
-type textModel struct {
+// TextModel is a model's way between text and tokens.
+type TextModel struct {
 	tok      *tokenizer.Tokenizer
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
 	chat     *jinja.Template         // nil: the model has none
 	bos, eos string
-	longest  int  // bytes of the longest token
-	strict   bool // see checkSpecial
+	longest  int // bytes of the longest token
+
+	RejectSpecial bool // messages of users and tools in which special tokens are written are refused
 }
 
-// newTextModel takes the bundle's chat template, unless another is given.
-func newTextModel(b *nodepb.Bundle, template string) (*textModel, error) {
+// NewTextModel takes the bundle's chat template, unless another is given.
+func NewTextModel(b *nodepb.Bundle, template string) (*TextModel, error) {
 	tok, err := tokenizer.Load(b.TokenizerJson)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	t := &textModel{tok: tok, messages: tok.NewMessageCache(0), bos: b.BosToken, eos: b.EosToken, longest: tok.LongestToken()}
+	t := &TextModel{tok: tok, messages: tok.NewMessageCache(0), bos: b.BosToken, eos: b.EosToken, longest: tok.LongestToken()}
 	if template == "" {
 		template = b.ChatTemplate
 	}
@@ -40,12 +40,23 @@ func newTextModel(b *nodepb.Bundle, template string) (*textModel, error) {
 	return t, nil
 }
 
-func (t *textModel) tokens(text string, addSpecial bool) []int32 {
+// CacheStats says how often the tokens of chats' earlier messages were found, how often not,
+// and how many bytes they take.
+func (t *TextModel) CacheStats() (hits, misses uint64, bytes int) { return t.messages.Stats() }
+
+// Tokenizer is the model's.
+func (t *TextModel) Tokenizer() *tokenizer.Tokenizer { return t.tok }
+
+// HasTemplate reports whether the model has a chat template.
+func (t *TextModel) HasTemplate() bool { return t.chat != nil }
+
+// Tokens are those of a text.
+func (t *TextModel) Tokens(text string, addSpecial bool) []int32 {
 	return t.messages.Encode(text, addSpecial)
 }
 
-// tokensWithin is tokens with what they take counted by charge, whose error ends it.
-func (t *textModel) tokensWithin(text string, addSpecial bool, charge func(bytes int) *openai.Error) (ids []int32, fault *openai.Error) {
+// TokensWithin is tokens with what they take counted by charge, whose error ends it.
+func (t *TextModel) TokensWithin(text string, addSpecial bool, charge func(bytes int) *openai.Error) (ids []int32, fault *openai.Error) {
 	ids, _ = t.messages.EncodeWithin(text, addSpecial, func(n int) bool {
 		fault = charge(n)
 		return fault == nil
@@ -61,21 +72,29 @@ const (
 	anyText      = 256 << 10 // bytes that are always tokenized
 )
 
-// fits checks that the model's context can hold a text.
-func (m *model) fits(text, param string) *openai.Error {
-	tokens := int(m.bundle.MaxModelLen)
-	if most := max(anyText, normalizedTo*tokens*m.text.longest); tokens > 0 && len(text) > most {
-		return openai.BadRequest(param, "the prompt has %d bytes of text, more than the model's context of %d tokens can hold: shorten it", len(text), tokens)
+// Fits checks that the model's context can hold a text.
+func (m *Model) Fits(text, param string) *openai.Error {
+	if most := m.MaxText(); most > 0 && len(text) > most {
+		return openai.BadRequest(param, "the prompt has %d bytes of text, more than the model's context of %d tokens can hold: shorten it", len(text), m.MaxLen)
 	}
 	return nil
 }
 
-func (t *textModel) decode(ids []int32, skipSpecial bool) string {
+// MaxText is the length in bytes of the longest text that is tokenized; 0: there is no bound.
+func (m *Model) MaxText() int {
+	if m.MaxLen == 0 {
+		return 0
+	}
+	return max(anyText, normalizedTo*m.MaxLen*m.Text.longest)
+}
+
+// Decode is the text of tokens.
+func (t *TextModel) Decode(ids []int32, skipSpecial bool) string {
 	return t.tok.Decode(ids, skipSpecial)
 }
 
 // render applies the chat template to a request's messages.
-func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
+func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 	raw := r.Messages
 	if r.MessageParts != nil && t.chat.ContentParts() {
 		raw = r.MessageParts
@@ -84,7 +103,7 @@ func (t *textModel) render(r *openai.Request) (string, *openai.Error) {
 	if err != nil {
 		return "", templateFault(err)
 	}
-	if t.strict {
+	if t.RejectSpecial {
 		if fault := t.checkSpecial(messages.(jinja.List)); fault != nil {
 			return "", fault
 		}
@@ -127,14 +146,14 @@ func variables(r *openai.Request) (map[string]jinja.Value, *openai.Error) {
 	if r.Documents != nil {
 		list, err := jinja.FromJSON(r.Documents)
 		if err != nil {
-			return nil, openai.BadRequest("documents", "documents: %s", clip(err.Error(), 500))
+			return nil, openai.BadRequest("documents", "documents: %s", openai.Clip(err.Error(), 500))
 		}
 		vars["documents"] = list
 	}
 	if r.TemplateArgs != nil {
 		args, err := jinja.FromJSON(r.TemplateArgs)
 		if err != nil {
-			return nil, openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", clip(err.Error(), 500))
+			return nil, openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", openai.Clip(err.Error(), 500))
 		}
 		d := args.(*jinja.Dict) // Parse has seen an object
 		for i := range d.Len() {
@@ -177,12 +196,12 @@ func parseArguments(message jinja.Value) {
 func templateFault(err error) *openai.Error {
 	var e *jinja.Error
 	if errors.As(err, &e) && errors.Is(err, jinja.ErrRaised) {
-		return openai.BadRequest("messages", "the model's chat template refuses these messages: %s", clip(e.Msg, 500))
+		return openai.BadRequest("messages", "the model's chat template refuses these messages: %s", openai.Clip(e.Msg, 500))
 	}
-	return openai.BadRequest("messages", "the model's chat template cannot render these messages: %s", clip(err.Error(), 500))
+	return openai.BadRequest("messages", "the model's chat template cannot render these messages: %s", openai.Clip(err.Error(), 500))
 }
 
-// output turns one choice's tokens into text.
-func (t *textModel) output(r *openai.Request) *render.Text {
-	return render.NewText(t.tok, render.TextOptions{Stops: r.Stop, IncludeStop: r.IncludeStop, SkipSpecial: r.SkipSpecial, MinTokens: r.MinTokens})
+// Output turns one choice's tokens into text.
+func (t *TextModel) Output(r *openai.Request) *Text {
+	return NewText(t.tok, TextOptions{Stops: r.Stop, IncludeStop: r.IncludeStop, SkipSpecial: r.SkipSpecial, MinTokens: r.MinTokens})
 }

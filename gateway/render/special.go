@@ -1,4 +1,4 @@
-package gateway
+package render
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 // all messages, the rest in those that do not come from the system, the developer or
 // the model. A special token that begins in one message and ends in the template's
 // own text is not found.
-func (t *textModel) checkSpecial(messages jinja.List) *openai.Error {
+func (t *TextModel) checkSpecial(messages jinja.List) *openai.Error {
 	for i, m := range messages {
 		d, ok := m.(*jinja.Dict)
 		if !ok {
@@ -42,7 +42,7 @@ func (t *textModel) checkSpecial(messages jinja.List) *openai.Error {
 
 // walkSpecial checks every text in a value, keys included. Its depth is bounded by
 // that of the request's JSON.
-func (t *textModel) walkSpecial(v jinja.Value, at, role, message string) *openai.Error {
+func (t *TextModel) walkSpecial(v jinja.Value, at, role, message string) *openai.Error {
 	switch v := v.(type) {
 	case string:
 		return t.findSpecial(v, at, role, message)
@@ -59,7 +59,7 @@ func (t *textModel) walkSpecial(v jinja.Value, at, role, message string) *openai
 			if fault := t.findSpecial(name, at, role, message); fault != nil {
 				return fault
 			}
-			if fault := t.walkSpecial(element, at+"."+clip(name, 40), role, message); fault != nil {
+			if fault := t.walkSpecial(element, at+"."+openai.Clip(name, 40), role, message); fault != nil {
 				return fault
 			}
 		}
@@ -68,16 +68,16 @@ func (t *textModel) walkSpecial(v jinja.Value, at, role, message string) *openai
 }
 
 // findSpecial checks a text, which is tokenized to find what the prompt would have.
-func (t *textModel) findSpecial(text, at, role, message string) *openai.Error {
+func (t *TextModel) findSpecial(text, at, role, message string) *openai.Error {
 	for _, id := range t.tok.Encode(text, false) {
 		if !t.tok.IsSpecial(id) {
 			continue
 		}
 		if role != "" {
-			role = fmt.Sprintf(" of role %q", clip(role, 40))
+			role = fmt.Sprintf(" of role %q", openai.Clip(role, 40))
 		}
 		return openai.BadRequest(message, "%s%s has the special token %q, which this gateway refuses (--special-tokens-in-content reject): leave it out",
-			at, role, clip(t.tok.Decode([]int32{id}, false), 40))
+			at, role, openai.Clip(t.tok.Decode([]int32{id}, false), 40))
 	}
 	return nil
 }
