@@ -129,7 +129,7 @@ func (g *Gateway) adapterDone(ctx *fasthttp.RequestCtx, name, done string, fault
 		g.fail(ctx, fault)
 		return
 	}
-	g.log.Warn("adapters changed by an operator", "adapter", name, "done", done, "peer", ctx.RemoteAddr().String())
+	g.Log.Warn("adapters changed by an operator", "adapter", name, "done", done, "peer", ctx.RemoteAddr().String())
 	ctx.SetContentType("text/plain; charset=utf-8")
 	ctx.SetBodyString("Success: LoRA adapter '" + name + "' " + done + " successfully.")
 }

@@ -170,7 +170,7 @@ func (g *Gateway) serveAdmin(ctx context.Context) {
 	go func() { served <- s.Serve(g.o.AdminListener) }()
 	select {
 	case err := <-served:
-		g.log.Error("the admin listener ended", "addr", g.o.AdminListener.Addr(), "error", err)
+		g.Log.Error("the admin listener ended", "addr", g.o.AdminListener.Addr(), "error", err)
 		return
 	case <-ctx.Done():
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -21,8 +22,8 @@ func testJob(t testing.TB) *job {
 	if fault != nil {
 		t.Fatal(fault)
 	}
-	g := &Gateway{meters: newMeters(metrics.New(metrics.Gateway, "m"))}
-	j := &job{exchange: exchange{g: g, start: time.Now()}, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
+	g := &Gateway{Service: &exchange.Service{Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m"))}}
+	j := &job{Exchange: exchange.Exchange{S: g.Service, Start: time.Now()}, g: g, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
 	j.in = nodes.NewInbox(100)
 	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
 	j.choices[0].state.Begin()

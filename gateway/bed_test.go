@@ -162,7 +162,7 @@ func (b *bed) close() {
 	for _, n := range b.nodes {
 		n.Stop()
 	}
-	if n := b.g.inFlight.Load(); n != 0 {
+	if n := b.g.InFlight.Load(); n != 0 {
 		b.Errorf("%d requests still counted as in flight", n)
 	}
 	for _, n := range b.g.fleet.Now().Decode {

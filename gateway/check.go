@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -20,14 +21,14 @@ func CheckBundle(b *nodepb.Bundle) error {
 // request is being answered no node has an attempt on its books and no
 // connection a stream, nor has admission anything counted as there. Any goroutine may call it at any time.
 func (g *Gateway) Check() error {
-	attempts := g.meters.attempts.Get()
-	inFlight := g.inFlight.Load()
+	attempts := g.Meters.Attempts.Get()
+	inFlight := g.InFlight.Load()
 	err := g.fleet.Check(inFlight == 0)
-	g.eachAdmission(func(a *admission) { err = errors.Join(err, a.check(inFlight == 0)) })
+	g.eachAdmission(func(a *exchange.Admission) { err = errors.Join(err, a.Check(inFlight == 0)) })
 	if inFlight < 0 {
 		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))
 	}
-	if inFlight == 0 && (g.inFlight.Load() != 0 || g.meters.attempts.Get() != attempts) {
+	if inFlight == 0 && (g.InFlight.Load() != 0 || g.Meters.Attempts.Get() != attempts) {
 		return nil // one has come meanwhile
 	}
 	return err

@@ -69,7 +69,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 			d.Others++
 		}
 	}
-	g.log.Warn("node drained by an operator", "node", m.ID, "cancel", cancel, "timeout", timeout, "others", d.Others, "peer", ctx.RemoteAddr().String())
+	g.Log.Warn("node drained by an operator", "node", m.ID, "cancel", cancel, "timeout", timeout, "others", d.Others, "peer", ctx.RemoteAddr().String())
 	g.json(ctx, d)
 }
 
@@ -93,7 +93,7 @@ func (g *Gateway) drainUpstream(ctx *fasthttp.RequestCtx, name string, cancel bo
 			d.Others++
 		}
 	}
-	g.log.Warn("upstream drained by an operator", "upstream", s.Name, "cancel", cancel, "others", d.Others, "peer", ctx.RemoteAddr().String())
+	g.Log.Warn("upstream drained by an operator", "upstream", s.Name, "cancel", cancel, "others", d.Others, "peer", ctx.RemoteAddr().String())
 	g.json(ctx, d)
 	return true
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
@@ -35,7 +36,7 @@ func TestFaultyFraming(t *testing.T) {
 		}
 		all, err := io.ReadAll(c.r)
 		c.Close()
-		if answer := string(all); err != nil || strings.Count(answer, requestIDHeader+": ") != 1 || !strings.HasPrefix(answer, "HTTP/1.1 400 ") ||
+		if answer := string(all); err != nil || strings.Count(answer, exchange.RequestIDHeader+": ") != 1 || !strings.HasPrefix(answer, "HTTP/1.1 400 ") ||
 			!strings.Contains(answer, "Transfer-Encoding") || !strings.Contains(answer, "Connection: close\r\n") {
 			t.Errorf("%s: %q, %v", name, answer, err)
 		}
@@ -77,7 +78,7 @@ func TestRefusedHeads(t *testing.T) {
 		}
 		all, err := io.ReadAll(conn.r)
 		conn.Close()
-		if answer := string(all); err != nil || strings.Count(answer, requestIDHeader+": ") != 1 || !strings.HasPrefix(answer, "HTTP/1.1 "+c.want+" ") ||
+		if answer := string(all); err != nil || strings.Count(answer, exchange.RequestIDHeader+": ") != 1 || !strings.HasPrefix(answer, "HTTP/1.1 "+c.want+" ") ||
 			!strings.Contains(answer, c.says) || !strings.Contains(answer, "Connection: close\r\n") {
 			t.Errorf("%s: %q, %v; want %s", name, answer, err, c.want)
 		}

@@ -33,6 +33,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/auth"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
@@ -263,19 +264,17 @@ func or[T comparable](v *T, d T) {
 
 // Gateway is one gateway. Make it with New, run it with Run, once.
 type Gateway struct {
+	*exchange.Service // what requests share, whoever answers them
+
 	o       Options
-	log     *slog.Logger
 	http    *httpserver.Server
 	fleet   *nodes.Fleet
 	foreign *upstream.Pool // nil: there are none
 	keys    *auth.Keyring
-	meters  meters
-	budget  *rate.Limiter // of retries before the first token
 	resumes *rate.Limiter // paces those after it
 	limits  atomic.Pointer[Options]
 
-	admission *admission
-	queues    sync.Map // *admission of further models: of nodes by fingerprint, of upstreams by name
+	queues sync.Map // *exchange.Admission of further models: of nodes by fingerprint, of upstreams by name
 
 	document []byte        // /openapi.json
 	docsPage func() []byte // /docs, made when it is asked for first
@@ -287,13 +286,9 @@ type Gateway struct {
 	passed         map[uint64]string    // models that wait for another of their name to go, by fingerprint; keepModel's
 	membersChanged chan struct{}
 	draining       atomic.Bool
-	cut            chan struct{} // closed when the shutdown timeout is over
-	inFlight       atomic.Int64
 	buffered       atomic.Int64 // bytes of streams' buffers
-	policy         route.Policy
-	turn           atomic.Uint64 // requests so far
-	bus            *cluster.Bus  // nil: nobody tells of caches
-	news           news          // of the present models; set by keepModel
+	bus            *cluster.Bus // nil: nobody tells of caches
+	news           news         // of the present models; set by keepModel
 	blocks         *nodes.Blocks
 	warned         sync.Map     // names of unknown fields that were warned about
 	nWarned        atomic.Int64 // at most maxWarned
@@ -344,26 +339,24 @@ func New(o Options) (*Gateway, error) {
 		o.AdminListener = netio.NewListener(o.AdminListener, retry)
 	}
 	g := &Gateway{
+		Service: &exchange.Service{Log: o.Log, LogRequests: o.LogRequests, Tracer: o.Tracer, Policy: policy, Meters: exchange.NewMeters(o.Metrics), Budget: perSecond(o.RetriesPerSecond),
+			Queue: exchange.NewAdmission(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens}), Cut: make(chan struct{})},
 		o:              o,
-		log:            o.Log,
 		keys:           keys,
-		budget:         perSecond(o.RetriesPerSecond),
 		resumes:        perSecond(o.ResumesPerSecond),
 		membersChanged: make(chan struct{}, 1),
-		cut:            make(chan struct{}),
 		blocks:         nodes.NewBlocks(),
-		policy:         policy,
-		admission:      newAdmission(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens}),
 	}
 	g.limits.Store(&g.o)
-	g.meters = newMeters(o.Metrics)
+	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
+	g.setRequestLimits()
 	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.clientLimits(), TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{
 			Crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})
 	g.http = clients
 	g.fleet = nodes.New(nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence),
-		Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall"), Stale: g.meters.stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
+		Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall"), Stale: g.Meters.Stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
 	g.fleet.SetMembers(o.Members)
 	if o.Foreign.Any() {
 		o.Foreign.Log, o.Foreign.StallTimeout = o.Log, max(0, o.StallTimeout)
@@ -453,7 +446,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.keepRoom(work) })
 	if g.o.APIKeyFile != "" {
 		wg.Go(func() {
-			g.keys.Watch(work, g.log, g.meters.set.Gauge(metrics.GatewayKeyFileBad), func(k *auth.Key) { g.admission.setWeight(k.Flow(), k.Limits.Weight) })
+			g.keys.Watch(work, g.Log, g.Meters.Set.Gauge(metrics.GatewayKeyFileBad), func(k *auth.Key) { g.Queue.SetWeight(k.Flow(), k.Limits.Weight) })
 		})
 	}
 	if !g.o.QuietStats {
@@ -496,7 +489,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 func (g *Gateway) drain() {
 	over := time.Now().Add(g.o.ShutdownTimeout)
 	g.draining.Store(true)
-	g.log.Info("draining", "in_flight", g.inFlight.Load(), "timeout", g.o.ShutdownTimeout)
+	g.Log.Info("draining", "in_flight", g.InFlight.Load(), "timeout", g.o.ShutdownTimeout)
 	if delay := min(g.o.DrainDelay, g.o.ShutdownTimeout); delay > 0 {
 		time.Sleep(delay)
 	}
@@ -504,18 +497,18 @@ func (g *Gateway) drain() {
 	defer cancel()
 	if err := g.http.Shutdown(ctx); ctx.Err() == nil {
 		if err != nil {
-			g.log.Warn("closing the listener failed", "error", err)
+			g.Log.Warn("closing the listener failed", "error", err)
 		}
 		return
 	}
-	g.log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.inFlight.Load())
-	close(g.cut)
+	g.Log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.InFlight.Load())
+	close(g.Cut)
 	if g.foreign != nil {
 		g.foreign.AbortAll()
 	}
 	last, cancelLast := context.WithTimeout(context.Background(), cutGrace)
 	defer cancelLast()
-	for g.inFlight.Load() > 0 && last.Err() == nil {
+	for g.InFlight.Load() > 0 && last.Err() == nil {
 		time.Sleep(10 * time.Millisecond)
 	}
 	g.http.CloseAll()
@@ -525,16 +518,16 @@ func (g *Gateway) drain() {
 func (g *Gateway) logStats(ctx context.Context) {
 	tick := time.NewTicker(statsInterval)
 	defer tick.Stop()
-	tokens, prompt, busy := g.meters.tokens.Get(), g.meters.prompt.Get(), false
+	tokens, prompt, busy := g.Meters.Tokens.Get(), g.Meters.Prompt.Get(), false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now, prompts, running := g.meters.tokens.Get(), g.meters.prompt.Get(), g.inFlight.Load()
+		now, prompts, running := g.Meters.Tokens.Get(), g.Meters.Prompt.Get(), g.InFlight.Load()
 		if active := now != tokens || running > 0; active || busy {
-			g.log.Info(fmt.Sprintf("Gateway: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, Usable decode nodes: %d",
+			g.Log.Info(fmt.Sprintf("Gateway: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, Usable decode nodes: %d",
 				(prompts-prompt)/statsInterval.Seconds(), (now-tokens)/statsInterval.Seconds(), running, g.usable()))
 			busy = active
 		}

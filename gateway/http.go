@@ -16,28 +16,27 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
-
-const requestIDHeader = "X-Request-Id"
 
 // serve finds the route. A fault of ours in one request is answered and logged;
 // it does not end the others.
 func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if r := recover(); r != nil {
-			g.log.Error("panic while serving a request", "panic", r, "stack", string(debug.Stack()))
+			g.Log.Error("panic while serving a request", "panic", r, "stack", string(debug.Stack()))
 			ctx.Response.ResetBody()
 			g.fail(ctx, &openai.Error{Status: 500, Type: openai.TypeInternal, Message: "internal error of the gateway; its log has the details"})
 			ctx.SetConnectionClose()
 		}
 	}()
-	id := ctx.Request.Header.Peek(requestIDHeader)
+	id := ctx.Request.Header.Peek(exchange.RequestIDHeader)
 	if openai.ValidID(id) {
-		ctx.Response.Header.SetBytesV(requestIDHeader, id)
+		ctx.Response.Header.SetBytesV(exchange.RequestIDHeader, id)
 	} else {
-		ctx.Response.Header.Set(requestIDHeader, newID())
+		ctx.Response.Header.Set(exchange.RequestIDHeader, newID())
 	}
 	path := pathOf(ctx)
 	g.dispatch(ctx, path)
@@ -73,10 +72,10 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	case errors.Is(err, httpserver.ErrExpect):
 		e = &openai.Error{Status: 417, Type: "Expectation Failed", Message: err.Error()}
 	case errors.Is(err, httpserver.ErrNoMemory):
-		g.refused("body_memory")
+		g.Refused("body_memory")
 		e = g.noMemory()
 	}
-	ctx.Response.Header.Set(requestIDHeader, newID())
+	ctx.Response.Header.Set(exchange.RequestIDHeader, newID())
 	g.fail(ctx, e)
 	g.count("other", e.Status)
 }
@@ -94,7 +93,7 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 // count counts an answered request by its route and status. Paths without a route are
 // counted together, and statuses that only upstreams answer by their class.
 func (g *Gateway) count(path string, status int) {
-	g.meters.set.Counter(metrics.HTTPRequests, routeLabel(path), statusLabel(status)).Inc()
+	g.Meters.Set.Counter(metrics.HTTPRequests, routeLabel(path), statusLabel(status)).Inc()
 }
 
 // routeLabel returns the path of the route that serves path, such as
@@ -137,7 +136,7 @@ func (g *Gateway) version(ctx *fasthttp.RequestCtx) {
 
 func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
 	ctx.SetContentType(metrics.ContentType)
-	ctx.Response.SetBodyRaw(g.meters.set.Append(nil))
+	ctx.Response.SetBodyRaw(g.Meters.Set.Append(nil))
 }
 
 func (m *model) card() openai.Model {
@@ -175,7 +174,7 @@ func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 // load answers how many requests are being answered.
 func (g *Gateway) load(ctx *fasthttp.RequestCtx) {
 	ctx.SetContentType("application/json")
-	ctx.SetBodyString(fmt.Sprintf(`{"server_load":%d}`, g.inFlight.Load()))
+	ctx.SetBodyString(fmt.Sprintf(`{"server_load":%d}`, g.InFlight.Load()))
 }
 
 // maxWarned bounds the names of unknown fields that are remembered.
@@ -189,7 +188,7 @@ func (g *Gateway) warnUnknown(names []string) {
 		}
 		if _, seen := g.warned.LoadOrStore(name, true); !seen {
 			g.nWarned.Add(1)
-			g.log.Warn("requests carry a field that is unknown here and ignored", "field", name)
+			g.Log.Warn("requests carry a field that is unknown here and ignored", "field", name)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
@@ -21,7 +22,8 @@ import (
 // job is one request that decode nodes answer. The goroutine of its client's connection
 // owns it.
 type job struct {
-	exchange
+	exchange.Exchange
+	g        *Gateway
 	req      *openai.Request
 	model    *model
 	answerID string
@@ -56,36 +58,29 @@ type choice struct {
 	state    fsm.Choice[*nodes.Node]
 	roleSent bool
 
-	stream   *nodes.Stream // of the current attempt
-	home     *nodes.Node   // that holds its prompt's KV; nil: not known
-	node     *nodes.Node   // that has it in hand; nil: none
-	last     string        // node that had it last
-	class    string        // numerics class of the node that sent its last token; empty: not known
-	prefill  *nodes.Node   // expected to compute its prompt; nil: none, or done
-	computes *nodes.Node   // that has queued tokens of it to compute, prefill or decode; nil: done
-	held     int           // leading tokens that the decode node of the attempt that begins has cached
-	queued   int           // tokens of the prompt and the output that are to be computed
-	plan     *nodes.Node   // computes of the attempt that begins
-	failure  *failure      // of the last attempt that failed
-	since    time.Time     // start of the current attempt
-	foretold time.Duration // from then to its first token; negative: nothing
-	times    timing
+	stream   *nodes.Stream     // of the current attempt
+	home     *nodes.Node       // that holds its prompt's KV; nil: not known
+	node     *nodes.Node       // that has it in hand; nil: none
+	last     string            // node that had it last
+	class    string            // numerics class of the node that sent its last token; empty: not known
+	prefill  *nodes.Node       // expected to compute its prompt; nil: none, or done
+	computes *nodes.Node       // that has queued tokens of it to compute, prefill or decode; nil: done
+	held     int               // leading tokens that the decode node of the attempt that begins has cached
+	queued   int               // tokens of the prompt and the output that are to be computed
+	plan     *nodes.Node       // computes of the attempt that begins
+	failure  *exchange.Failure // of the last attempt that failed
+	since    time.Time         // start of the current attempt
+	foretold time.Duration     // from then to its first token; negative: nothing
+	times    exchange.Timing
 	span     trace.Span // of the current attempt
 }
-
-// Why requests are cut.
-var (
-	errGone     = &openai.Error{Status: 499, Type: "ClientClosedRequest", Message: "the client closed the connection"}
-	errShutdown = &openai.Error{Status: 503, Type: openai.TypeUnavailable, RetryAfter: retryAfter,
-		Message: "the gateway is shutting down: send the request again"}
-)
 
 // startAll starts the first choice of every prompt. The others of a prompt
 // follow when it has a token: by then its node holds the prompt's KV, which
 // they share instead of computing it once each.
 func (j *job) startAll() *openai.Error {
-	defer j.attempted()
-	j.timer, j.timerAt = time.NewTimer(time.Until(j.deadline)), j.deadline
+	defer j.Attempted()
+	j.timer, j.timerAt = time.NewTimer(time.Until(j.Deadline)), j.Deadline
 	for i := range j.choices {
 		if j.choices[i].number > 0 {
 			continue
@@ -120,9 +115,9 @@ func (j *job) attempt(c *choice) *openai.Error {
 		}
 		c.state.Begin()
 		c.since, c.foretold = time.Now(), decision.First
-		j.g.meters.attempts.Inc()
+		j.g.Meters.Attempts.Inc()
 		j.attemptSpan(c, node, decision)
-		ctx, cancel := context.WithDeadline(context.Background(), j.deadline)
+		ctx, cancel := context.WithDeadline(context.Background(), j.Deadline)
 		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
 		cancel()
 		if err == nil {
@@ -138,7 +133,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			}
 			c.computes = c.plan
 			c.computes.Computes(c.queued)
-			j.model.queue.count(int64(c.queued))
+			j.model.queue.Count(int64(c.queued))
 			return nil
 		}
 		f := nodeFailure(err)
@@ -146,8 +141,8 @@ func (j *job) attempt(c *choice) *openai.Error {
 		if fault := j.failed(c, node, f); fault != nil {
 			return fault
 		}
-		if !time.Now().Before(j.deadline) {
-			return j.cutOff(causeDeadline)
+		if !time.Now().Before(j.Deadline) {
+			return j.CutOff(exchange.CauseDeadline)
 		}
 	}
 }
@@ -169,21 +164,21 @@ func (j *job) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
 		demand = j.demand(c.prompt)
 	}
 	avoid := c.state.Tried()
-	if j.slot.avoid != nil && c.state.Attempt() == 0 {
-		avoid = []*nodes.Node{j.slot.avoid}
+	if n, ok := j.Avoid().(*nodes.Node); ok && c.state.Attempt() == 0 {
+		avoid = []*nodes.Node{n}
 	}
-	d := j.g.route(fleet, view, j.model, c.prompt, &j.by, demand, len(c.output), remote, avoid, c.class)
+	d := j.g.route(fleet, view, j.model, c.prompt, &j.Hints, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
-		d = j.g.route(fleet, view, j.model, c.prompt, &j.by, route.Demand{}, len(c.output), remote, avoid, c.class)
+		d = j.g.route(fleet, view, j.model, c.prompt, &j.Hints, route.Demand{}, len(c.output), remote, avoid, c.class)
 	}
 	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried(), c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
-	j.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	j.g.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, d, fleet
 	}
-	j.g.meters.set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
+	j.g.Meters.Set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
 	node := fleet.Decode[d.Decode]
 	switch d.PrefillReason {
 	case route.ReasonLocal:
@@ -213,7 +208,7 @@ func (j *job) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *nodep
 		IgnoreEos:    j.req.IgnoreEOS,
 		PrefixRoot:   uint64(j.model.Root(j.req.CacheSalt)),
 		PrefixDigest: j.model.RootDigest(j.req.CacheSalt),
-		DeadlineMs:   uint64(max(1, time.Until(j.deadline).Milliseconds())),
+		DeadlineMs:   uint64(max(1, time.Until(j.Deadline).Milliseconds())),
 		Priority:     j.req.Priority,
 		Model:        j.model.bundle.Model,
 		EosTokenIds:  j.model.bundle.EosTokenIds,
@@ -254,7 +249,7 @@ func (j *job) prefilled(c *choice) {
 	if c.computes != nil {
 		c.computes.Computed(c.queued)
 		c.computes = nil
-		j.model.queue.computed(int64(c.queued))
+		j.model.queue.Computed(int64(c.queued))
 	}
 }
 
@@ -262,17 +257,17 @@ func (j *job) prefilled(c *choice) {
 // error when the request is to be cut.
 func (j *job) wait() *openai.Error {
 	var gone <-chan struct{}
-	if j.watch != nil {
-		gone = j.watch.Gone
+	if j.Watch != nil {
+		gone = j.Watch.Gone
 	}
 	for {
 		select {
 		case <-j.in.Ready:
 			return nil
 		case <-gone:
-			return j.cutOff(causeClientGone)
-		case <-j.g.cut:
-			return j.cutOff(causeShutdown)
+			return j.CutOff(exchange.CauseClientGone)
+		case <-j.g.Cut:
+			return j.CutOff(exchange.CauseShutdown)
 		case <-j.timer.C:
 			if fault := j.bounds(); fault != nil {
 				return fault
@@ -284,10 +279,10 @@ func (j *job) wait() *openai.Error {
 // bounds looks which bound has passed and sets the timer to the next one.
 func (j *job) bounds() *openai.Error {
 	t := time.Now()
-	if !t.Before(j.deadline) {
-		return j.cutOff(causeDeadline)
+	if !t.Before(j.Deadline) {
+		return j.CutOff(exchange.CauseDeadline)
 	}
-	j.timerAt = j.deadline
+	j.timerAt = j.Deadline
 	for i := range j.choices {
 		c := &j.choices[i]
 		if c.state.State() == fsm.Waiting {
@@ -338,7 +333,7 @@ func (j *job) take(e *nodes.Event, at time.Time) *openai.Error {
 	switch e.Kind {
 	case nodes.Accepted:
 		c.state.Accepted()
-		j.g.meters.actual.Add(float64(e.Cached))
+		j.g.Meters.Actual.Add(float64(e.Cached))
 		if !c.state.Started() { // a later attempt finds what this request itself has left
 			c.cached = min(int(e.Cached), len(c.prompt.Tokens))
 		}
@@ -352,7 +347,7 @@ func (j *job) take(e *nodes.Event, at time.Time) *openai.Error {
 		j.leave(c)
 		c.state.Pause()
 		c.stream = nil
-		j.g.meters.paused.Inc()
+		j.g.Meters.Paused.Inc()
 	}
 	return nil
 }
@@ -415,8 +410,8 @@ func (j *job) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 	j.leave(c)
 	c.state.Finish()
 	c.stream = nil
-	j.model.queue.answered(len(c.output))
-	j.release()
+	j.model.queue.Answered(len(c.output))
+	j.Release()
 	j.live--
 	j.emit(c, piece)
 	return nil
@@ -445,14 +440,16 @@ func (j *job) hidden(e *nodes.Event) bool {
 
 // measure records a token's time.
 func (j *job) measure(c *choice, at time.Time) {
-	if !j.came(&c.times, 1, at) {
+	if !j.Came(&c.times, 1, at) {
 		return
 	}
-	m := &j.g.meters
-	m.foretold(c, at.Sub(c.since))
+	m := &j.g.Meters
+	if c.state.Attempt() == 1 && c.foretold >= 0 { // of a later attempt nothing was predicted
+		m.FirstToken(c.foretold, at.Sub(c.since))
+	}
 	c.span.Event("first token", at)
-	m.prompt.Add(float64(len(c.prompt.Tokens)))
-	m.cached.Add(float64(c.cached))
+	m.Prompt.Add(float64(len(c.prompt.Tokens)))
+	m.Cached.Add(float64(c.cached))
 }
 
 // usage counts the request's tokens so far.
@@ -494,9 +491,9 @@ func (j *job) advance() *openai.Error {
 	return nil
 }
 
-// run implements backend: it waits for the first thing to send of a stream, and for all of
+// Run implements exchange.Backend: it waits for the first thing to send of a stream, and for all of
 // another answer.
-func (j *job) run() *openai.Error {
+func (j *job) Run() *openai.Error {
 	if j.req.Stream {
 		j.takeBuffer()
 	}
@@ -511,26 +508,26 @@ func (j *job) run() *openai.Error {
 	return nil
 }
 
-// respond implements backend. The status line of a stream waits for its first event: until
+// Respond implements exchange.Backend. The status line of a stream waits for its first event: until
 // then an error is an HTTP status, and the head leaves together with the first token.
-func (j *job) respond() (streams bool) {
+func (j *job) Respond() (streams bool) {
 	if !j.req.Stream {
-		j.ctx.SetContentType("application/json")
-		j.ctx.Response.SetBodyRaw(j.response())
+		j.Ctx.SetContentType("application/json")
+		j.Ctx.Response.SetBodyRaw(j.response())
 		return false
 	}
-	j.ctx.SetContentType("text/event-stream; charset=utf-8")
-	j.ctx.Response.Header.Set("Cache-Control", "no-cache")
-	j.ctx.Response.Header.Set("X-Accel-Buffering", "no")
-	j.ctx.Response.SetBodyStream(&stream{j: j}, -1)
+	j.Ctx.SetContentType("text/event-stream; charset=utf-8")
+	j.Ctx.Response.Header.Set("Cache-Control", "no-cache")
+	j.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	j.Ctx.Response.SetBodyStream(&stream{j: j}, -1)
 	return true
 }
 
-// ClientGone implements backend: wait sees the watch's channel.
+// ClientGone implements exchange.Backend: wait sees the watch's channel.
 func (j *job) ClientGone() {}
 
-// stop implements backend.
-func (j *job) stop() {
+// Stop implements exchange.Backend.
+func (j *job) Stop() {
 	most := 0
 	for i := range j.choices {
 		c := &j.choices[i]
@@ -542,14 +539,14 @@ func (j *job) stop() {
 		most = max(most, len(c.output))
 		switch {
 		case c.done():
-			j.whole(&c.times, len(c.prompt.Tokens), len(c.output))
-			j.finished(c.finish.Reason, 1)
-		case j.admitted:
-			j.finished(j.broken(), 1)
+			j.Whole(&c.times, len(c.prompt.Tokens), len(c.output))
+			j.Finished(c.finish.Reason, 1)
+		case j.Admitted:
+			j.Finished(j.Broken(), 1)
 		}
 	}
 	if len(j.choices) > 0 && j.live == 0 {
-		j.g.meters.mostTokens.Observe(float64(most))
+		j.g.Meters.MostTokens.Observe(float64(most))
 	}
 	if j.timer != nil {
 		j.timer.Stop()
@@ -557,32 +554,32 @@ func (j *job) stop() {
 	j.giveBuffer()
 }
 
-// ending implements backend.
-func (j *job) ending() ending {
+// Ending implements exchange.Backend.
+func (j *job) Ending() exchange.Ending {
 	if len(j.choices) == 0 {
-		return ending{}
+		return exchange.Ending{}
 	}
 	j.describe()
 	u, c := j.usage(), &j.choices[0]
-	e := ending{model: j.model.Name, node: c.last, prompt: u.Prompt, cached: u.Cached, output: u.Completion, choices: len(j.choices),
-		maxTokens: c.prompt.MaxTokens, stream: j.req.Stream, unserved: j.nPrompt}
+	e := exchange.Ending{Model: j.model.Name, Node: c.last, Prompt: u.Prompt, Cached: u.Cached, Output: u.Completion, Choices: len(j.choices),
+		MaxTokens: c.prompt.MaxTokens, Stream: j.req.Stream, Unserved: j.nPrompt}
 	for i := range j.choices {
 		c := &j.choices[i]
 		if c.done() {
-			e.finish = c.finish.Reason
+			e.Finish = c.finish.Reason
 		}
 		if c.state.Started() || c.done() {
-			e.unserved = 0
+			e.Unserved = 0
 		}
-		if at := c.times.first; !at.IsZero() && (e.first.IsZero() || at.Before(e.first)) {
-			e.first = at
+		if at := c.times.First; !at.IsZero() && (e.First.IsZero() || at.Before(e.First)) {
+			e.First = at
 		}
 	}
 	if n := j.g.o.LogPromptText; j.g.o.LogRequests && n > 0 && j.model.Text != nil {
-		e.text = openai.Clip(j.model.Text.Decode(c.prompt.Tokens, false), n)
+		e.Text = openai.Clip(j.model.Text.Decode(c.prompt.Tokens, false), n)
 	}
 	return e
 }
 
-// free implements backend: the collector frees the job.
-func (j *job) free() {}
+// Free implements exchange.Backend: the collector frees the job.
+func (j *job) Free() {}

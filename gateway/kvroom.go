@@ -1,10 +1,13 @@
 package gateway
 
 import (
+	"context"
 	"math"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -26,7 +29,7 @@ func (m *model) kvBlocks(tokens int) int {
 // of a node's KV memory.
 func (m *model) demand(nPrompt, maxTokens, n int) route.Demand {
 	d := route.Demand{Prompt: m.kvBlocks(nPrompt + 1)}
-	d.Answer = n * max(0, m.kvBlocks(nPrompt+m.queue.expect(maxTokens))-d.Prompt)
+	d.Answer = n * max(0, m.kvBlocks(nPrompt+m.queue.Expect(maxTokens))-d.Prompt)
 	return d
 }
 
@@ -35,7 +38,7 @@ func (m *model) demand(nPrompt, maxTokens, n int) route.Demand {
 func (m *model) query(p *render.Prompt, n int) nodes.Query {
 	return nodes.Query{
 		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
-		Answer: m.kvBlocks(m.queue.expect(math.MaxInt)),
+		Answer: m.kvBlocks(m.queue.Expect(math.MaxInt)),
 	}
 }
 
@@ -48,7 +51,7 @@ func (j *job) demand(p *render.Prompt) route.Demand {
 // kvRoom is what the request's largest prompt asks of the nodes' KV memory; each
 // prompt may go to a node of its own. A prompt that no node could ever hold gets
 // an error.
-func (j *job) kvRoom() (kvRoom, *openai.Error) {
+func (j *job) kvRoom() (exchange.Room, *openai.Error) {
 	var largest *render.Prompt
 	total := int64(0)
 	for i := range j.prompts {
@@ -60,17 +63,24 @@ func (j *job) kvRoom() (kvRoom, *openai.Error) {
 		total += int64(d.Prompt + d.Answer)
 	}
 	if largest == nil {
-		return kvRoom{}, nil
+		return exchange.Room{}, nil
 	}
 	d := j.demand(largest)
 	if !j.g.fleet.Now().Holds(j.model.Fingerprint, d) {
-		return kvRoom{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
+		return exchange.Room{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
 			len(largest.Tokens), d.Prompt, j.model.Name)
 	}
-	return kvRoom{blocks: total, on: func(pending int64, avoid ...*nodes.Node) (bool, *nodes.Node) {
+	return exchange.Room{Blocks: total, On: func(pending int64, avoid any) (bool, any) {
 		d, q := d, j.model.query(largest, len(largest.Tokens)-1)
-		d.Answer, q.Avoid = d.Answer+int(pending), avoid
-		return j.g.fleet.Now().HasRoom(q, d)
+		d.Answer += int(pending)
+		if n, ok := avoid.(*nodes.Node); ok {
+			q.Avoid = []*nodes.Node{n}
+		}
+		has, most := j.g.fleet.Now().HasRoom(q, d)
+		if most == nil {
+			return has, nil
+		}
+		return has, most
 	}}, nil
 }
 
@@ -79,4 +89,28 @@ func (j *job) kvRoom() (kvRoom, *openai.Error) {
 func (j *job) takes(c *choice) int {
 	d := j.model.demand(len(c.prompt.Tokens)+len(c.output), c.prompt.MaxTokens, 1)
 	return d.Prompt + d.Answer - j.model.kvBlocks(c.held)
+}
+
+// Claim implements exchange.Backend.
+func (j *job) Claim() (exchange.Claim, *openai.Error) {
+	kv, fault := j.kvRoom()
+	return exchange.Claim{Queue: j.model.queue, Priority: j.req.Priority, Choices: int64(len(j.choices)), Tokens: int64(j.nPrompt), Room: kv}, fault
+}
+
+// roomInterval is how often the fleet's room is looked at anew; what ends here makes room
+// at once.
+const roomInterval = 100 * time.Millisecond
+
+// keepRoom follows the fleet's room until ctx ends.
+func (g *Gateway) keepRoom(ctx context.Context) {
+	tick := time.NewTicker(roomInterval)
+	defer tick.Stop()
+	for {
+		g.lookForRoom()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }

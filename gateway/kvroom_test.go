@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
@@ -20,7 +19,7 @@ func pools(t *testing.T, o Options, used ...*atomic.Uint32) *bed {
 	}
 	b := newBed(t, o, nodes)
 	b.until(func() bool {
-		return b.g.admission.room.Load() == int64(len(used)*(100+b.g.lim().NodeBacklog))
+		return b.g.Queue.Room() == int64(len(used)*(100+b.g.lim().NodeBacklog))
 	})
 	return b
 }
@@ -37,7 +36,7 @@ func TestRequestsWaitForKVMemory(t *testing.T) {
 	first := b.dial()
 	t.Cleanup(func() { first.Close() })
 	first.send("POST", "/v1/completions", short)
-	b.until(func() bool { return b.g.admission.waiting.Load() == 1 })
+	b.until(func() bool { return b.g.Queue.Waiting() == 1 })
 	b.post("/v1/completions", short).wantError(t, 429, "wait for the fleet")
 	if r := b.do("GET", "/readyz", ""); r.StatusCode != 200 {
 		t.Errorf("/readyz: %d %s", r.StatusCode, r.body)
@@ -53,7 +52,7 @@ func TestRequestsWaitForKVMemory(t *testing.T) {
 	if r := first.receive(); r.StatusCode != 200 {
 		t.Errorf("the request that waited: %d %s", r.StatusCode, r.body)
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	if err := b.g.Check(); err != nil {
 		t.Error(err)
 	}
@@ -89,7 +88,7 @@ func TestShorterRequestsGoElsewhere(t *testing.T) {
 	large := b.dial()
 	t.Cleanup(func() { large.Close() })
 	large.send("POST", "/v1/completions", `{"prompt":"`+strings.Repeat("x", 150)+`","max_tokens":2}`)
-	b.until(func() bool { return b.g.admission.waiting.Load() == 1 })
+	b.until(func() bool { return b.g.Queue.Waiting() == 1 })
 	const n, tokens = 150, 30
 	const few = (admit.PassTokens + 150) / tokens
 	for i := range n {
@@ -105,30 +104,8 @@ func TestShorterRequestsGoElsewhere(t *testing.T) {
 	if r := large.receive(); r.StatusCode != 200 {
 		t.Errorf("the request that waited: %d %s", r.StatusCode, r.body)
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	if err := b.g.Check(); err != nil {
-		t.Error(err)
-	}
-}
-
-// Requests are let through no faster than KV memory lasts, though no heartbeat
-// reports those on their way.
-func TestRequestsOnTheirWayCountAsKVMemory(t *testing.T) {
-	a := newAdmission(admit.Limits{})
-	room := kvRoom{blocks: 40, on: func(pending int64, _ ...*nodes.Node) (bool, *nodes.Node) { return pending+40 <= 100, nil }}
-	for i, want := range []bool{true, true, false} {
-		if a.pass(1, 1, room) != want {
-			t.Errorf("request %d of 40 blocks, room for 100: let through %t", i+1, !want)
-		}
-	}
-	a.routed(40)
-	if !a.pass(1, 1, room) {
-		t.Error("a request that was routed still counts")
-	}
-	a.routed(80)
-	a.computed(3)
-	a.leave(3)
-	if err := a.check(true); err != nil {
 		t.Error(err)
 	}
 }

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
@@ -10,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/auth"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render"
@@ -35,16 +35,24 @@ func (g *Gateway) SetLimits(o Options) error {
 	now.RequestTimeout, now.ResumeTimeout, now.MaxAttempts = o.RequestTimeout, o.ResumeTimeout, o.MaxAttempts
 	now.RetriesPerSecond, now.ResumesPerSecond = o.RetriesPerSecond, o.ResumesPerSecond
 	g.limits.Store(&now)
+	g.setRequestLimits()
 	g.http.SetLimits(now.clientLimits())
-	g.eachAdmission(func(a *admission) {
-		a.setLimits(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens})
+	g.eachAdmission(func(a *exchange.Admission) {
+		a.SetLimits(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens})
 	})
-	for l, perSecond := range map[*rate.Limiter]float64{g.budget: o.RetriesPerSecond, g.resumes: o.ResumesPerSecond} {
+	for l, perSecond := range map[*rate.Limiter]float64{g.Budget: o.RetriesPerSecond, g.resumes: o.ResumesPerSecond} {
 		l.SetLimit(rate.Limit(perSecond))
 		l.SetBurst(burst(perSecond))
 	}
 	g.meterLimits()
 	return nil
+}
+
+// setRequestLimits has requests take the limits that hold now.
+func (g *Gateway) setRequestLimits() {
+	l := g.lim()
+	g.Service.SetLimits(exchange.Limits{MaxInFlight: l.MaxInFlight, MaxQueuedTokens: l.MaxQueuedTokens, MaxAttempts: l.MaxAttempts,
+		RequestTimeout: l.RequestTimeout, ResumeTimeout: l.ResumeTimeout, QueueTimeout: l.QueueTimeout})
 }
 
 // clientLimits are those of connections and request bodies.
@@ -68,10 +76,6 @@ func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
 	return k
 }
 
-func tooMany(retryAfter int, format string, args ...any) *openai.Error {
-	return &openai.Error{Status: 429, Type: openai.TypeRateLimit, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
-}
-
 // charge returns a function that counts bytes for the request within MaxBodyMemory
 // until its body is dropped. Beyond it the function returns 429.
 func (g *Gateway) charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error {
@@ -79,14 +83,14 @@ func (g *Gateway) charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error
 		if ctx == nil || httpserver.Charge(ctx, n) {
 			return nil
 		}
-		g.refused("body_memory")
+		g.Refused("body_memory")
 		return g.noMemory()
 	}
 }
 
 // noMemory is the answer to a request that MaxBodyMemory has no room for.
 func (g *Gateway) noMemory() *openai.Error {
-	return tooMany(retryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", g.lim().MaxBodyMemory)
+	return openai.TooMany(retryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", g.lim().MaxBodyMemory)
 }
 
 // SetUpstreams replaces the servers of other kinds and the sources of more; there

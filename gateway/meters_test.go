@@ -25,7 +25,7 @@ func TestFirstTokensAgainstTheirPredictions(t *testing.T) {
 		b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
 		hold := func(id metrics.ID, n uint64, seconds float64, labels ...string) {
 			t.Helper()
-			h := b.g.meters.set.Histogram(id, labels...)
+			h := b.g.Meters.Set.Histogram(id, labels...)
 			if h.Count() != n || math.Abs(h.Sum()-seconds) > 1e-6 {
 				t.Errorf("%s%v: %d of %g s, want %d of %g s", metrics.Rows[id].Name, labels, h.Count(), h.Sum(), n, seconds)
 			}
@@ -86,7 +86,7 @@ func TestSecondAttemptsAreNotForetold(t *testing.T) {
 		t.Fatalf("%d %s", r.StatusCode, r.body)
 	}
 	for _, id := range []metrics.ID{metrics.GatewayPredictedFirst, metrics.GatewayActualFirst} {
-		if n := b.g.meters.set.Histogram(id).Count(); n != 0 {
+		if n := b.g.Meters.Set.Histogram(id).Count(); n != 0 {
 			t.Errorf("%s counts %d", metrics.Rows[id].Name, n)
 		}
 	}
@@ -105,7 +105,7 @@ func TestStaleTokensAreCounted(t *testing.T) {
 	defer c.Close()
 	c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":5}`)
 	feed(gate, 3)
-	stale := b.g.meters.set.Counter(metrics.GatewayStaleTokens)
+	stale := b.g.Meters.Set.Counter(metrics.GatewayStaleTokens)
 	b.until(func() bool { return stale.Get() == 1 })
 	close(gate)
 	if r := c.receive(); r.StatusCode != 200 || r.parse(t).Choices[0].Text != lore[:5] {
@@ -122,12 +122,12 @@ func TestQueueTime(t *testing.T) {
 		clients := []*client{b.ask("a", 0), b.ask("b", 0)}
 		began := time.Now()
 		clients = append(clients, b.ask("c", 0))
-		if n := b.g.admission.waiting.Load(); n != 1 {
+		if n := b.g.Queue.Waiting(); n != 1 {
 			t.Fatalf("%d wait", n)
 		}
 		time.Sleep(1500 * time.Millisecond)
 		feed(gate, 2)
-		told := b.g.meters.set.Histogram(metrics.GatewayQueueTime)
+		told := b.g.Meters.Set.Histogram(metrics.GatewayQueueTime)
 		b.until(func() bool { return told.Count() == 1 })
 		waited := time.Since(began).Seconds()
 		if s := told.Sum(); s < 1.5 || s > waited || s < waited-0.005 { // polls of a millisecond

@@ -8,6 +8,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -22,7 +23,7 @@ type model struct {
 	groups      []kvcache.Group // of its nodes' caches
 	systemPrint string          // system_fingerprint: weights and numerics
 
-	queue *admission // where its requests wait
+	queue *exchange.Admission // where its requests wait
 
 	adapter *nodepb.Adapter // that computes its requests; nil: none
 	parent  string          // of one with an adapter: the model without

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 )
 
@@ -108,13 +109,13 @@ func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*mo
 				g.passed = map[uint64]string{}
 			}
 			g.passed[b.Fingerprint] = b.Model
-			g.log.Info("another model of the same name waits until nobody serves the present one", "model", b.Model, "node", n.Name,
+			g.Log.Info("another model of the same name waits until nobody serves the present one", "model", b.Model, "node", n.Name,
 				"fingerprint", strconv.FormatUint(b.Fingerprint, 16))
 			return nil, nil
 		}
 		if m.Name == name {
 			name = ""
-			g.log.Warn("several models are served: --served-model-name names the first; give NAME=MODEL for others", "first", m.bundle.Model, "other", b.Model)
+			g.Log.Warn("several models are served: --served-model-name names the first; give NAME=MODEL for others", "first", m.bundle.Model, "other", b.Model)
 		}
 	}
 	m, err := newModel(b, name, g.o.ChatTemplate, time.Now())
@@ -123,14 +124,14 @@ func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*mo
 			g.torn = map[uint64]time.Time{}
 		}
 		g.torn[b.Fingerprint] = time.Now()
-		g.log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
+		g.Log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
 		return nil, err
 	}
 	if m.Text != nil {
 		m.Text.RejectSpecial = g.o.RejectSpecialTokens
 	}
 	m.queue = g.queueFor(m, next)
-	g.log.Info("model taken up", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
+	g.Log.Info("model taken up", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
 		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
 	return m, nil
 }
@@ -143,17 +144,17 @@ func (g *Gateway) follow(next []*model) {
 		names, served = append(names, m.bundle.Model), append(served, m.Name)
 	}
 	g.subscribe(names)
-	g.meters.set.SetModel(strings.Join(served, ","))
+	g.Meters.Set.SetModel(strings.Join(served, ","))
 }
 
 // queueFor is where a new model's requests wait: a queue of its own, so that those
 // of one model do not stand before those of another.
-func (g *Gateway) queueFor(m *model, others []*model) *admission {
-	if !slices.ContainsFunc(others, func(o *model) bool { return o.queue == g.admission }) {
-		return g.admission
+func (g *Gateway) queueFor(m *model, others []*model) *exchange.Admission {
+	if !slices.ContainsFunc(others, func(o *model) bool { return o.queue == g.Queue }) {
+		return g.Queue
 	}
 	l := g.lim()
-	a := newAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
+	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
 	g.queues.Store(m.Fingerprint, a)
 	return a
 }
@@ -164,10 +165,10 @@ func (g *Gateway) lookForRoom() {
 	all := g.model.All()
 	for _, m := range all {
 		r := g.fleet.Now().Room(m.Fingerprint, g.lim().NodeBacklog, g.lim().NodeBacklogTime)
-		m.queue.setRoom(r.Requests, r.Tokens)
+		m.queue.SetRoom(r.Requests, r.Tokens)
 	}
 	g.queues.Range(func(print, a any) bool {
-		if print, native := print.(uint64); native && a.(*admission).idle() && !slices.ContainsFunc(all, func(m *model) bool { return m.Fingerprint == print }) {
+		if print, native := print.(uint64); native && a.(*exchange.Admission).Idle() && !slices.ContainsFunc(all, func(m *model) bool { return m.Fingerprint == print }) {
 			g.queues.Delete(print)
 		}
 		return true
@@ -184,7 +185,7 @@ func (g *Gateway) keepModel(ctx context.Context) {
 		if err := g.refresh(ctx); err == nil {
 			said = ""
 		} else if why := err.Error(); why != said && ctx.Err() == nil && g.foreign == nil {
-			g.log.Info("no model to serve yet", "error", err)
+			g.Log.Info("no model to serve yet", "error", err)
 			said = why
 		}
 		select {

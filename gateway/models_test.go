@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
@@ -128,7 +129,7 @@ func TestModelsWaitApart(t *testing.T) {
 	b := newBed(t, Options{NodeBacklog: 1, APIKeyFile: keyFile(t, "a weight=2\nb\n"), Members: []nodes.Member{decodeMember("d1"), second}},
 		map[string]nodestest.Options{"d1": {MaxRunning: 1, Gate: gate}, "d2": {Bundle: other(), MaxRunning: 1}})
 	b.until(func() bool { return len(b.g.model.All()) == 2 })
-	full := func(m *model) bool { return m.queue.room.Load() < 1<<40 }
+	full := func(m *model) bool { return m.queue.Room() < 1<<40 }
 	b.until(func() bool { return full(b.g.model.All()[0]) && full(b.g.model.All()[1]) })
 	var answers sync.WaitGroup
 	for range 5 {
@@ -137,7 +138,7 @@ func TestModelsWaitApart(t *testing.T) {
 		answers.Go(func() { defer c.Close(); c.receive() })
 	}
 	waiting := func() (n int64) {
-		b.g.eachAdmission(func(a *admission) { n += a.waiting.Load() })
+		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Waiting() })
 		return n
 	}
 	b.until(func() bool { return waiting() >= 3 })
@@ -148,11 +149,11 @@ func TestModelsWaitApart(t *testing.T) {
 	}
 	close(gate)
 	answers.Wait()
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	if err := b.g.Check(); err != nil {
 		t.Error(err)
 	}
-	if all := b.g.model.All(); slices.ContainsFunc(all, func(m *model) bool { return !m.queue.idle() }) {
+	if all := b.g.model.All(); slices.ContainsFunc(all, func(m *model) bool { return !m.queue.Idle() }) {
 		t.Error("a queue is not empty")
 	}
 }

@@ -85,7 +85,7 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 	}
 	b := newBed(t, Options{}, one(nodestest.Options{}))
 	node := bus("d1")
-	news, err := cluster.NewNews(node, "tiny", "d1", b.g.log)
+	news, err := cluster.NewNews(node, "tiny", "d1", b.g.Log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -135,7 +135,7 @@ func TestRequestLines(t *testing.T) {
 // lines holds the log against what it should say of each request, in one line.
 func (b *bed) lines(t *testing.T, want map[string][]string) {
 	t.Helper()
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	log := b.log.String()
 	for id, parts := range want {
 		n := 0
@@ -199,7 +199,7 @@ func TestRelaySpans(t *testing.T) {
 	if len(parents) < 3 {
 		t.Errorf("%d attempts", len(parents))
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	if err := tr.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}

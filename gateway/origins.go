@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 )
 
 // preflightAge is how long browsers may keep the answer to a preflight, in seconds.
@@ -45,7 +46,7 @@ func (g *Gateway) browser(ctx *fasthttp.RequestCtx, path string, port audience) 
 		return false
 	}
 	h.SetBytesV("Access-Control-Allow-Origin", origin)
-	h.Set("Access-Control-Expose-Headers", requestIDHeader+", Retry-After")
+	h.Set("Access-Control-Expose-Headers", exchange.RequestIDHeader+", Retry-After")
 	if !ctx.IsOptions() || len(ctx.Request.Header.Peek("Access-Control-Request-Method")) == 0 {
 		return false
 	}

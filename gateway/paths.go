@@ -58,14 +58,14 @@ func unescape(b []byte) string {
 // path that its route was found by, and else that path: an upstream never gets dot
 // segments or empty ones that were resolved here.
 func (r *relay) sentPath() []byte {
-	came := r.ctx.URI().PathOriginal()
-	if string(came) == r.path || bytes.IndexByte(came, '%') >= 0 && unescape(came) == r.path {
+	came := r.Ctx.URI().PathOriginal()
+	if string(came) == r.Path || bytes.IndexByte(came, '%') >= 0 && unescape(came) == r.Path {
 		return came
 	}
-	if slash := r.path + "/"; !routed(r.path) && (string(came) == slash || unescape(came) == slash) {
+	if slash := r.Path + "/"; !routed(r.Path) && (string(came) == slash || unescape(came) == slash) {
 		return came
 	}
-	return []byte(r.path)
+	return []byte(r.Path)
 }
 
 // routed reports whether a path is that of a route of the gateway.

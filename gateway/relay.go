@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -42,7 +43,8 @@ const (
 // relay is one request that a server of another kind answers. The goroutine of
 // its client's connection owns it.
 type relay struct {
-	exchange
+	exchange.Exchange
+	g       *Gateway
 	body    []byte // as it is sent
 	look    upstream.Body
 	model   *upstream.Model
@@ -52,21 +54,21 @@ type relay struct {
 	life    fsm.Choice[*upstream.Server]
 	patient bool // reads wait until the deadline
 
-	call    *upstream.Call   // nil: none is under way
-	server  *upstream.Server // that is asked, or was last
-	prefill *leg             // SGLang's other leg; nil: none
-	patched []byte           // the body of a leg
-	renamed []byte           // the body with the name that servers know the model by
-	ranks   []int            // of prefill servers; a buffer
-	failure *failure         // of the last attempt; nil: none failed
-	head    []byte           // of the request, as it is sent
-	length  int              // of the answer's body; -1: not told
-	lines   []byte           // the answer's headers
-	events  bool             // the answer is a stream of events
-	held    []byte           // the answer's body so far
-	full    bool             // held is all of it
-	times   timing           // streams only
-	nEvents int              // that the answer had
+	call    *upstream.Call    // nil: none is under way
+	server  *upstream.Server  // that is asked, or was last
+	prefill *leg              // SGLang's other leg; nil: none
+	patched []byte            // the body of a leg
+	renamed []byte            // the body with the name that servers know the model by
+	ranks   []int             // of prefill servers; a buffer
+	failure *exchange.Failure // of the last attempt; nil: none failed
+	head    []byte            // of the request, as it is sent
+	length  int               // of the answer's body; -1: not told
+	lines   []byte            // the answer's headers
+	events  bool              // the answer is a stream of events
+	held    []byte            // the answer's body so far
+	full    bool              // held is all of it
+	times   exchange.Timing   // streams only
+	nEvents int               // that the answer had
 	told    outcome
 
 	mu    sync.Mutex // of what follows, and of whether prefill is there
@@ -127,34 +129,36 @@ func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
 	if path == "/v1/chat/completions" {
 		on = openai.Chat
 	}
-	g.answer(ctx, path, on, relays.Get().(*relay))
+	r := relays.Get().(*relay)
+	r.g = g
+	g.Answer(ctx, path, on, r)
 }
 
-// respond implements backend.
-func (r *relay) respond() (streams bool) {
+// Respond implements exchange.Backend.
+func (r *relay) Respond() (streams bool) {
 	r.answerHead()
 	if r.full {
 		r.told.learn(r.held)
 		r.held = r.rename(r.held)
-		r.ctx.Response.SetBody(r.held)
+		r.Ctx.Response.SetBody(r.held)
 		r.end(nil)
 		return false
 	}
 	if r.events {
-		r.ctx.Response.Header.Set("X-Accel-Buffering", "no")
+		r.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
 		r.length = -1 // names and the last event may differ: a length told would make a cut answer look whole
 	}
 	if r.renames() {
 		r.length = -1
 	}
 	r.letGo()
-	r.ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.status == 200, buf: r.held}, r.length)
+	r.Ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.Status == 200, buf: r.held}, r.length)
 	return true
 }
 
 // completes says whether the path's streams end in [DONE].
 func (r *relay) completes() bool {
-	return r.path == "/v1/chat/completions" || r.path == "/v1/completions"
+	return r.Path == "/v1/chat/completions" || r.Path == "/v1/completions"
 }
 
 // is says whether a media type is the one in lower case, whatever its parameters.
@@ -162,9 +166,9 @@ func is(kind []byte, want string) bool {
 	return len(kind) >= len(want) && strings.EqualFold(string(kind[:len(want)]), want) && (len(kind) == len(want) || kind[len(want)] == ';' || kind[len(want)] == ' ')
 }
 
-// prepare implements backend. It looks at the request as far as routing needs it.
-func (r *relay) prepare() (fault *openai.Error) {
-	g, ctx := r.g, r.ctx
+// Prepare implements exchange.Backend. It looks at the request as far as routing needs it.
+func (r *relay) Prepare() (fault *openai.Error) {
+	g, ctx := r.g, r.Ctx
 	r.body = ctx.PostBody()
 	if is(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() {
 		if fault := jsonBody(&ctx.Request.Header); fault != nil {
@@ -178,7 +182,7 @@ func (r *relay) prepare() (fault *openai.Error) {
 	if fault := r.checkLimits(); fault != nil {
 		return fault
 	}
-	if fault := r.headers(); fault != nil {
+	if fault := r.ReadHeaders(); fault != nil {
 		return fault
 	}
 	if fault := r.find(); fault != nil {
@@ -187,15 +191,15 @@ func (r *relay) prepare() (fault *openai.Error) {
 	if fault := r.chargePair(); fault != nil {
 		return fault
 	}
-	if fault := r.letIn(len(r.look.Prompt) / bytesPerToken); fault != nil {
+	if fault := r.LetIn(len(r.look.Prompt) / bytesPerToken); fault != nil {
 		return fault
 	}
 	switch r.hash(ctx.PostBody()) { // by bytes where it is not by tokens
 	case nil, errNoHash, errNoTokenizer, errNoPrompt:
 	default:
-		g.meters.untokenized.Inc()
+		g.Meters.Untokenized.Inc()
 	}
-	g.meters.n.Observe(float64(max(1, r.look.N)))
+	g.Meters.N.Observe(float64(max(1, r.look.N)))
 	return nil
 }
 
@@ -203,14 +207,14 @@ func (r *relay) prepare() (fault *openai.Error) {
 func (r *relay) find() *openai.Error {
 	now := r.g.foreign.Now()
 	r.model = now.Find(r.look.Model)
-	for until := r.start.Add(meetPatience); r.model == nil && now.Meeting() && time.Now().Before(until); {
+	for until := r.Start.Add(meetPatience); r.model == nil && now.Meeting() && time.Now().Before(until); {
 		time.Sleep(meetPause)
 		now = r.g.foreign.Now()
 		r.model = now.Find(r.look.Model)
 	}
 	if r.model != nil {
 		if as := r.model.As; as != "" {
-			if fault := r.g.charge(r.ctx)(len(r.body)); fault != nil {
+			if fault := r.g.charge(r.Ctx)(len(r.body)); fault != nil {
 				return fault
 			}
 			r.renamed = r.look.WithModel(r.renamed[:0], r.body, as)
@@ -234,10 +238,10 @@ func noModel(name string) *openai.Error {
 // decide asks the router, around the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
 	force := r.model.Look(view, r.life.Tried())
-	q := route.Request{Policy: r.by.policy, Key: r.prompt, Turn: r.by.turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
+	q := route.Request{Policy: r.Hints.Policy, Key: r.prompt, Turn: r.Hints.Turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
 	switch {
-	case q.Policy == route.Session && r.by.session != 0:
-		q.Key = r.by.session
+	case q.Policy == route.Session && r.Hints.Session != 0:
+		q.Key = r.Hints.Session
 	case q.Policy == route.PowerOfTwo:
 		q.Draw = rand.Uint64()
 	}
@@ -261,7 +265,7 @@ func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	d, force := r.decide(view)
-	r.g.meters.set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	r.g.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, nil, force
 	}
@@ -269,17 +273,17 @@ func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	return s, prefill, force
 }
 
-// run implements backend: it asks servers until one answers. A server that failed is not
+// Run implements exchange.Backend: it asks servers until one answers. A server that failed is not
 // asked again, but, once, for one whose kept connection was closed when there is no other.
-func (r *relay) run() *openai.Error {
-	r.attempted() // how fast servers compute prompts is not known
+func (r *relay) Run() *openai.Error {
+	r.Attempted() // how fast servers compute prompts is not known
 	for stale := 0; ; {
 		s, prefill, force := r.pick()
 		if s == nil {
 			return r.nobody()
 		}
 		r.life.Begin()
-		r.g.meters.attempts.Inc()
+		r.g.Meters.Attempts.Inc()
 		r.attemptSpan(s, prefill)
 		err := r.attempt(s, prefill, force)
 		if err == nil {
@@ -289,7 +293,7 @@ func (r *relay) run() *openai.Error {
 		r.failure = upstreamFailure(err)
 		fault := r.interrupted()
 		if fault != nil {
-			failSpan(&r.try, r.failure)
+			exchange.FailSpan(&r.try, r.failure)
 			r.drop(nil)
 		} else {
 			r.drop(err)
@@ -298,14 +302,14 @@ func (r *relay) run() *openai.Error {
 		if fault != nil {
 			return fault
 		}
-		r.attemptFailed(r.failure, &r.try, "upstream", r.server.Name)
+		r.AttemptFailed(r.failure, &r.try, "upstream", r.server.Name)
 		if r.failure.Lost {
 			stale++
 		}
-		if stale == 1 && r.failure.Lost && r.untried() == 0 && r.g.budget.Allow() {
+		if stale == 1 && r.failure.Lost && r.untried() == 0 && r.g.Budget.Allow() {
 			continue
 		}
-		if next(&r.exchange, &r.life, r.server, r.failure) == fsm.GiveUp || stale >= r.g.lim().MaxAttempts {
+		if exchange.Next(&r.Exchange, &r.life, r.server, r.failure) == fsm.GiveUp || stale >= r.g.lim().MaxAttempts {
 			return r.nobody()
 		}
 	}
@@ -318,9 +322,9 @@ func retried(status int) bool {
 
 // open begins a call that ends with the client.
 func (r *relay) open(s *upstream.Server, force bool) error {
-	patience := r.deadline
-	if r.patient = r.watch != nil; !r.patient {
-		patience = earlier(time.Now().Add(watchAfter), r.deadline)
+	patience := r.Deadline
+	if r.patient = r.Watch != nil; !r.patient {
+		patience = earlier(time.Now().Add(watchAfter), r.Deadline)
 	}
 	r.server = s
 	call, err := s.Open(context.Background(), patience, force)
@@ -329,7 +333,7 @@ func (r *relay) open(s *upstream.Server, force bool) error {
 	}
 	r.call = call
 	if !r.hold(call) {
-		return errGone
+		return exchange.ErrGone
 	}
 	return nil
 }
@@ -345,7 +349,7 @@ func (r *relay) ask(s *upstream.Server, force bool, body []byte, most int) error
 	if r.patient { // a retry, which nothing would wake
 		send = r.call.Send
 	}
-	if err := send(r.appendHead(s, len(body)), body, r.deadline); err != nil {
+	if err := send(r.appendHead(s, len(body)), body, r.Deadline); err != nil {
 		return err
 	}
 	return r.await(most)
@@ -365,7 +369,7 @@ func (r *relay) await(most int) error {
 	if retried(call.Status) && (r.server.Role == upstream.Prefill || r.others()) {
 		return fmt.Errorf("%w: %d", errStatus, call.Status)
 	}
-	r.status, r.length = call.Status, int(call.Length)
+	r.Status, r.length = call.Status, int(call.Length)
 	r.lines, r.held, r.full = append(r.lines[:0], call.Lines...), r.held[:0], false
 	if r.events = is(call.ContentType, "text/event-stream"); !r.events && call.Length > int64(most) {
 		return nil
@@ -420,12 +424,12 @@ func (r *relay) next() ([]byte, error) {
 // wait has the client watched while the server takes its time; false: it was
 // waited for long enough.
 func (r *relay) wait() bool {
-	if r.patient || !time.Now().Before(r.deadline) {
+	if r.patient || !time.Now().Before(r.Deadline) {
 		return false
 	}
-	r.watchClient()
+	r.WatchClient()
 	r.patient = true
-	return r.call.Patience(r.deadline) == nil
+	return r.call.Patience(r.Deadline) == nil
 }
 
 // hold makes the call the one that ends with the client; false: it has gone.
@@ -436,7 +440,7 @@ func (r *relay) hold(call *upstream.Call) bool {
 	return !r.gone && !r.unfed
 }
 
-// ClientGone implements backend: it ends what is under way.
+// ClientGone implements exchange.Backend: it ends what is under way.
 func (r *relay) ClientGone() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -455,15 +459,15 @@ func (r *relay) interrupted() *openai.Error {
 	gone := r.gone
 	r.mu.Unlock()
 	select {
-	case <-r.g.cut:
-		return r.cutOff(causeShutdown)
+	case <-r.g.Cut:
+		return r.CutOff(exchange.CauseShutdown)
 	default:
 	}
 	switch {
 	case gone:
-		return r.cutOff(causeClientGone)
-	case !time.Now().Before(r.deadline):
-		return r.cutOff(causeDeadline)
+		return r.CutOff(exchange.CauseClientGone)
+	case !time.Now().Before(r.Deadline):
+		return r.CutOff(exchange.CauseDeadline)
 	}
 	return nil
 }
@@ -500,37 +504,37 @@ func (r *relay) nobody() *openai.Error {
 	if r.failure == nil {
 		return openai.Unavailable(retryAfter, "no upstream is available for model %q", openai.Clip(r.look.Model, 200))
 	}
-	return r.failure.fault()
+	return r.failure.Fault()
 }
 
-// stop implements backend.
-func (r *relay) stop() {
+// Stop implements exchange.Backend.
+func (r *relay) Stop() {
 	r.drop(nil)
 	r.unpair()
 	r.try.End(time.Now())
 	r.record()
 }
 
-// ending implements backend.
-func (r *relay) ending() ending {
-	e := ending{choices: r.look.N, output: r.nOutput(), stream: r.look.Stream, first: r.times.first}
+// Ending implements exchange.Backend.
+func (r *relay) Ending() exchange.Ending {
+	e := exchange.Ending{Choices: r.look.N, Output: r.nOutput(), Stream: r.look.Stream, First: r.times.First}
 	if r.model != nil {
-		e.model = r.model.Name
+		e.Model = r.model.Name
 	}
 	if r.server != nil {
-		e.node = r.server.Name
+		e.Node = r.server.Name
 	}
 	if u := &r.told.usage; u.Completion > 0 {
-		e.prompt, e.cached = u.Prompt, u.Cached
+		e.Prompt, e.Cached = u.Prompt, u.Cached
 	}
-	if r.cause == "" {
-		e.finish = r.told.finish()
+	if r.Cause == "" {
+		e.Finish = r.told.finish()
 	}
 	return e
 }
 
-// free implements backend.
-func (r *relay) free() {
+// Free implements exchange.Backend.
+func (r *relay) Free() {
 	head, lines, held, patched, renamed, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.renamed[:0], r.ranks[:0]
 	if cap(held) > 2*maxHeld {
 		held = nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/sock"
@@ -44,7 +45,7 @@ type relayBody struct {
 // Read implements io.Reader. Any error but io.EOF makes the server abort the
 // connection.
 func (b *relayBody) Read(p []byte) (n int, err error) {
-	defer b.r.caught(&n, &err)
+	defer b.r.Caught(&n, &err)
 	for b.sent == b.whole && b.end == nil {
 		if c := b.straight(); c == nil {
 			b.fill()
@@ -99,10 +100,10 @@ func (b *relayBody) collect() error {
 // straight is the client's connection where events may be written to it past the
 // server's writer, which is empty: it writes each piece at once.
 func (b *relayBody) straight() *httpserver.Conn {
-	if !b.begun || !b.r.events || b.last || b.r.renames() || !b.r.ctx.Request.Header.IsHTTP11() {
+	if !b.begun || !b.r.events || b.last || b.r.renames() || !b.r.Ctx.Request.Header.IsHTTP11() {
 		return nil
 	}
-	if c, ok := b.r.ctx.Conn().(*httpserver.Conn); ok && c.Raw != nil {
+	if c, ok := b.r.Ctx.Conn().(*httpserver.Conn); ok && c.Raw != nil {
 		return c
 	}
 	return nil
@@ -142,12 +143,12 @@ func (r *relay) stay(c *httpserver.Conn, took func() bool) error {
 	if !r.call.Stays() {
 		return r.call.Each(took)
 	}
-	if r.watch != nil {
-		r.watch.Stop()
-		r.watch = nil
+	if r.Watch != nil {
+		r.Watch.Stop()
+		r.Watch = nil
 	}
 	r.patient = true
-	if err := r.call.Patience(r.deadline); err != nil {
+	if err := r.call.Patience(r.Deadline); err != nil {
 		return err
 	}
 	if !c.OnEnd(r.ClientGone) {
@@ -158,7 +159,7 @@ func (r *relay) stay(c *httpserver.Conn, took func() bool) error {
 	if ok {
 		return err
 	}
-	r.watchClient()
+	r.WatchClient()
 	return r.call.Each(took)
 }
 
@@ -231,7 +232,7 @@ func (b *relayBody) settle(err error) {
 	if b.r.events && b.whole > 0 {
 		events := max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n")))
 		b.r.nEvents += events
-		b.r.came(&b.r.times, events, time.Now())
+		b.r.Came(&b.r.times, events, time.Now())
 		b.r.told.learn(b.buf[:b.whole])
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the body's end is missing, which the client need not wait for.
@@ -260,15 +261,15 @@ func (b *relayBody) over(err error) {
 		r.drop(nil)
 		return
 	}
-	b.end = errCut
+	b.end = exchange.ErrCut
 	fault := r.interrupted()
 	if fault == nil {
-		r.cause = causeUpstream
-		fault = badGateway("the upstream's answer broke off")
-		r.g.log.Warn("answer broke off", "request", string(r.id), "upstream", r.server.Name, "error", err)
+		r.Cause = exchange.CauseUpstream
+		fault = openai.BadGateway("the upstream's answer broke off")
+		r.g.Log.Warn("answer broke off", "request", string(r.ID), "upstream", r.server.Name, "error", err)
 		r.end(errors.Join(upstream.ErrServer, err))
 	}
-	if b.r.events && !r.unread() && !b.inside {
+	if b.r.events && !r.Unread() && !b.inside {
 		b.buf = fault.AppendEvent(b.buf[:b.whole])
 		b.whole = len(b.buf)
 	}
@@ -282,11 +283,11 @@ func (b *relayBody) CloseWithError(err error) error {
 		return nil
 	}
 	b.r = nil
-	if r.cause == "" && (err == nil || b.end != nil) {
+	if r.Cause == "" && (err == nil || b.end != nil) {
 		r.end(nil)
 	}
 	r.held = b.buf
-	r.closeBody(err, b.end != nil)
+	r.CloseBody(err, b.end != nil)
 	return nil
 }
 

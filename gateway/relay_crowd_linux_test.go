@@ -114,7 +114,7 @@ func TestStreamsInACrowd(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	b.until(func() bool { return s.running.Load() == 0 && b.g.inFlight.Load() == 0 && b.staying() == 0 })
+	b.until(func() bool { return s.running.Load() == 0 && b.g.InFlight.Load() == 0 && b.staying() == 0 })
 }
 
 // While no event comes, a client that goes, a server that falls silent and is found dead, and
@@ -143,7 +143,7 @@ func TestCrowdWhileNothingComes(t *testing.T) {
 			c.send("POST", "/v1/chat/completions", ask(true, "x"))
 			b.until(func() bool { return b.staying() == 1 })
 			end(b, c)
-			b.until(func() bool { return gone.Load() == 1 && b.g.inFlight.Load() == 0 && b.staying() == 0 })
+			b.until(func() bool { return gone.Load() == 1 && b.g.InFlight.Load() == 0 && b.staying() == 0 })
 			if what == "the server ends" || what == "it is aborted" {
 				if r := c.receive(); r.err == nil || r.events(t).failure == nil {
 					t.Errorf("%q, %v", r.body, r.err)
@@ -176,7 +176,7 @@ func TestSlowReaderInACrowd(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.send("POST", "/v1/chat/completions", ask(true, "x"), "X-Stream: large")
-	b.until(func() bool { return b.g.meters.tokens.Get() > 0 && b.staying() == 0 })
+	b.until(func() bool { return b.g.Meters.Tokens.Get() > 0 && b.staying() == 0 })
 	quick := b.connect()
 	defer quick.Close()
 	for range 3 {
@@ -185,7 +185,7 @@ func TestSlowReaderInACrowd(t *testing.T) {
 			t.Fatal(r.body, r.err)
 		}
 	}
-	if n := b.g.inFlight.Load(); n != 1 {
+	if n := b.g.InFlight.Load(); n != 1 {
 		t.Errorf("%d requests are in hand, want the slow one", n)
 	}
 	r := slow.receive()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
@@ -58,23 +59,23 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	if own, fault := g.find(string(args.Peek("model"))); m == nil || fault == nil && own.Name == string(args.Peek("model")) {
 		return false
 	}
-	how, fault := g.routing(&ctx.Request.Header)
+	how, fault := g.Routing(&ctx.Request.Header)
 	raw, path, member := args.Peek("messages"), "/v1/chat/completions", "messages"
 	if text := args.Peek("prompt"); len(text) > 0 {
 		raw, path, member = openai.AppendString(nil, string(text)), "/v1/completions", "prompt"
 	}
 	if fault == nil && len(raw) == 0 {
-		fault = openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT or messages as ?messages=JSON (and a policy in the header %s)", policyHeader)
+		fault = openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT or messages as ?messages=JSON (and a policy in the header %s)", exchange.PolicyHeader)
 	}
 	if fault != nil {
 		g.fail(ctx, fault)
 		return true
 	}
-	r := relay{exchange: exchange{g: g, path: path, by: how}, model: m, look: upstream.Body{Prompt: raw, N: 1, Batch: 1}}
+	r := relay{Exchange: exchange.Exchange{S: g.Service, Path: path, Hints: how}, g: g, model: m, look: upstream.Body{Prompt: raw, N: 1, Batch: 1}}
 	why := r.hash(fmt.Appendf(nil, `{"%s":%s}`, member, raw))
 	var view route.View
 	d, forced := r.decide(&view)
-	e := relayExplanation{Model: m.Name, Tokens: r.nPrompt, Policy: how.policy.String(), Upstreams: []upstreamView{}}
+	e := relayExplanation{Model: m.Name, Tokens: r.nPrompt, Policy: how.Policy.String(), Upstreams: []upstreamView{}}
 	see := func(servers []*upstream.Server, states []route.State) {
 		for i, s := range servers {
 			v := viewOf(s)

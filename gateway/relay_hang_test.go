@@ -180,8 +180,8 @@ func TestRelaySlowClients(t *testing.T) {
 			t.Errorf("servers got rid of %d bytes for each client, the bound is %d", each, bound)
 		}
 		clients.Wait()
-		b.until(func() bool { return b.g.inFlight.Load() == 0 && b.far["s1"].running.Load() == 0 })
-		if n := b.g.meters.set.Counter(metrics.GatewayStreamsAborted, "slow_client").Get(); n != nClients {
+		b.until(func() bool { return b.g.InFlight.Load() == 0 && b.far["s1"].running.Load() == 0 })
+		if n := b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "slow_client").Get(); n != nClients {
 			t.Errorf("%g were given up", n)
 		}
 		c := b.dial().timeless()

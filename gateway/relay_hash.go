@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render"
@@ -67,27 +68,27 @@ var (
 func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 	t, on := r.g.tokenizer(r.model), openai.Completions
 	switch {
-	case !r.by.hashes():
+	case !hashes(&r.Hints):
 		return render.Prompt{}, errNoHash
 	case t == nil:
 		return render.Prompt{}, errNoTokenizer
-	case r.path == "/v1/chat/completions":
+	case r.Path == "/v1/chat/completions":
 		on = openai.Chat
-	case r.path == tokensPath:
+	case r.Path == tokensPath:
 		body = append(append([]byte(`{"prompt":`), r.look.Prompt...), '}')
-	case r.path != "/v1/completions":
+	case r.Path != "/v1/completions":
 		return render.Prompt{}, errNoPrompt
 	}
 	charged := 0
 	charge := func(n int) *openai.Error {
-		fault := r.g.charge(r.ctx)(n)
+		fault := r.g.charge(r.Ctx)(n)
 		if fault == nil && n > httpserver.HeadBytes { // less is not counted
 			charged += n
 		}
 		return fault
 	}
 	defer func() {
-		httpserver.Refund(r.ctx, charged)
+		httpserver.Refund(r.Ctx, charged)
 	}()
 	req, fault := openai.ParsePrompt(on, body, charge)
 	if fault != nil {
@@ -104,8 +105,8 @@ func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 }
 
 // hashes says whether the policy looks at the prompt.
-func (b *by) hashes() bool {
-	return b.policy == route.Prefix || b.policy == route.ConsistentHash || b.policy == route.Session && b.session == 0
+func hashes(b *exchange.RouteHints) bool {
+	return b.Policy == route.Prefix || b.Policy == route.ConsistentHash || b.Policy == route.Session && b.Session == 0
 }
 
 // keyChunks are how many leading bytes of a prompt may key the ring: as for

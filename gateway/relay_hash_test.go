@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -34,13 +35,13 @@ func farTokenizer(t *testing.T, template string) *Tokenizer {
 }
 
 // hashed is a request after its hashing, at a gateway with the tokenizers.
-func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *upstream.Model, how by, path, body string) (*relay, *openai.Error) {
+func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *upstream.Model, how exchange.RouteHints, path, body string) (*relay, *openai.Error) {
 	t.Helper()
 	look, err := upstream.Look([]byte(body))
 	if err != nil {
 		t.Fatal(body, err)
 	}
-	r := &relay{exchange: exchange{g: &Gateway{o: Options{Tokenizers: tokenizers}}, path: path, by: how}, model: m, look: look}
+	r := &relay{Exchange: exchange.Exchange{Path: path, Hints: how}, g: &Gateway{o: Options{Tokenizers: tokenizers}}, model: m, look: look}
 	return r, r.hash([]byte(body))
 }
 
@@ -52,7 +53,7 @@ func TestRelayHashesTokens(t *testing.T) {
 	m, alias := &upstream.Model{Name: "m"}, &upstream.Model{Name: "best", As: "m"}
 	key := func(m *upstream.Model, path, body string) kvcache.Hash {
 		t.Helper()
-		r, fault := hashed(t, tokenizers, m, by{policy: route.ConsistentHash}, path, body)
+		r, fault := hashed(t, tokenizers, m, exchange.RouteHints{Policy: route.ConsistentHash}, path, body)
 		if fault != nil || r.nPrompt == 0 {
 			t.Fatalf("%s: %v, %d tokens", body, fault, r.nPrompt)
 		}
@@ -136,7 +137,7 @@ func TestRelayHashesBytes(t *testing.T) {
 		"no token ids":     {map[string]*Tokenizer{"m": own}, route.Prefix, tokensPath, `{"model":"m"}`, "not valid JSON"},
 	} {
 		m := &upstream.Model{Name: "m"}
-		r, fault := hashed(t, c.tokenizers, m, by{policy: c.policy}, c.path, c.body)
+		r, fault := hashed(t, c.tokenizers, m, exchange.RouteHints{Policy: c.policy}, c.path, c.body)
 		if fault == nil || !strings.Contains(fault.Message, c.want) {
 			t.Errorf("%s: %+v, want a reason with %q", what, fault, c.want)
 		}
@@ -160,7 +161,7 @@ func TestRelayHashesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range keys {
 		wg.Go(func() {
-			r, fault := hashed(t, tokenizers, &upstream.Model{Name: "m"}, by{}, chatPath, body)
+			r, fault := hashed(t, tokenizers, &upstream.Model{Name: "m"}, exchange.RouteHints{}, chatPath, body)
 			if fault != nil {
 				t.Error(fault)
 			}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
@@ -14,7 +15,7 @@ import (
 // along, but for what is between two neighbours, and its credentials: they are
 // the gateway's. The slice is r.head.
 func (r *relay) appendHead(s *upstream.Server, size int) []byte {
-	b := s.AppendHead(r.head[:0], "POST", r.sentPath(), cleanQuery(r.ctx.URI().QueryString()))
+	b := s.AppendHead(r.head[:0], "POST", r.sentPath(), cleanQuery(r.Ctx.URI().QueryString()))
 	own := len(b)
 	b, hops := r.appendFields(b, nil)
 	if len(hops) > 0 {
@@ -26,8 +27,8 @@ func (r *relay) appendHead(s *upstream.Server, size int) []byte {
 			b = append(append(append(b, "Tracestate: "...), c.State...), "\r\n"...)
 		}
 	}
-	b = append(append(b, requestIDHeader...), ": "...)
-	b = append(append(b, r.id...), "\r\nContent-Length: "...)
+	b = append(append(b, exchange.RequestIDHeader...), ": "...)
+	b = append(append(b, r.ID...), "\r\nContent-Length: "...)
 	b = strconv.AppendInt(b, int64(size), 10)
 	r.head = append(b, "\r\n\r\n"...)
 	return r.head
@@ -37,13 +38,13 @@ func (r *relay) appendHead(s *upstream.Server, size int) []byte {
 // are their names, in lower case and with commas, as far as Connection headers tell
 // of them; it returns those that it met.
 func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
-	for name, value := range r.ctx.Request.Header.All() {
+	for name, value := range r.Ctx.Request.Header.All() {
 		switch string(name) {
 		case "Connection":
 			met = appendHops(met, value)
 			continue
 		case "Host", "Content-Length", "Keep-Alive", "Transfer-Encoding", "Te", "Trailer", "Upgrade", "Expect",
-			"Proxy-Connection", "Proxy-Authorization", "Proxy-Authenticate", requestIDHeader, policyHeader:
+			"Proxy-Connection", "Proxy-Authorization", "Proxy-Authenticate", exchange.RequestIDHeader, exchange.PolicyHeader:
 			continue
 		case "Traceparent", "Tracestate":
 			if r.try.On() { // the server's span is below the attempt's
@@ -98,8 +99,8 @@ func fieldName(name []byte) bool {
 
 // answerHead takes over the answer's status and headers.
 func (r *relay) answerHead() {
-	h := &r.ctx.Response.Header
-	r.ctx.SetStatusCode(r.status)
+	h := &r.Ctx.Response.Header
+	r.Ctx.SetStatusCode(r.Status)
 	kind := false
 	var hops []byte
 	for lines := r.lines; len(lines) > 0; {
@@ -140,7 +141,7 @@ func skipped(name []byte) bool {
 	case 10:
 		return is(name, "connection") || is(name, "keep-alive")
 	case 12:
-		return strings.EqualFold(string(name), requestIDHeader)
+		return strings.EqualFold(string(name), exchange.RequestIDHeader)
 	case 14:
 		return is(name, "content-length")
 	case 17:

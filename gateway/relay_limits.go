@@ -5,7 +5,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
-	"github.com/tandem-serving/tandem/gateway/auth"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
@@ -35,7 +35,7 @@ func (r *relay) checkLimits() *openai.Error {
 		return nil
 	}
 	param := "prompt"
-	if r.path == "/v1/chat/completions" {
+	if r.Path == "/v1/chat/completions" {
 		param = "messages"
 	}
 	if exact {
@@ -46,10 +46,10 @@ func (r *relay) checkLimits() *openai.Error {
 
 // eachAdmission calls f with the queue of native nodes and those of upstreams'
 // models.
-func (g *Gateway) eachAdmission(f func(*admission)) {
-	f(g.admission)
+func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
+	f(g.Queue)
 	g.queues.Range(func(_, a any) bool {
-		f(a.(*admission))
+		f(a.(*exchange.Admission))
 		return true
 	})
 }
@@ -63,18 +63,18 @@ func ownName(m *upstream.Model) string {
 }
 
 // relayAdmission is where requests for a model wait; nil: its servers have no bound.
-func (g *Gateway) relayAdmission(m *upstream.Model) *admission {
+func (g *Gateway) relayAdmission(m *upstream.Model) *exchange.Admission {
 	l := g.lim()
 	if l.UpstreamRequests <= 0 {
 		return nil
 	}
 	if a, ok := g.queues.Load(ownName(m)); ok {
-		return a.(*admission)
+		return a.(*exchange.Admission)
 	}
-	a := newAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
-	a.setRoom(roomOf(m, l.UpstreamRequests), math.MaxInt64)
+	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
+	a.SetRoom(roomOf(m, l.UpstreamRequests), math.MaxInt64)
 	was, _ := g.queues.LoadOrStore(ownName(m), a)
-	return was.(*admission)
+	return was.(*exchange.Admission)
 }
 
 // roomOf is how many requests a model's servers take at once. Where none is up
@@ -95,58 +95,32 @@ func (g *Gateway) lookForRelayRoom() {
 	}
 	now := g.foreign.Now()
 	g.queues.Range(func(of, x any) bool {
-		a := x.(*admission)
+		a := x.(*exchange.Admission)
 		name, far := of.(string)
 		if !far {
 			return true
 		}
 		if m := now.Find(name); m != nil {
-			a.setRoom(roomOf(m, g.lim().UpstreamRequests), math.MaxInt64)
+			a.SetRoom(roomOf(m, g.lim().UpstreamRequests), math.MaxInt64)
 			return true
 		}
-		if a.setRoom(math.MaxInt64, math.MaxInt64); a.idle() {
+		if a.SetRoom(math.MaxInt64, math.MaxInt64); a.Idle() {
 			g.queues.Delete(name)
 		}
 		return true
 	})
 }
 
-// claim implements backend.
-func (r *relay) claim() (claim, *openai.Error) {
+// Claim implements exchange.Backend.
+func (r *relay) Claim() (exchange.Claim, *openai.Error) {
 	a := r.g.relayAdmission(r.model)
 	if a == nil {
-		return claim{}, nil
+		return exchange.Claim{}, nil
 	}
 	// Of bodies that are no JSON nothing is known: they are one request each.
 	choices, tokens := int64(max(1, r.look.N))*int64(max(1, r.look.Batch)), int64(max(1, len(r.look.Prompt)/bytesPerToken))
-	return claim{a: a, priority: r.priority(r.look.Priority), choices: choices, tokens: tokens}, nil
+	return exchange.Claim{Queue: a, Priority: r.Priority(r.look.Priority), Choices: choices, Tokens: tokens}, nil
 }
-
-// flowOf is whom a key's requests are charged to in a queue that is not the native
-// nodes': flows belong to one queue.
-func (a *admission) flowOf(k *auth.Key) *admit.Flow {
-	if k == nil {
-		return a.anyone
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.flows == nil {
-		a.flows = map[*admit.Flow]*admit.Flow{}
-	}
-	f := a.flows[k.Flow()]
-	if f == nil {
-		if len(a.flows) >= maxFlows && a.q.Len() == 0 { // of keys that may be gone
-			clear(a.flows)
-		}
-		f = admit.NewFlow(k.Limits.Weight)
-		a.flows[k.Flow()] = f
-	}
-	a.q.SetWeight(f, k.Limits.Weight)
-	return f
-}
-
-// maxFlows is from how many keys on those that do not wait are forgotten.
-const maxFlows = 64 << 10
 
 // letGo drops the request's body, once an answer has begun that no other server
 // can take over: a stream of minutes should not hold a prompt of megabytes.
@@ -158,5 +132,5 @@ func (r *relay) letGo() {
 	if cap(r.patched) > httpserver.HeadBytes {
 		r.patched = nil
 	}
-	httpserver.DropBody(r.ctx)
+	httpserver.DropBody(r.Ctx)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
@@ -57,13 +58,13 @@ func TestRelayedFilesTakeRoom(t *testing.T) {
 	b := newRelayed(t, Options{UpstreamRequests: 1}, "s1")
 	b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
 		n := int64(0)
-		b.g.eachAdmission(func(a *admission) { n += a.running.Load() })
+		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Running() })
 		fmt.Fprint(w, n)
 	})
 	if r := b.post("/v1/audio/transcriptions", "--x\r\n\r\n--x--", "Content-Type: multipart/form-data; boundary=x"); r.StatusCode != 200 || r.body != "1" {
 		t.Errorf("%d, counted: %s", r.StatusCode, r.body)
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	if err := b.g.Check(); err != nil {
 		t.Error(err)
 	}
@@ -102,7 +103,7 @@ func (b *relayed) askFor(prompt string, priority int, headers ...string) *client
 	b.Helper()
 	at := func() int64 {
 		n := int64(0)
-		b.g.eachAdmission(func(a *admission) { n += a.running.Load() + a.waiting.Load() })
+		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Running() + a.Waiting() })
 		return n
 	}
 	before, c := at(), b.dial()
@@ -142,7 +143,7 @@ func TestRelayWaits(t *testing.T) {
 	}
 	leaves.Close()
 	waiting := func() (n int64) {
-		b.g.eachAdmission(func(a *admission) { n += a.waiting.Load() })
+		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Waiting() })
 		return n
 	}
 	b.until(func() bool { return waiting() == 3 })
@@ -156,7 +157,7 @@ func TestRelayWaits(t *testing.T) {
 	if got := strings.Join(told()[2:], ""); got != "fec" {
 		t.Errorf("the servers got %q after the first two", got)
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	if err := b.g.Check(); err != nil {
 		t.Error(err)
 	}
@@ -215,8 +216,8 @@ func TestRelayWeights(t *testing.T) {
 // What an answer tells of its end is what is counted.
 func TestRelayCounts(t *testing.T) {
 	b := newRelayed(t, Options{}, "s1")
-	done := func(reason string) float64 { return b.g.meters.set.Counter(metrics.RequestSuccess, reason).Get() }
-	m := &b.g.meters
+	done := func(reason string) float64 { return b.g.Meters.Set.Counter(metrics.RequestSuccess, reason).Get() }
+	m := &b.g.Meters
 	b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		event(w, chunkEvent("two tokens"), `data: {"choices":[{"index":0,"delta":{},"finish_reason":null}]}`+"\n\n",
@@ -226,16 +227,16 @@ func TestRelayCounts(t *testing.T) {
 	if r := b.post("/v1/chat/completions", ask(true, "x")); r.err != nil {
 		t.Fatal(r.err)
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
-	if s, l := done("stop"), done("length"); s != 1 || l != 1 || m.tokens.Get() != 20 || m.prompt.Get() != 70 || m.cached.Get() != 64 {
-		t.Errorf("%g stop, %g length, %g tokens, %g prompt, %g cached", s, l, m.tokens.Get(), m.prompt.Get(), m.cached.Get())
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
+	if s, l := done("stop"), done("length"); s != 1 || l != 1 || m.Tokens.Get() != 20 || m.Prompt.Get() != 70 || m.Cached.Get() != 64 {
+		t.Errorf("%g stop, %g length, %g tokens, %g prompt, %g cached", s, l, m.Tokens.Get(), m.Prompt.Get(), m.Cached.Get())
 	}
 	b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"abort"}],"usage":{"prompt_tokens":5,"completion_tokens":3}}`)
 	})
 	b.post("/v1/chat/completions", ask(false, "x"))
-	if a := done("abort"); a != 1 || m.tokens.Get() != 23 || m.prompt.Get() != 75 {
-		t.Errorf("%g abort, %g tokens, %g prompt", a, m.tokens.Get(), m.prompt.Get())
+	if a := done("abort"); a != 1 || m.Tokens.Get() != 23 || m.Prompt.Get() != 75 {
+		t.Errorf("%g abort, %g tokens, %g prompt", a, m.Tokens.Get(), m.Prompt.Get())
 	}
 }
 
@@ -287,7 +288,7 @@ func TestBodiesAreLetGo(t *testing.T) {
 	if got := b.far["s1"].requests(); len(got) != 3 || len(got[2].body) < 100<<10 {
 		t.Fatal(len(got))
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 && b.g.http.Held() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 && b.g.http.Held() == 0 })
 }
 
 // A bound that is set while the gateway runs holds, and so does its end.

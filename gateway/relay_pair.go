@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
@@ -28,7 +29,7 @@ func (r *relay) chargePair() *openai.Error {
 	if r.g.foreign.Protocol() == upstream.SGLang && r.look.Batch > 1 {
 		n += r.look.Batch * maxBootstrap
 	}
-	return r.g.charge(r.ctx)(n)
+	return r.g.charge(r.Ctx)(n)
 }
 
 // maxBootstrap is the most that a prompt of a batch adds to the body of SGLang's
@@ -98,10 +99,10 @@ func (r *relay) atOnce(s, prefill *upstream.Server, force upstream.Forced) error
 	if err := r.open(prefill, force.Prefill); err != nil {
 		return err
 	}
-	if err := r.call.Send(r.appendHead(prefill, len(r.patched)), r.patched, r.deadline); err != nil {
+	if err := r.call.Send(r.appendHead(prefill, len(r.patched)), r.patched, r.Deadline); err != nil {
 		return err
 	}
-	if err := r.call.Patience(r.deadline); err != nil {
+	if err := r.call.Patience(r.Deadline); err != nil {
 		return fmt.Errorf("%w: %s: %w", upstream.ErrServer, prefill.Name, err)
 	}
 	l := &leg{call: r.call, server: prefill, done: make(chan struct{})}
@@ -111,11 +112,11 @@ func (r *relay) atOnce(s, prefill *upstream.Server, force upstream.Forced) error
 	r.mu.Unlock()
 	go l.run(r.starve)
 	if gone {
-		return errGone
+		return exchange.ErrGone
 	}
 	err := r.open(s, force.Server)
 	if err == nil {
-		if err = r.call.Send(r.appendHead(s, len(r.patched)), r.patched, r.deadline); err == nil {
+		if err = r.call.Send(r.appendHead(s, len(r.patched)), r.patched, r.Deadline); err == nil {
 			err = r.await(maxHeld)
 		}
 	}
@@ -135,7 +136,7 @@ func (r *relay) atOnce(s, prefill *upstream.Server, force upstream.Forced) error
 		return l.err
 	}
 	// A client's fault, which both would tell.
-	r.lines, r.held, r.full, r.events, r.status = l.lines, append(r.held[:0], l.body...), true, false, l.status
+	r.lines, r.held, r.full, r.events, r.Status = l.lines, append(r.held[:0], l.body...), true, false, l.status
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
@@ -196,7 +197,7 @@ func TestPairsRetry(t *testing.T) {
 						}))
 					}
 					for i := range 4 {
-						r := b.post("/v1/chat/completions", pairBody(i%2 == 0, fmt.Sprint(i), ""), policyHeader+": round_robin")
+						r := b.post("/v1/chat/completions", pairBody(i%2 == 0, fmt.Sprint(i), ""), exchange.PolicyHeader+": round_robin")
 						if r.StatusCode != 200 || r.err != nil || i%2 == 0 && !r.events(t).done {
 							t.Fatal(r.StatusCode, r.body, b.log.String())
 						}

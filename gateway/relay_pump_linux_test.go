@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/exchange"
 )
 
 // pumped is the body of a request at s1 whose client has a socket of its own, as it
@@ -45,7 +47,7 @@ func pumped(t *testing.T, b *relayed, path string) (rb *relayBody, far net.Conn)
 	}
 	ctx := new(fasthttp.RequestCtx)
 	ctx.Init2(client, nil, false)
-	r := &relay{exchange: exchange{g: b.g, path: path, start: time.Now(), deadline: time.Now().Add(time.Hour), ctx: ctx}, server: s, call: call, events: true, patient: true}
+	r := &relay{Exchange: exchange.Exchange{S: b.g.Service, Path: path, Start: time.Now(), Deadline: time.Now().Add(time.Hour), Ctx: ctx}, g: b.g, server: s, call: call, events: true, patient: true}
 	return &relayBody{r: r, done: r.completes(), begun: true}, far
 }
 
@@ -77,10 +79,10 @@ func TestPumpedEventsCountOnce(t *testing.T) {
 		n, err = rb.Read(p)
 		last = append(last, p[:n]...)
 	}
-	if err != errCut || !bytes.Contains(last, []byte("broke off")) || bytes.Contains(last, []byte("three")) {
+	if err != exchange.ErrCut || !bytes.Contains(last, []byte("broke off")) || bytes.Contains(last, []byte("three")) {
 		t.Errorf("%q, %v", last, err)
 	}
-	if n := b.g.meters.tokens.Get(); n != 3 || rb.r.nEvents != 3 || rb.r.told.lengths != 1 {
+	if n := b.g.Meters.Tokens.Get(); n != 3 || rb.r.nEvents != 3 || rb.r.told.lengths != 1 {
 		t.Errorf("%g tokens, %d events and %d ends were counted", n, rb.r.nEvents, rb.r.told.lengths)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
@@ -201,7 +202,7 @@ func TestRelayClientGone(t *testing.T) {
 	c.send("POST", "/v1/chat/completions", ask(false, "x"))
 	b.until(func() bool { return s.running.Load() == 1 })
 	c.Close()
-	b.until(func() bool { return s.running.Load() == 0 && b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return s.running.Load() == 0 && b.g.InFlight.Load() == 0 })
 
 	s.does(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -214,7 +215,7 @@ func TestRelayClientGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
-	b.until(func() bool { return s.running.Load() == 0 && b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return s.running.Load() == 0 && b.g.InFlight.Load() == 0 })
 }
 
 // Each request goes to a server of its model.
@@ -301,10 +302,10 @@ func TestRelayAffinity(t *testing.T) {
 	if n, _ := used(64, func(i int) string { return ask(false, fmt.Sprint(i)+long) }); n != 4 {
 		t.Errorf("64 prefixes met %d servers", n)
 	}
-	if n, _ := used(12, func(i int) string { return ask(false, fmt.Sprint(i)+long) }, policyHeader+": session", sessionHeader+": me"); n != 1 {
+	if n, _ := used(12, func(i int) string { return ask(false, fmt.Sprint(i)+long) }, exchange.PolicyHeader+": session", "X-Session-Id"+": me"); n != 1 {
 		t.Errorf("one session met %d servers", n)
 	}
-	if n, most := used(12, func(int) string { return ask(false, long) }, policyHeader+": round_robin"); n != 4 || most != 3 {
+	if n, most := used(12, func(int) string { return ask(false, long) }, exchange.PolicyHeader+": round_robin"); n != 4 || most != 3 {
 		t.Errorf("round robin met %d servers, one of them %d times", n, most)
 	}
 }
@@ -395,7 +396,7 @@ func TestRelayRandom(t *testing.T) {
 	for range 40 {
 		<-ends
 	}
-	b.until(func() bool { return b.g.inFlight.Load() == 0 })
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 }
 
 // From a server's connection to the bytes that leave, an event allocates nothing.
@@ -419,7 +420,7 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 	if err := call.Head(); err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{exchange: exchange{g: b.g, start: time.Now(), ctx: new(fasthttp.RequestCtx)}, call: call, events: true, patient: true}
+	r := &relay{Exchange: exchange.Exchange{S: b.g.Service, Start: time.Now(), Ctx: new(fasthttp.RequestCtx)}, g: b.g, call: call, events: true, patient: true}
 	rb := &relayBody{r: r, done: true, buf: make([]byte, 0, 2*maxEvent)}
 	p, n := make([]byte, 200), 0
 	if allocs := testing.AllocsPerRun(1000, func() {

@@ -96,9 +96,9 @@ func (o *outcome) finish() string {
 
 // record counts the request's end.
 func (r *relay) record() {
-	if r.cause != "" || r.status >= 400 {
-		if r.admitted {
-			r.finished(r.broken(), 1)
+	if r.Cause != "" || r.Status >= 400 {
+		if r.Admitted {
+			r.Finished(r.Broken(), 1)
 		}
 		return
 	}
@@ -106,19 +106,19 @@ func (r *relay) record() {
 	if !o.over() { // embeddings and the like
 		o.stops = 1
 	}
-	r.finished(metrics.ReasonStop, o.stops)
-	r.finished(metrics.ReasonLength, o.lengths)
-	r.finished(metrics.ReasonAbort, o.aborts)
-	r.finished(metrics.ReasonError, o.errors)
-	m, prompt, output := &r.g.meters, -1, -1
+	r.Finished(metrics.ReasonStop, o.stops)
+	r.Finished(metrics.ReasonLength, o.lengths)
+	r.Finished(metrics.ReasonAbort, o.aborts)
+	r.Finished(metrics.ReasonError, o.errors)
+	m, prompt, output := &r.g.Meters, -1, -1
 	if n := r.nOutput(); n > 0 {
 		output = n
-		m.tokens.Add(float64(max(0, n-r.nEvents)))
+		m.Tokens.Add(float64(max(0, n-r.nEvents)))
 	}
 	if u := &o.usage; u.Prompt > 0 {
 		prompt = u.Prompt
-		m.prompt.Add(float64(u.Prompt))
-		m.cached.Add(float64(u.Cached))
+		m.Prompt.Add(float64(u.Prompt))
+		m.Cached.Add(float64(u.Cached))
 	}
-	r.whole(&r.times, prompt, output)
+	r.Whole(&r.times, prompt, output)
 }

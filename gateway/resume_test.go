@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
@@ -93,8 +94,8 @@ func TestResume(t *testing.T) {
 					t.Errorf("%s:\n got %s\nwant %s", body, got, want[i])
 				}
 			}
-			if b.g.meters.resumes.Get() < 1 { // how many meet a node that loses them depends on how fast it is back
-				t.Errorf("%g resumes", b.g.meters.resumes.Get())
+			if b.g.Meters.Resumes.Get() < 1 { // how many meet a node that loses them depends on how fast it is back
+				t.Errorf("%g resumes", b.g.Meters.Resumes.Get())
 			}
 			for at, n := range b.nodes {
 				for _, r := range n.Requests() {
@@ -186,7 +187,7 @@ func TestResumePrefersItsClass(t *testing.T) {
 			if got := text(t, conn.receive()); got != fmt.Sprintf("0 %q length <nil>; ", c.want) {
 				t.Error(got)
 			}
-			if got := b.g.meters.classChanges.Get(); got != c.changes {
+			if got := b.g.Meters.ClassChanges.Get(); got != c.changes {
 				t.Errorf("%g changes of class, want %g", got, c.changes)
 			}
 			if got := strings.Count(b.log.String(), "stream continues in another numerics class"); got != int(c.changes) {
@@ -206,7 +207,7 @@ func TestResumeGivesUp(t *testing.T) {
 	if s := r.events(t); r.err == nil || s.done || s.failure == nil || s.failure.Error.Code != 503 {
 		t.Fatalf("%v %q", r.err, r.body)
 	}
-	b.until(func() bool { return b.g.meters.set.Counter(metrics.GatewayStreamsAborted, "upstream").Get() == 1 })
+	b.until(func() bool { return b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "upstream").Get() == 1 })
 }
 
 // A request that every node dies of does not go round for ever.
@@ -312,8 +313,8 @@ func TestCachedTokensOfTheFirstAttempt(t *testing.T) {
 			t.Errorf("prompt %d: %+v, want %d cached", i, u, want)
 		}
 	}
-	if lower == 0 || b.g.meters.resumes.Get() < 8 {
-		t.Errorf("%d prompts began where less was cached, %g resumes", lower, b.g.meters.resumes.Get())
+	if lower == 0 || b.g.Meters.Resumes.Get() < 8 {
+		t.Errorf("%d prompts began where less was cached, %g resumes", lower, b.g.Meters.Resumes.Get())
 	}
 }
 
@@ -323,7 +324,7 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	b := newBed(t, Options{}, nil)
 	b.do("GET", "/livez", "") // a server that is stopped before it serves never ends
 	end := time.Now().Add(time.Hour)
-	j := &job{exchange: exchange{g: b.g, deadline: end}, req: new(openai.Request), model: &model{Model: render.Model{BlockTokens: 16}, queue: newAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
+	j := &job{Exchange: exchange.Exchange{S: b.g.Service, Deadline: end}, g: b.g, req: new(openai.Request), model: &model{Model: render.Model{BlockTokens: 16}, queue: exchange.NewAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
 	c := &choice{prompt: &render.Prompt{Tokens: []int32{1}}, output: []int32{2}}
 	c.state.Begin()
 	c.state.Sent()

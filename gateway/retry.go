@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 )
@@ -17,7 +18,7 @@ func (c *choice) done() bool { return c.state.State() == fsm.Finished }
 // position, and where no node takes them it waits for one, a bounded time.
 func (j *job) retry(c *choice, err error) *openai.Error {
 	node, f := c.node, nodeFailure(err)
-	failSpan(&c.span, f)
+	exchange.FailSpan(&c.span, f)
 	j.leave(c)
 	c.stream = nil
 	if fault := j.failed(c, node, f); fault != nil {
@@ -26,7 +27,7 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 	if !c.state.Started() {
 		return j.attempt(c)
 	}
-	j.g.meters.resumes.Inc()
+	j.g.Meters.Resumes.Inc()
 	r := j.g.resumes.Reserve()
 	if wait := r.Delay(); wait > j.g.lim().ResumeTimeout {
 		r.Cancel()
@@ -40,10 +41,10 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 }
 
 // failed records a failed attempt. It returns an error when there may be no other.
-func (j *job) failed(c *choice, node *nodes.Node, f *failure) *openai.Error {
-	j.attemptFailed(f, &c.span, "node", node.Name)
+func (j *job) failed(c *choice, node *nodes.Node, f *exchange.Failure) *openai.Error {
+	j.AttemptFailed(f, &c.span, "node", node.Name)
 	c.failure = f
-	if next(&j.exchange, &c.state, node, f) == fsm.GiveUp {
+	if exchange.Next(&j.Exchange, &c.state, node, f) == fsm.GiveUp {
 		return j.lose(c)
 	}
 	return nil
@@ -55,8 +56,8 @@ func (j *job) failed(c *choice, node *nodes.Node, f *failure) *openai.Error {
 func (j *job) enterClass(c *choice) {
 	class := c.node.Class()
 	if c.state.Started() && c.class != "" && class != "" && class != c.class {
-		j.g.meters.classChanges.Inc()
-		j.g.log.Warn("stream continues in another numerics class: no node of its own is usable", "request", j.req.RequestID,
+		j.g.Meters.ClassChanges.Inc()
+		j.g.Log.Warn("stream continues in another numerics class: no node of its own is usable", "request", j.req.RequestID,
 			"node", c.node.Name, "tokens", len(c.output), "class", class, "before", c.class)
 	}
 	c.class = class
@@ -66,7 +67,7 @@ func (j *job) enterClass(c *choice) {
 // has begun waits for one, within ResumeTimeout. node is one that would be asked
 // again, or nil.
 func (j *job) nowhere(c *choice, node *nodes.Node) *openai.Error {
-	if c.state.NoNode(time.Now(), j.g.choiceLimits()) == fsm.Wait {
+	if c.state.NoNode(time.Now(), j.g.ChoiceLimits()) == fsm.Wait {
 		j.wake(c.state.RetryAt())
 		return nil
 	}
@@ -80,15 +81,15 @@ func (j *job) nowhere(c *choice, node *nodes.Node) *openai.Error {
 func (j *job) lose(c *choice) *openai.Error {
 	c.state.Abandon()
 	switch {
-	case c.failure != nil && c.failure.late: // the node's timer was first
-		j.cause = causeDeadline
+	case c.failure != nil && c.failure.Late: // the node's timer was first
+		j.Cause = exchange.CauseDeadline
 	case c.state.Started():
-		j.cause = causeUpstream
+		j.Cause = exchange.CauseUpstream
 	}
 	if c.failure == nil {
 		return j.noNode()
 	}
-	return c.failure.fault()
+	return c.failure.Fault()
 }
 
 func (j *job) noNode() *openai.Error {

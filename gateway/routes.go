@@ -111,7 +111,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
 			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
-		g.logRefusal(ctx, ctx.Time())
+		g.LogRefusal(ctx, ctx.Time())
 		return
 	}
 	if method == "OPTIONS" && len(allowed) > 1 {

@@ -5,57 +5,28 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// Headers by which a request says how it is to be routed.
-const (
-	policyHeader  = "X-Tandem-Policy"
-	sessionHeader = "X-Session-Id"
-)
-
-// by is how a request is routed.
-type by struct {
-	policy  route.Policy
-	session kvcache.Hash // of its session's name; 0: none
-	turn    uint64
-}
-
-// routing reads how a request is to be routed.
-func (g *Gateway) routing(h *fasthttp.RequestHeader) (by, *openai.Error) {
-	b := by{policy: g.policy, turn: g.turn.Add(1)}
-	if name := h.Peek(policyHeader); len(name) > 0 {
-		p, err := route.ParsePolicy(string(name))
-		if err != nil {
-			return b, openai.BadRequest("", "the header %s is %q: want one of %s", policyHeader, openai.Clip(string(name), 100), route.Policies())
-		}
-		b.policy = p
-	}
-	if id := h.Peek(sessionHeader); len(id) > 0 {
-		b.session = kvcache.Hash(xxhash.Sum64(id))
-	}
-	return b, nil
-}
-
 // route decides where a prompt with nOut tokens of output goes, whose prefill may
 // be elsewhere from minRemote uncached tokens on. Decode nodes of class are preferred
 // to all others, where it is given. view is filled and stays the caller's.
-func (g *Gateway) route(fleet *nodes.Snapshot, view *route.View, m *model, p *render.Prompt, how *by, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
+func (g *Gateway) route(fleet *nodes.Snapshot, view *route.View, m *model, p *render.Prompt, how *exchange.RouteHints, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
 	n := len(p.Tokens) + nOut - 1 // the last token is decode's own
 	q := m.query(p, n)
 	q.Avoid, q.Class = avoid, class
 	fleet.Look(view, q)
-	r := route.Request{Policy: how.policy, Key: p.Key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.turn}
+	r := route.Request{Policy: how.Policy, Key: p.Key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.Turn}
 	switch {
-	case r.Policy == route.Session && how.session != 0:
-		r.Key = how.session
+	case r.Policy == route.Session && how.Session != 0:
+		r.Key = how.Session
 	case r.Policy == route.PowerOfTwo:
 		r.Draw = rand.Uint64()
 	case r.Policy == route.Prefix && fleet.Shared:
@@ -99,10 +70,10 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	}
 	text := string(ctx.QueryArgs().Peek("prompt"))
 	if text == "" || m.Text == nil {
-		g.fail(ctx, openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT (and a policy in the header %s)", policyHeader))
+		g.fail(ctx, openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT (and a policy in the header %s)", exchange.PolicyHeader))
 		return
 	}
-	how, fault := g.routing(&ctx.Request.Header)
+	how, fault := g.Routing(&ctx.Request.Header)
 	if fault != nil {
 		g.fail(ctx, fault)
 		return
@@ -114,7 +85,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	fleet, view := g.fleet.Now(), new(route.View)
 	minRemote := max(1, g.o.MinRemotePrefillTokens)
 	d := g.route(fleet, view, m, &p, &how, m.demand(len(p.Tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
-	e := explanation{Tokens: len(p.Tokens), Policy: how.policy.String(), Nodes: []routeNode{}}
+	e := explanation{Tokens: len(p.Tokens), Policy: how.Policy.String(), Nodes: []routeNode{}}
 	e.Words = fleet.Table.Explain(d, *view, len(p.Tokens), minRemote)
 	if d.Decode >= 0 {
 		e.Decode = fleet.Decode[d.Decode].Name

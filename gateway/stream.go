@@ -1,16 +1,12 @@
 package gateway
 
 import (
-	"errors"
 	"io"
 	"sync"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 )
-
-// errCut ends a body without its last chunk: the server then closes the
-// connection, and the client sees that the answer is not whole.
-var errCut = errors.New("gateway: answer cut")
 
 // stream is a streamed response's body. The server reads it on the connection's
 // own goroutine, each Read becoming one chunk and one flush, and closes it in any
@@ -59,7 +55,7 @@ func (j *job) giveBuffer() {
 // connection.
 func (s *stream) Read(p []byte) (n int, err error) {
 	j := s.j
-	defer j.caught(&n, &err)
+	defer j.Caught(&n, &err)
 	for s.sent == len(j.buf) && s.end == nil && j.live > 0 {
 		s.fill()
 	}
@@ -85,7 +81,7 @@ func (s *stream) fill() {
 	}
 	defer j.countBuffer()
 	if fault := j.advance(); fault != nil {
-		if s.end = errCut; !j.unread() {
+		if s.end = exchange.ErrCut; !j.Unread() {
 			j.buf = fault.AppendEvent(j.buf)
 		}
 	}
@@ -94,6 +90,6 @@ func (s *stream) fill() {
 // CloseWithError implements fasthttp.ReadCloserWithError; err is why the body
 // could not be written to its end, or nil.
 func (s *stream) CloseWithError(err error) error {
-	s.j.closeBody(err, s.end != nil)
+	s.j.CloseBody(err, s.end != nil)
 	return nil
 }

@@ -49,7 +49,7 @@ func (j *job) echoed(c *choice) *openai.Error {
 	j.leave(c)
 	c.state.Finish()
 	c.stream, c.finish.Reason = nil, metrics.ReasonLength
-	j.release()
+	j.Release()
 	j.live--
 	j.emit(c, "")
 	return nil

@@ -50,11 +50,11 @@ func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
 
 // translate does what both have in common.
 func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do func(*model, *openai.Request) ([]byte, *openai.Error)) {
-	if fault := g.enter(); fault != nil {
+	if fault := g.Enter(); fault != nil {
 		g.fail(ctx, fault)
 		return
 	}
-	defer g.inFlight.Add(-1)
+	defer g.InFlight.Add(-1)
 	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.charge(ctx))
 	if fault != nil {
 		g.fail(ctx, fault)

@@ -93,14 +93,14 @@ func TestTokenizeLimits(t *testing.T) {
 		if r := b.post(path, body); r.StatusCode != 400 || !strings.Contains(r.body, "no tokenizer") {
 			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)
 		}
-		b.g.inFlight.Add(1)
+		b.g.InFlight.Add(1)
 		if r := b.post(path, body); r.StatusCode != 503 || r.Header.Get("Retry-After") == "" {
 			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)
 		}
 		if r := b.do("GET", "/load", ""); r.body != `{"server_load":1}` {
 			t.Errorf("%q", r.body)
 		}
-		b.g.inFlight.Add(-1)
+		b.g.InFlight.Add(-1)
 	}
 }
 

@@ -26,11 +26,12 @@ var mayImport = map[string][]string{
 	},
 
 	"gateway": {
-		"gateway/auth", "gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
+		"gateway/exchange", "gateway/auth", "gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "gateway/api/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
 	},
 	"gateway/admit":                       {},
 	"gateway/auth":                        {"gateway/admit", "internal/obs/metrics", "internal/regular"},
+	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},

@@ -78,3 +78,13 @@ func Clip(s string, n int) string {
 	}
 	return s
 }
+
+// TooMany is a 429: a limit is reached, and the request may come again after so many seconds.
+func TooMany(retryAfter int, format string, args ...any) *Error {
+	return &Error{Status: 429, Type: TypeRateLimit, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
+}
+
+// BadGateway is a 502: an upstream's answer cannot be passed on.
+func BadGateway(format string, args ...any) *Error {
+	return &Error{Status: 502, Type: "Bad Gateway", Message: fmt.Sprintf(format, args...)}
+}

@@ -1,7 +1,6 @@
-package gateway
+package exchange
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"sync"
@@ -10,15 +9,12 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
-	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 const (
-	// roomInterval is how often the fleet's room is looked at anew; what ends here
-	// makes room at once.
-	roomInterval = 100 * time.Millisecond
 	// shortTokens is the longest prompt that prefill nodes compute before others for sure,
 	// shortShare the part of the room for prompt tokens, 1/shortShare, that such prompts may
 	// have beside all others.
@@ -28,10 +24,10 @@ const (
 	chargeTokens = 32
 )
 
-// admission lets requests through to the fleet while it has room for them, and
+// Admission lets requests through to the fleet while it has room for them, and
 // has the others wait here, where their order can still be chosen. While nobody
 // waits that takes a few atomic operations and no lock.
-type admission struct {
+type Admission struct {
 	room      atomic.Int64 // requests that may be on nodes
 	tokenRoom atomic.Int64 // prompt tokens that may be there uncomputed
 	running   atomic.Int64 // requests let through and not done, each choice counted
@@ -54,44 +50,53 @@ type waiter struct {
 	item    admit.Item
 	choices int64
 	tokens  int64
-	room    kvRoom
-	avoid   *nodes.Node   // another request waits for its room; set before ready is closed
+	room    Room
+	avoid   any           // node; another request waits for its room; set before ready is closed
 	evicted bool          // likewise
 	ready   chan struct{} // closed when it waits no more
 }
 
-func newAdmission(l admit.Limits) *admission {
-	a := &admission{q: admit.New(l), anyone: admit.NewFlow(1)}
-	a.setRoom(math.MaxInt64, math.MaxInt64)
+func NewAdmission(l admit.Limits) *Admission {
+	a := &Admission{q: admit.New(l), anyone: admit.NewFlow(1)}
+	a.SetRoom(math.MaxInt64, math.MaxInt64)
 	return a
 }
 
-// setRoom takes the fleet's room and fills it.
-func (a *admission) setRoom(requests, tokens int64) {
+// SetRoom takes the fleet's room and fills it.
+func (a *Admission) SetRoom(requests, tokens int64) {
 	a.room.Store(requests)
 	a.tokenRoom.Store(tokens)
 	a.fill()
 }
 
-// kvRoom is what a request asks of the nodes' KV memory. The zero value asks
+// Room is what a request asks of the nodes' KV memory. The zero value asks
 // nothing.
-type kvRoom struct {
-	blocks int64 // that it is expected to take
-	// on reports whether a node has room beside pending blocks, of those that are not to be
-	// avoided, and which may have it first where none has.
-	on func(pending int64, avoid ...*nodes.Node) (has bool, most *nodes.Node)
+type Room struct {
+	Blocks int64 // that it is expected to take
+	// On reports whether a node other than avoid has room next to pending blocks, and, where
+	// none has, which may have it first. Nodes are values that can be compared; nil is none.
+	On func(pending int64, avoid any) (has bool, most any)
 }
+
+// Waiting is the number of requests that wait.
+func (a *Admission) Waiting() int64 { return a.waiting.Load() }
+
+// Running is the number of choices that were let through and are not done.
+func (a *Admission) Running() int64 { return a.running.Load() }
+
+// Room is the number of choices that the fleet takes at once.
+func (a *Admission) Room() int64 { return a.room.Load() }
 
 // fits says that there is room for a request of so many prompt tokens, on a node that is not
 // to be avoided.
-func (a *admission) fits(tokens int64, kv kvRoom, avoid ...*nodes.Node) bool {
+func (a *Admission) fits(tokens int64, kv Room, avoid any) bool {
 	if !a.mayGo(tokens) {
 		return false
 	}
-	if kv.on == nil {
+	if kv.On == nil {
 		return true
 	}
-	has, _ := kv.on(a.blocks.Load(), avoid...)
+	has, _ := kv.On(a.blocks.Load(), avoid)
 	return has
 }
 
@@ -99,19 +104,19 @@ func (a *admission) fits(tokens int64, kv kvRoom, avoid ...*nodes.Node) bool {
 // for it. It may take more than is left of the room for tokens, so that none is too large
 // to ever get through. Long prompts that fill the room do not keep short ones away, which
 // prefill nodes compute first.
-func (a *admission) mayGo(tokens int64) bool {
+func (a *Admission) mayGo(tokens int64) bool {
 	return a.running.Load() < a.room.Load() && (a.tokens.Load() < a.tokenRoom.Load() || a.passes(tokens))
 }
 
 // passes says that a prompt is short, and that few short ones are before the nodes.
-func (a *admission) passes(tokens int64) bool {
+func (a *Admission) passes(tokens int64) bool {
 	return tokens <= shortTokens && a.short.Load()+tokens <= a.tokenRoom.Load()/shortShare
 }
 
-// count adds the tokens of a prompt that is to be computed.
-func (a *admission) count(tokens int64) { a.add(tokens, tokens) }
+// Count adds the tokens of a prompt that is to be computed.
+func (a *Admission) Count(tokens int64) { a.add(tokens, tokens) }
 
-func (a *admission) add(prompt, tokens int64) {
+func (a *Admission) add(prompt, tokens int64) {
 	a.tokens.Add(tokens)
 	if prompt <= shortTokens {
 		a.short.Add(tokens)
@@ -119,53 +124,53 @@ func (a *admission) add(prompt, tokens int64) {
 }
 
 // pass lets a request through if nobody waits and there is room.
-func (a *admission) pass(choices, tokens int64, kv kvRoom) bool {
-	if a.waiting.Load() > 0 || !a.fits(tokens, kv) {
+func (a *Admission) pass(choices, tokens int64, kv Room) bool {
+	if a.waiting.Load() > 0 || !a.fits(tokens, kv, nil) {
 		return false
 	}
 	if a.running.Add(choices)-choices >= a.room.Load() { // others were faster
-		a.leave(choices)
+		a.Leave(choices)
 		return false
 	}
-	a.count(tokens)
-	a.blocks.Add(kv.blocks)
+	a.Count(tokens)
+	a.blocks.Add(kv.Blocks)
 	return true
 }
 
-// routed returns the KV blocks of a request that are counted until its attempts
+// Routed returns the KV blocks of a request that are counted until its attempts
 // begin.
-func (a *admission) routed(blocks int64) {
+func (a *Admission) Routed(blocks int64) {
 	a.blocks.Add(-blocks)
 	if blocks > 0 && a.waiting.Load() > 0 {
 		a.fill()
 	}
 }
 
-// answered counts the length of an answer.
-func (a *admission) answered(tokens int) {
+// Answered counts the length of an answer.
+func (a *Admission) Answered(tokens int) {
 	a.answersMu.Lock()
 	defer a.answersMu.Unlock()
 	a.answers.Add(tokens)
 }
 
-// expect is the length that an answer is expected to have.
-func (a *admission) expect(maxTokens int) int {
+// Expect is the length that an answer is expected to have.
+func (a *Admission) Expect(maxTokens int) int {
 	a.answersMu.Lock()
 	defer a.answersMu.Unlock()
 	return a.answers.Expect(maxTokens)
 }
 
-// leave tells that choices are done.
-func (a *admission) leave(choices int64) {
+// Leave tells that choices are done.
+func (a *Admission) Leave(choices int64) {
 	a.running.Add(-choices)
 	if a.waiting.Load() > 0 {
 		a.fill()
 	}
 }
 
-// computed tells that the tokens of a prompt that was counted are on nobody's list any
+// Computed tells that the tokens of a prompt that was counted are on nobody's list any
 // more.
-func (a *admission) computed(tokens int64) {
+func (a *Admission) Computed(tokens int64) {
 	a.add(tokens, -tokens)
 	if a.waiting.Load() > 0 {
 		a.fill()
@@ -173,13 +178,13 @@ func (a *admission) computed(tokens int64) {
 }
 
 // fill lets those through whose turn it is, while there is room.
-func (a *admission) fill() {
+func (a *Admission) fill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fillLocked(time.Now())
 }
 
-func (a *admission) fillLocked(now time.Time) {
+func (a *Admission) fillLocked(now time.Time) {
 	for a.q.Len() > 0 && a.fitsItem(a.q.Next()) {
 		a.let(a.q.Take(now))
 	}
@@ -203,35 +208,35 @@ func (a *admission) fillLocked(now time.Time) {
 
 // waitsFor is the node that will probably have KV memory first for the request whose turn
 // it is; nil: it waits for something else, or for nobody in particular.
-func (a *admission) waitsFor() *nodes.Node {
+func (a *Admission) waitsFor() any {
 	next := a.q.Next()
 	if next == nil {
 		return nil
 	}
 	w := next.Owner.(*waiter)
-	if w.room.on == nil || !a.mayGo(w.tokens) {
+	if w.room.On == nil || !a.mayGo(w.tokens) {
 		return nil
 	}
-	_, most := w.room.on(a.blocks.Load())
+	_, most := w.room.On(a.blocks.Load(), nil)
 	return most
 }
 
-func (a *admission) fitsItem(i *admit.Item) bool {
+func (a *Admission) fitsItem(i *admit.Item) bool {
 	w := i.Owner.(*waiter)
-	return a.fits(w.tokens, w.room)
+	return a.fits(w.tokens, w.room, nil)
 }
 
 // let counts a request whose turn has come.
-func (a *admission) let(i *admit.Item) {
+func (a *Admission) let(i *admit.Item) {
 	w := i.Owner.(*waiter)
 	a.running.Add(w.choices)
-	a.count(w.tokens)
-	a.blocks.Add(w.room.blocks)
+	a.Count(w.tokens)
+	a.blocks.Add(w.room.Blocks)
 	close(w.ready)
 }
 
 // push has a request wait, for patience at most.
-func (a *admission) push(w *waiter, patience time.Duration) *admit.Refusal {
+func (a *Admission) push(w *waiter, patience time.Duration) *admit.Refusal {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
@@ -249,7 +254,7 @@ func (a *admission) push(w *waiter, patience time.Duration) *admit.Refusal {
 }
 
 // withdraw takes a waiter out; false: it waits no more.
-func (a *admission) withdraw(w *waiter) bool {
+func (a *Admission) withdraw(w *waiter) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !w.item.Waiting() {
@@ -261,7 +266,7 @@ func (a *admission) withdraw(w *waiter) bool {
 }
 
 // charge counts tokens that a flow is served, while somebody waits.
-func (a *admission) charge(f *admit.Flow, priority int32, tokens int) {
+func (a *Admission) charge(f *admit.Flow, priority int32, tokens int) {
 	if f == nil || tokens == 0 || a.waiting.Load() == 0 {
 		return
 	}
@@ -270,30 +275,30 @@ func (a *admission) charge(f *admit.Flow, priority int32, tokens int) {
 	a.q.Charge(f, priority, tokens)
 }
 
-func (a *admission) setLimits(l admit.Limits) {
+func (a *Admission) SetLimits(l admit.Limits) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.q.SetLimits(l)
 }
 
-func (a *admission) setWeight(f *admit.Flow, weight float64) {
+func (a *Admission) SetWeight(f *admit.Flow, weight float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.q.SetWeight(f, weight)
 }
 
-// queued is what waits.
-func (a *admission) queued() (requests, tokens int) {
+// Queued is what waits.
+func (a *Admission) Queued() (requests, tokens int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.q.Len(), a.q.Tokens()
 }
 
-// idle says that nothing is counted.
-func (a *admission) idle() bool { return a.running.Load() == 0 && a.waiting.Load() == 0 }
+// Idle says that nothing is counted.
+func (a *Admission) Idle() bool { return a.running.Load() == 0 && a.waiting.Load() == 0 }
 
-// check verifies the accounts; idle: no request is being answered.
-func (a *admission) check(idle bool) error {
+// Check verifies the accounts; idle: no request is being answered.
+func (a *Admission) Check(idle bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.q.Check(); err != nil {
@@ -306,83 +311,65 @@ func (a *admission) check(idle bool) error {
 	return nil
 }
 
-// keepRoom follows the fleet's room until ctx ends.
-func (g *Gateway) keepRoom(ctx context.Context) {
-	tick := time.NewTicker(roomInterval)
-	defer tick.Stop()
-	for {
-		g.lookForRoom()
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
+// Claim is a request that asks for room.
+type Claim struct {
+	Queue    *Admission // nil: nothing is asked
+	Priority int32
+	Choices  int64
+	Tokens   int64 // of all prompts
+	Room     Room
 
-// claim is a request that asks for room.
-type claim struct {
-	a               *admission
 	flow            *admit.Flow
-	priority        int32
-	choices, tokens int64
-	room            kvRoom
 	start, deadline time.Time
 	queued          bool            // it waits, or has waited
-	avoid           *nodes.Node     // set by waitForRoom: another request waits for that node
+	avoid           any             // set by waitForRoom: another request waits for that node
 	gone            <-chan struct{} // the client has gone; nil: nobody looks
-}
-
-// claim implements backend.
-func (j *job) claim() (claim, *openai.Error) {
-	kv, fault := j.kvRoom()
-	return claim{a: j.model.queue, priority: j.req.Priority, choices: int64(len(j.choices)), tokens: int64(j.nPrompt), room: kv}, fault
 }
 
 // waitForRoom has a claim wait for its turn. cause is of metrics.StreamAborts,
 // where something other than a limit ended that.
-func (g *Gateway) waitForRoom(c *claim) (fault *openai.Error, cause string) {
-	a := c.a
-	w := &waiter{choices: c.choices, tokens: c.tokens, room: c.room, ready: make(chan struct{})}
-	w.item = admit.Item{Flow: c.flow, Priority: c.priority, Tokens: int(c.tokens), Owner: w}
+func (s *Service) waitForRoom(c *Claim) (fault *openai.Error, cause string) {
+	a := c.Queue
+	w := &waiter{choices: c.Choices, tokens: c.Tokens, room: c.Room, ready: make(chan struct{})}
+	w.item = admit.Item{Flow: c.flow, Priority: c.Priority, Tokens: int(c.Tokens), Owner: w}
 	began := time.Now()
-	patience := min(g.lim().QueueTimeout, c.deadline.Sub(began))
+	patience := min(s.Limits().QueueTimeout, c.deadline.Sub(began))
 	if no := a.push(w, patience); no != nil {
-		return g.noPlace(c, no, patience), ""
+		return s.noPlace(c, no, patience), ""
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	if fault, cause = g.turnOf(c, w, timer.C, patience); fault == nil {
+	if fault, cause = s.turnOf(c, w, timer.C, patience); fault == nil {
 		c.avoid = w.avoid
 	}
 	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
-		a.computed(c.tokens)
-		a.routed(c.room.blocks)
-		a.leave(c.choices)
+		a.Computed(c.Tokens)
+		a.Routed(c.Room.Blocks)
+		a.Leave(c.Choices)
 	}
-	g.meters.queueTime.Observe(time.Since(began).Seconds())
+	s.Meters.QueueTime.Observe(time.Since(began).Seconds())
 	return fault, cause
 }
 
 // turnOf waits for a claim's turn, or for the end of its patience.
-func (g *Gateway) turnOf(c *claim, w *waiter, over <-chan time.Time, patience time.Duration) (fault *openai.Error, cause string) {
+func (s *Service) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience time.Duration) (fault *openai.Error, cause string) {
 	select {
 	case <-w.ready:
 		if w.evicted {
-			g.refused("evicted")
-			return tooMany(c.retryAfter(), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it"), ""
+			s.Refused("evicted")
+			return openai.TooMany(c.retryAfter(), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it"), ""
 		}
 		return nil, ""
 	case <-c.gone:
-		return errGone, causeClientGone
-	case <-g.cut:
-		return errShutdown, causeShutdown
+		return ErrGone, CauseClientGone
+	case <-s.Cut:
+		return errShutdown, CauseShutdown
 	case <-over:
 		if !time.Now().Before(c.deadline) {
-			return tooLate(c.start, c.deadline), causeDeadline
+			return tooLate(c.start, c.deadline), CauseDeadline
 		}
-		g.refused("timeout")
-		return tooMany(c.retryAfter(), "the fleet had no room for this request within %v", patience.Round(time.Millisecond)), ""
+		s.Refused("timeout")
+		return openai.TooMany(c.retryAfter(), "the fleet had no room for this request within %v", patience.Round(time.Millisecond)), ""
 	}
 }
 
@@ -392,28 +379,28 @@ func tooLate(start, deadline time.Time) *openai.Error {
 }
 
 // noPlace is what a request is told that may not wait.
-func (g *Gateway) noPlace(c *claim, no *admit.Refusal, patience time.Duration) *openai.Error {
+func (s *Service) noPlace(c *Claim, no *admit.Refusal, patience time.Duration) *openai.Error {
 	switch no.Reason {
 	case admit.Late:
-		g.refused("late")
-		return tooMany(seconds(no.Wait-patience), "the fleet is busy: this request would wait about %v for its turn, and may wait %v",
+		s.Refused("late")
+		return openai.TooMany(seconds(no.Wait-patience), "the fleet is busy: this request would wait about %v for its turn, and may wait %v",
 			no.Wait.Round(100*time.Millisecond), patience.Round(time.Millisecond))
 	case admit.TooMany:
-		g.refused("queue")
-		_, tokens := c.a.queued()
-		return tooMany(seconds(no.Wait), "%d prompt tokens wait for the fleet and this request has %d more: the bound is %d", tokens, c.tokens, g.lim().MaxQueuedTokens)
+		s.Refused("queue")
+		_, tokens := c.Queue.Queued()
+		return openai.TooMany(seconds(no.Wait), "%d prompt tokens wait for the fleet and this request has %d more: the bound is %d", tokens, c.Tokens, s.Limits().MaxQueuedTokens)
 	}
-	g.refused("queue")
-	requests, _ := c.a.queued()
-	return tooMany(seconds(no.Wait), "%d requests wait for the fleet, as many as may", requests)
+	s.Refused("queue")
+	requests, _ := c.Queue.Queued()
+	return openai.TooMany(seconds(no.Wait), "%d requests wait for the fleet, as many as may", requests)
 }
 
 // retryAfter is in how many seconds a request like this one would have its turn
 // at once, as far as can be told.
-func (c *claim) retryAfter() int {
-	c.a.mu.Lock()
-	defer c.a.mu.Unlock()
-	wait, _ := c.a.q.Predict(time.Now(), c.flow, c.priority)
+func (c *Claim) retryAfter() int {
+	c.Queue.mu.Lock()
+	defer c.Queue.mu.Unlock()
+	wait, _ := c.Queue.q.Predict(time.Now(), c.flow, c.Priority)
 	return seconds(wait)
 }
 
@@ -427,4 +414,30 @@ func seconds(d time.Duration) int {
 }
 
 // refused counts a refusal.
-func (g *Gateway) refused(limit string) { g.meters.set.Counter(metrics.GatewayRefused, limit).Inc() }
+func (s *Service) Refused(limit string) { s.Meters.Set.Counter(metrics.GatewayRefused, limit).Inc() }
+
+// flowOf is whom a key's requests are charged to in a queue that is not the native
+// nodes': flows belong to one queue.
+func (a *Admission) flowOf(k *auth.Key) *admit.Flow {
+	if k == nil {
+		return a.anyone
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.flows == nil {
+		a.flows = map[*admit.Flow]*admit.Flow{}
+	}
+	f := a.flows[k.Flow()]
+	if f == nil {
+		if len(a.flows) >= maxFlows && a.q.Len() == 0 { // of keys that may be gone
+			clear(a.flows)
+		}
+		f = admit.NewFlow(k.Limits.Weight)
+		a.flows[k.Flow()] = f
+	}
+	a.q.SetWeight(f, k.Limits.Weight)
+	return f
+}
+
+// maxFlows is from how many keys on those that do not wait are forgotten.
+const maxFlows = 64 << 10

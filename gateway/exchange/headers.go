@@ -1,0 +1,65 @@
+package exchange
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/route"
+)
+
+// Headers by which a request says how it is to be routed.
+const (
+	PolicyHeader  = "X-Tandem-Policy"
+	sessionHeader = "X-Session-Id"
+)
+
+// RouteHints say how a request is routed.
+type RouteHints struct {
+	Policy  route.Policy
+	Session kvcache.Hash // of its session's name; 0: none
+	Turn    uint64       // grows with each request
+}
+
+// Routing reads how a request is to be routed.
+func (s *Service) Routing(h *fasthttp.RequestHeader) (RouteHints, *openai.Error) {
+	b := RouteHints{Policy: s.Policy, Turn: s.turn.Add(1)}
+	if name := h.Peek(PolicyHeader); len(name) > 0 {
+		p, err := route.ParsePolicy(string(name))
+		if err != nil {
+			return b, openai.BadRequest("", "the header %s is %q: want one of %s", PolicyHeader, openai.Clip(string(name), 100), route.Policies())
+		}
+		b.Policy = p
+	}
+	if id := h.Peek(sessionHeader); len(id) > 0 {
+		b.Session = kvcache.Hash(xxhash.Sum64(id))
+	}
+	return b, nil
+}
+
+// timeoutHeader says how long a client gives its whole request, in seconds or as
+// in 1m30s.
+const timeoutHeader = "X-Tandem-Timeout"
+
+// timeout is how long a request may take.
+func (s *Service) timeout(h *fasthttp.RequestHeader) (time.Duration, *openai.Error) {
+	given := h.Peek(timeoutHeader)
+	if len(given) == 0 {
+		return s.Limits().RequestTimeout, nil
+	}
+	d, err := time.ParseDuration(string(given))
+	if s, bare := strconv.ParseFloat(string(given), 64); bare == nil {
+		d, err = time.Duration(min(s, maxTimeout.Seconds())*float64(time.Second)), nil
+	}
+	if err != nil || d <= 0 {
+		return 0, openai.BadRequest("", "the header %s is %q: want seconds above 0, or a time such as 500ms", timeoutHeader, openai.Clip(string(given), 50))
+	}
+	return min(d, s.Limits().RequestTimeout), nil
+}
+
+// maxTimeout keeps a header's number within what a duration holds.
+const maxTimeout = 365 * 24 * time.Hour

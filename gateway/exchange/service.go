@@ -1,0 +1,69 @@
+// Package exchange leads one request through its life: it reads how the request is routed
+// and how long it may take, lets its client's key in, has it wait for room, has a Backend
+// answer it, and counts, traces and logs what came of it.
+//
+// A Backend is whoever computes answers: the fleet's own decode nodes, or servers that
+// speak the OpenAI API. What both have in common stands here, once.
+//
+// Invariant: whatever ends a request, its backend is stopped, its place in the queue and of
+// its key is given back, and it is counted once.
+//
+// The package knows no prompts, no tokens' texts and no servers.
+package exchange
+
+import (
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"golang.org/x/time/rate"
+
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/auth"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/obs/trace"
+)
+
+// Limits of requests; they may change while requests run.
+type Limits struct {
+	MaxInFlight     int // requests being answered
+	MaxQueuedTokens int // prompt tokens of requests that wait for room
+	MaxAttempts     int // nodes that a choice is tried on without getting a token
+	RequestTimeout  time.Duration
+	ResumeTimeout   time.Duration // how long a choice with tokens waits for a node
+	QueueTimeout    time.Duration // how long a request waits for room
+}
+
+// Service is what the exchanges of a gateway share. Its exported fields are set before the
+// first request.
+type Service struct {
+	Log         *slog.Logger
+	LogRequests bool          // a line for each request
+	Tracer      *trace.Tracer // nil: no spans
+	Meters      Meters
+	Policy      route.Policy  // of requests that name none
+	Budget      *rate.Limiter // of all requests' retries before the first token
+	Queue       *Admission    // the flows of keys are those of this queue
+	Cut         chan struct{} // closed when what still runs is to end
+	InFlight    atomic.Int64  // requests being answered
+
+	KeyOf func(*fasthttp.RequestCtx) *auth.Key // of the client; nil: none is right
+	Fail  func(*fasthttp.RequestCtx, *openai.Error)
+	Count func(path string, status int) // an answered request
+
+	limits atomic.Pointer[Limits]
+	turn   atomic.Uint64 // requests so far
+}
+
+// Limits are those that hold now.
+func (s *Service) Limits() *Limits { return s.limits.Load() }
+
+// SetLimits changes the limits; any goroutine may call it.
+func (s *Service) SetLimits(l Limits) { s.limits.Store(&l) }
+
+// RequestIDHeader has the request's id, in requests and answers.
+const RequestIDHeader = "X-Request-Id"
+
+// retryAfter is what 503 answers suggest, in seconds.
+const retryAfter = 1
