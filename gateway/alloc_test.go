@@ -23,7 +23,7 @@ func testJob(t testing.TB) *job {
 		t.Fatal(fault)
 	}
 	g := &Gateway{Service: &exchange.Service{Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m"))}}
-	j := &job{Exchange: exchange.Exchange{S: g.Service, Start: time.Now()}, g: g, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), answer: openai.NewAnswer(openai.Chat, "id", 1, "m", "fp")}
+	j := &job{Exchange: exchange.Exchange{S: g.Service, Start: time.Now()}, g: g, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), encoder: openai.NewEncoder(openai.Chat, "id", 1, "m", "fp")}
 	j.in = nodes.NewInbox(100)
 	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
 	j.choices[0].state.Begin()

@@ -27,7 +27,7 @@ type job struct {
 	req      *openai.Request
 	model    *model
 	answerID string
-	answer   *openai.Answer
+	encoder  *openai.Encoder
 	seed     uint64
 	prompts  []render.Prompt
 	choices  []choice

@@ -94,9 +94,9 @@ func (j *job) parse() (fault *openai.Error) {
 		prefix = "chatcmpl-"
 	}
 	j.answerID = prefix + req.RequestID
-	j.answer = openai.NewAnswer(j.On, j.answerID, now(), m.Name, m.systemPrint)
+	j.encoder = openai.NewEncoder(j.On, j.answerID, now(), m.Name, m.systemPrint)
 	if j.Path == tokensPath {
-		j.answer = openai.NewTokensAnswer(req.RequestID)
+		j.encoder = openai.NewTokensEncoder(req.RequestID)
 	}
 	j.choices = make([]choice, len(prompts)*req.N)
 	for i := range j.choices {

@@ -60,10 +60,12 @@ func (s *stream) Read(p []byte) (n int, err error) {
 		s.fill()
 	}
 	if j.live == 0 && s.end == nil { // the last piece and what ends the body leave together
+		var u *openai.Usage
 		if j.req.IncludeUsage {
-			j.buf = j.answer.AppendUsage(j.buf, j.usage())
+			all := j.usage()
+			u = &all
 		}
-		j.buf, s.end = append(j.buf, openai.Done...), io.EOF
+		j.buf, s.end = j.encoder.AppendEnd(j.buf, u), io.EOF
 	}
 	if s.sent == len(j.buf) {
 		return 0, s.end

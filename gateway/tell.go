@@ -125,24 +125,21 @@ func (j *job) emit(c *choice, piece string) {
 	if piece == "" && len(c.probs) == 0 && !c.done() && !j.req.ContinuousUsage && !j.req.TokenIDs {
 		return
 	}
-	var u *openai.Usage
+	d := openai.Delta{Index: c.index, Text: piece, Probs: c.probs, Finish: c.finish}
 	if j.req.ContinuousUsage {
 		now := j.usage()
-		u = &now
+		d.Usage = &now
 	}
-	d := openai.Delta{Index: c.index, Text: piece, Probs: c.probs, Finish: c.finish}
 	if j.req.TokenIDs {
 		d.Tokens = append([]int32{}, c.output[c.sent:]...) // never nil
 	}
 	c.sent = len(c.output)
 	if !c.roleSent {
-		c.roleSent = true
-		d.Prompt = j.told(c)
-		j.buf = j.answer.AppendRole(j.buf, c.index, d.Prompt, u)
+		c.roleSent, d.Begin, d.Prompt = true, true, j.told(c)
 		text, probs := j.opening(c)
 		d.Text, d.Probs = text+d.Text, append(probs, d.Probs...)
 	}
-	j.buf = j.answer.AppendDelta(j.buf, &d, u)
+	j.buf = j.encoder.AppendDelta(j.buf, &d)
 	if c.probs != nil {
 		c.probs = c.probs[:0]
 	}
@@ -159,5 +156,5 @@ func (j *job) response() []byte {
 			out[i].Tokens = append([]int32{}, c.output...)
 		}
 	}
-	return j.answer.AppendResponse(nil, out, j.usage())
+	return j.encoder.AppendWhole(nil, out, j.usage())
 }

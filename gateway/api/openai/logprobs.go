@@ -23,16 +23,13 @@ func appendLogProb(dst []byte, lp float32) []byte {
 	return strconv.AppendFloat(dst, float64(lp), 'g', -1, 32)
 }
 
-// appendLogprobs appends the field logprobs: null without any.
-func (a *Answer) appendLogprobs(dst []byte, probs []TokenProb) []byte {
+// appendProbs appends the field logprobs in one endpoint's form: null without any.
+func appendProbs(dst []byte, probs []TokenProb, form func([]byte, []TokenProb) []byte) []byte {
 	dst = append(dst, `,"logprobs":`...)
-	switch {
-	case len(probs) == 0:
+	if len(probs) == 0 {
 		return append(dst, "null"...)
-	case a.chat:
-		return appendChatProbs(dst, probs)
 	}
-	return appendCompletionProbs(dst, probs)
+	return form(dst, probs)
 }
 
 func appendChatProbs(dst []byte, probs []TokenProb) []byte {

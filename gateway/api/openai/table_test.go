@@ -195,13 +195,13 @@ var effects = map[string]string{
 // A served field has a test of its effect, which is there and names the field.
 func TestServedFieldsHaveEffectTests(t *testing.T) {
 	var tests strings.Builder
-	files, err := os.ReadDir("../../gateway")
+	files, err := os.ReadDir("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range files {
 		if strings.HasSuffix(f.Name(), "_test.go") {
-			b, err := os.ReadFile("../../gateway/" + f.Name())
+			b, err := os.ReadFile("../../" + f.Name())
 			if err != nil {
 				t.Fatal(err)
 			}

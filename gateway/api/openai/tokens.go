@@ -69,20 +69,9 @@ func samples(name string) bool {
 	return false
 }
 
-// NewTokensAnswer is NewAnswer of a request of tokens.
-func NewTokensAnswer(id string) *Answer {
-	head := string(append(AppendString([]byte(`{"request_id":`), id), `,"choices":[`...))
-	return &Answer{tokens: true, head: head, event: "data: " + head}
-}
-
-// appendTokenChoice appends a choice, or what is new of it, without its text.
-func appendTokenChoice(dst []byte, index int, probs []TokenProb, f Finish, ids []int32) []byte {
-	dst = append(appendInt(dst, `{"index":`, index), `,"logprobs":`...)
-	if len(probs) > 0 {
-		dst = appendChatProbs(dst, probs)
-	} else {
-		dst = append(dst, "null"...)
-	}
+// appendTokensDelta appends a choice, or what is new of it, without its text.
+func appendTokensDelta(dst []byte, index int, probs []TokenProb, f Finish, ids []int32) []byte {
+	dst = appendProbs(appendInt(dst, `{"index":`, index), probs, appendChatProbs)
 	if ids == nil {
 		ids = []int32{}
 	}
@@ -90,20 +79,11 @@ func appendTokenChoice(dst []byte, index int, probs []TokenProb, f Finish, ids [
 	return append(appendIDs(dst, `,"token_ids":`, ids), '}')
 }
 
-// appendTokens is AppendResponse of a request of tokens.
-func (a *Answer) appendTokens(dst []byte, choices []Choice, u Usage) []byte {
-	dst = append(dst, a.head...)
-	for i := range choices {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = appendTokenChoice(dst, i, choices[i].Probs, choices[i].Finish, choices[i].Tokens)
-	}
-	dst = append(dst, `],"prompt_logprobs":`...)
+// appendPromptLogprobs appends the prompt's log-probabilities: null without any.
+func appendPromptLogprobs(dst []byte, choices []Choice) []byte {
+	dst = append(dst, `,"prompt_logprobs":`...)
 	if p := choices[0].Prompt; p != nil && p.Probs != nil {
-		dst = p.Probs.append(dst, p.Best, p.Decode)
-	} else {
-		dst = append(dst, "null"...)
+		return p.Probs.append(dst, p.Best, p.Decode)
 	}
-	return append(u.Append(append(dst, `,"usage":`...)), '}')
+	return append(dst, "null"...)
 }

@@ -1,0 +1,27 @@
+package openai
+
+// The form of /v1/chat/completions.
+
+// appendChatRole appends what an answer to a chat begins with.
+func appendChatRole(dst []byte, d *Delta) []byte {
+	dst = appendInt(dst, `{"index":`, d.Index)
+	dst = append(dst, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
+	return d.Prompt.append(dst)
+}
+
+func appendChatDelta(dst []byte, d *Delta) []byte {
+	dst = append(appendInt(dst, `{"index":`, d.Index), `,"delta":{`...)
+	if d.Text != "" {
+		dst = AppendString(append(dst, `"content":`...), d.Text)
+	}
+	dst = appendProbs(append(dst, '}'), d.Probs, appendChatProbs)
+	dst = d.Finish.append(append(dst, ','))
+	return append(appendIDs(dst, `,"token_ids":`, d.Tokens), '}')
+}
+
+func appendChatChoice(dst []byte, index int, c *Choice) []byte {
+	dst = append(appendInt(dst, `{"index":`, index), `,"message":{"role":"assistant","content":`...)
+	dst = appendProbs(append(AppendString(dst, c.Text), '}'), c.Probs, appendChatProbs)
+	dst = c.Finish.append(append(dst, ','))
+	return append(appendIDs(dst, `,"token_ids":`, c.Tokens), '}')
+}

@@ -1,0 +1,107 @@
+package openai
+
+import "strconv"
+
+// Delta is what an answer brings of one choice at once: its beginning, text,
+// log-probabilities, its end, or several of these. Backends make them, encoders write them.
+type Delta struct {
+	Index  int
+	Begin  bool // nothing of the choice came before
+	Text   string
+	Probs  []TokenProb
+	Tokens []int32 // that the text stands for; nil: not asked for
+	Prompt *Told   // with Begin; nil: nothing is asked for
+	Finish Finish
+	Usage  *Usage // of the request so far; nil: not asked for
+}
+
+// Choice is one finished answer.
+type Choice struct {
+	Text   []byte
+	Probs  []TokenProb // nil: not asked for
+	Tokens []int32     // nil: not asked for
+	Prompt *Told       // nil: nothing is asked for
+	Finish Finish
+}
+
+// Usage counts a request's tokens.
+type Usage struct {
+	Prompt     int
+	Completion int
+	Cached     int // of Prompt, found in a prefix cache
+}
+
+// Append appends the usage object.
+func (u Usage) Append(dst []byte) []byte {
+	dst = appendInt(dst, `{"prompt_tokens":`, u.Prompt)
+	dst = appendInt(dst, `,"total_tokens":`, u.Prompt+u.Completion)
+	dst = appendInt(dst, `,"completion_tokens":`, u.Completion)
+	dst = appendInt(dst, `,"prompt_tokens_details":{"cached_tokens":`, u.Cached)
+	return append(dst, "}}"...)
+}
+
+// Finish is why a choice ended.
+type Finish struct {
+	Reason string // "stop", "length"; empty: not yet
+	// What stopped it, when that was not the end-of-sequence token: a stop
+	// string, or a stop token when Token is at least 0.
+	Stop  string
+	Token int32
+}
+
+// NotFinished is the Finish of a choice that goes on.
+var NotFinished = Finish{Token: -1}
+
+func (f Finish) append(dst []byte) []byte {
+	if f.Reason == "" {
+		return append(dst, `"finish_reason":null`...)
+	}
+	dst = append(dst, `"finish_reason":"`...)
+	dst = append(append(dst, f.Reason...), `","stop_reason":`...)
+	switch {
+	case f.Stop != "":
+		return AppendString(dst, f.Stop)
+	case f.Token >= 0:
+		return strconv.AppendInt(dst, int64(f.Token), 10)
+	}
+	return append(dst, "null"...)
+}
+
+// Told is what a client asked to be told of its prompt.
+type Told struct {
+	Tokens []int32 // its ids; nil: not asked for
+	Text   *string // as the template rendered it; nil: not asked for
+	Probs  *PromptProbs
+	Best   int                // of Probs, at each place
+	Decode func(int32) string // a token's text, for Probs
+}
+
+// append appends the fields, each after a comma.
+func (p *Told) append(dst []byte) []byte {
+	if p == nil {
+		return dst
+	}
+	dst = appendIDs(dst, `,"prompt_token_ids":`, p.Tokens)
+	if p.Text != nil {
+		dst = AppendString(append(dst, `,"prompt_text":`...), *p.Text)
+	}
+	if p.Probs != nil {
+		dst = p.Probs.append(append(dst, `,"prompt_logprobs":`...), p.Best, p.Decode)
+	}
+	return dst
+}
+
+// appendIDs appends a field with token ids, unless they are nil.
+func appendIDs(dst []byte, name string, ids []int32) []byte {
+	if ids == nil {
+		return dst
+	}
+	dst = append(append(dst, name...), '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(id), 10)
+	}
+	return append(dst, ']')
+}

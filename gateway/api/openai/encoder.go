@@ -1,0 +1,109 @@
+package openai
+
+import "strconv"
+
+// Encoder writes the answer to one request in the form of the endpoint that it was sent
+// to: one whole object, or events of a stream (text/event-stream). It is made once for a
+// request; its methods append and do not allocate beyond the buffer given.
+type Encoder struct {
+	surface surface
+	head    string // of a whole answer, to just before the elements of choices
+	event   string // of an event, likewise
+}
+
+// surface is the form of an answer. The set is closed, so that a token costs no call
+// through an interface.
+type surface uint8
+
+const (
+	chatSurface surface = iota
+	completionSurface
+	tokensSurface // of tokens by tokens, without text
+)
+
+// NewEncoder fixes what all parts of an answer share. created is in seconds since 1970.
+func NewEncoder(on Endpoint, id string, created int64, model, fingerprint string) *Encoder {
+	object := func(name string) []byte {
+		b := AppendString([]byte(`{"id":`), id)
+		b = append(append(append(b, `,"object":"`...), name...), `","created":`...)
+		b = strconv.AppendInt(b, created, 10)
+		b = AppendString(append(b, `,"model":`...), model)
+		b = AppendString(append(b, `,"system_fingerprint":`...), fingerprint)
+		return append(b, `,"choices":[`...)
+	}
+	if on == Chat {
+		return &Encoder{chatSurface, string(object("chat.completion")), "data: " + string(object("chat.completion.chunk"))}
+	}
+	return &Encoder{completionSurface, string(object("text_completion")), "data: " + string(object("text_completion"))}
+}
+
+// NewTokensEncoder is NewEncoder for a request of tokens by tokens.
+func NewTokensEncoder(id string) *Encoder {
+	head := string(append(AppendString([]byte(`{"request_id":`), id), `,"choices":[`...))
+	return &Encoder{tokensSurface, head, "data: " + head}
+}
+
+// AppendDelta appends the events of a delta.
+func (e *Encoder) AppendDelta(dst []byte, d *Delta) []byte {
+	switch e.surface {
+	case chatSurface:
+		if d.Begin {
+			dst = endEvent(appendChatRole(append(dst, e.event...), d), d.Usage)
+		}
+		dst = appendChatDelta(append(dst, e.event...), d)
+	case tokensSurface:
+		dst = appendTokensDelta(append(dst, e.event...), d.Index, d.Probs, d.Finish, d.Tokens)
+	default:
+		dst = appendCompletionDelta(append(dst, e.event...), d)
+	}
+	return endEvent(append(dst, ']'), d.Usage)
+}
+
+// done is the last event of a stream that ended well.
+const done = "data: [DONE]\n\n"
+
+// AppendEnd appends the end of a stream. usage is that of stream_options.include_usage;
+// nil: not asked for.
+func (e *Encoder) AppendEnd(dst []byte, usage *Usage) []byte {
+	if usage != nil {
+		dst = endEvent(append(append(dst, e.event...), ']'), usage)
+	}
+	return append(dst, done...)
+}
+
+func endEvent(dst []byte, u *Usage) []byte {
+	if u != nil {
+		dst = u.Append(append(dst, `,"usage":`...))
+	}
+	return append(dst, "}\n\n"...)
+}
+
+// AppendWhole appends a whole answer.
+func (e *Encoder) AppendWhole(dst []byte, choices []Choice, u Usage) []byte {
+	dst = append(dst, e.head...)
+	for i := range choices {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		switch c := &choices[i]; e.surface {
+		case chatSurface:
+			dst = appendChatChoice(dst, i, c)
+		case tokensSurface:
+			dst = appendTokensDelta(dst, i, c.Probs, c.Finish, c.Tokens)
+		default:
+			dst = appendCompletionChoice(dst, i, c)
+		}
+	}
+	switch dst = append(dst, ']'); e.surface {
+	case chatSurface:
+		dst = u.Append(append(dst, `,"usage":`...))
+		if len(choices) > 0 {
+			dst = choices[0].Prompt.append(dst)
+		}
+	case tokensSurface:
+		dst = u.Append(append(appendPromptLogprobs(dst, choices), `,"usage":`...))
+	default:
+		dst = u.Append(append(dst, `,"usage":`...))
+	}
+	return append(dst, '}')
+}
