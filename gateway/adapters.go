@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	loadAdapterPath   = "/v1/load_lora_adapter"
-	unloadAdapterPath = "/v1/unload_lora_adapter"
 	// adapterWait bounds how long nodes may read an adapter's files.
 	adapterWait = 2 * time.Minute
 	// maxAdapterPath bounds a folder's name, maxAdapterName an adapter's, in bytes:

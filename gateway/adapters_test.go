@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -132,23 +133,23 @@ func TestAdapterRoutes(t *testing.T) {
 		want               int
 		says               string
 	}{
-		{loadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "X-A: b", 200, "Success: LoRA adapter 'new' added successfully."},
-		{loadAdapterPath, `{"lora_name":"old","lora_path":"/a","load_inplace":true}`, "X-A: b", 200, "'old' added"},
-		{loadAdapterPath, `{"lora_name":"old","lora_path":"/a"}`, "X-A: b", 400, "load_inplace"},
-		{loadAdapterPath, `{"lora_name":"` + m.Name + `","lora_path":"/a","load_inplace":true}`, "X-A: b", 400, "own name"},
-		{loadAdapterPath, `{"lora_name":"new"}`, "X-A: b", 400, "lora_path is missing"},
-		{loadAdapterPath, `{"lora_path":"/a"}`, "X-A: b", 400, "InvalidUserInput"},
-		{loadAdapterPath, `{"lora_name":"` + strings.Repeat("a", 257) + `","lora_path":"/a"}`, "X-A: b", 400, "256"},
-		{loadAdapterPath, `{"lora_name":"a","lora_path":"/` + strings.Repeat("a", 4096) + `"}`, "X-A: b", 400, "4097 bytes"},
-		{loadAdapterPath, `{"lora_name":7}`, "X-A: b", 400, "lora_name"},
-		{loadAdapterPath, `{"lora_name":"new","lora_path":"/b"}`, "X-A: b", 400, "no folder /b"},
-		{loadAdapterPath, `{"lora_name":"new","lora_path":"/full"}`, "X-A: b", 503, "4 adapters"},
-		{loadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "Content-Type: text/plain", 415, "JSON"},
-		{loadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "Origin: http://example.com", 403, "web pages"},
-		{unloadAdapterPath, `{"lora_name":"old"}`, "X-A: b", 200, "Success: LoRA adapter 'old' removed successfully."},
-		{unloadAdapterPath, `{"lora_name":"new"}`, "X-A: b", 404, "new is not loaded"},
-		{unloadAdapterPath, `{}`, "X-A: b", 400, "lora_name is missing"},
-		{unloadAdapterPath, ``, "X-A: b", 400, "JSON"},
+		{openai.LoadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "X-A: b", 200, "Success: LoRA adapter 'new' added successfully."},
+		{openai.LoadAdapterPath, `{"lora_name":"old","lora_path":"/a","load_inplace":true}`, "X-A: b", 200, "'old' added"},
+		{openai.LoadAdapterPath, `{"lora_name":"old","lora_path":"/a"}`, "X-A: b", 400, "load_inplace"},
+		{openai.LoadAdapterPath, `{"lora_name":"` + m.Name + `","lora_path":"/a","load_inplace":true}`, "X-A: b", 400, "own name"},
+		{openai.LoadAdapterPath, `{"lora_name":"new"}`, "X-A: b", 400, "lora_path is missing"},
+		{openai.LoadAdapterPath, `{"lora_path":"/a"}`, "X-A: b", 400, "InvalidUserInput"},
+		{openai.LoadAdapterPath, `{"lora_name":"` + strings.Repeat("a", 257) + `","lora_path":"/a"}`, "X-A: b", 400, "256"},
+		{openai.LoadAdapterPath, `{"lora_name":"a","lora_path":"/` + strings.Repeat("a", 4096) + `"}`, "X-A: b", 400, "4097 bytes"},
+		{openai.LoadAdapterPath, `{"lora_name":7}`, "X-A: b", 400, "lora_name"},
+		{openai.LoadAdapterPath, `{"lora_name":"new","lora_path":"/b"}`, "X-A: b", 400, "no folder /b"},
+		{openai.LoadAdapterPath, `{"lora_name":"new","lora_path":"/full"}`, "X-A: b", 503, "4 adapters"},
+		{openai.LoadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "Content-Type: text/plain", 415, "JSON"},
+		{openai.LoadAdapterPath, `{"lora_name":"new","lora_path":"/a"}`, "Origin: http://example.com", 403, "web pages"},
+		{openai.UnloadAdapterPath, `{"lora_name":"old"}`, "X-A: b", 200, "Success: LoRA adapter 'old' removed successfully."},
+		{openai.UnloadAdapterPath, `{"lora_name":"new"}`, "X-A: b", 404, "new is not loaded"},
+		{openai.UnloadAdapterPath, `{}`, "X-A: b", 400, "lora_name is missing"},
+		{openai.UnloadAdapterPath, ``, "X-A: b", 400, "JSON"},
 	} {
 		if r := b.do("POST", c.path, c.body, c.header); r.StatusCode != c.want || !strings.Contains(r.body, c.says) {
 			t.Errorf("%s %s: %d %s", c.path, c.body, r.StatusCode, r.body)
@@ -156,7 +157,7 @@ func TestAdapterRoutes(t *testing.T) {
 	}
 	g := idle(t, Options{APIKeys: []string{"k"}, APIKeyFile: keyFile(t, "client\n")})
 	for key, want := range map[string]int{"": 401, "Bearer client": 403, "Bearer k": 503} { // the last: no node
-		if got, body := asked(g, clients, there, "POST", loadAdapterPath, `{"lora_name":"a","lora_path":"/a"}`, "Authorization", key); got != want {
+		if got, body := asked(g, clients, there, "POST", openai.LoadAdapterPath, `{"lora_name":"a","lora_path":"/a"}`, "Authorization", key); got != want {
 			t.Errorf("%q: %d %s", key, got, body)
 		}
 	}

@@ -77,10 +77,10 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 // requests go elsewhere, and what it has goes on to its end, since nobody else could
 // go on with it. false: none is called so.
 func (g *Gateway) drainUpstream(ctx *fasthttp.RequestCtx, name string, cancel bool) bool {
-	if g.foreign == nil {
+	if g.proxy == nil {
 		return false
 	}
-	all := g.foreign.Now().Servers
+	all := g.proxy.Pool.Now().Servers
 	at := slices.IndexFunc(all, func(s *upstream.Server) bool { return s.Called(name) })
 	if at < 0 {
 		return false

@@ -37,6 +37,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -46,7 +47,6 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/internal/rpc"
-	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // Defaults of Options.
@@ -155,7 +155,7 @@ type Options struct {
 	UpstreamRequests     int  // that each is given at once; 0: any number
 	// Tokenizers are those of their models, by the models' names; "" is that of all
 	// others. Prompts for models without one are routed by their bytes.
-	Tokenizers map[string]*Tokenizer
+	Tokenizers map[string]*proxy.Tokenizer
 
 	// MinRemotePrefillTokens is the number of uncached prompt tokens from which
 	// a prefill node computes them; -1: the default; 0: always.
@@ -269,7 +269,7 @@ type Gateway struct {
 	o       Options
 	http    *httpserver.Server
 	fleet   *nodes.Fleet
-	foreign *upstream.Pool // nil: there are none
+	proxy   *proxy.Proxy // nil: there are no upstreams
 	keys    *auth.Keyring
 	resumes *rate.Limiter // paces those after it
 	limits  atomic.Pointer[Options]
@@ -278,8 +278,6 @@ type Gateway struct {
 
 	document []byte        // /openapi.json
 	docsPage func() []byte // /docs, made when it is asked for first
-	crowds   []sock.Crowd  // in which relayed streams wait
-	nextIn   atomic.Uint32 // of crowds
 
 	model          models               // of native nodes
 	torn           map[uint64]time.Time // models that could not be taken up, by fingerprint; keepModel's
@@ -360,14 +358,14 @@ func New(o Options) (*Gateway, error) {
 	g.fleet.SetMembers(o.Members)
 	if o.Foreign.Any() {
 		o.Foreign.Log, o.Foreign.StallTimeout = o.Log, max(0, o.StallTimeout)
-		if g.foreign, err = upstream.New(o.Foreign); err != nil {
+		if g.proxy, err = proxy.New(g.Service, proxy.Options{Upstreams: o.Foreign, ForwardAuthorization: o.ForwardAuthorization, Tokenizers: o.Tokenizers,
+			Limits: o.upstreamLimits(), Crowds: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
 			g.fleet.Close()
 			l.Close()
 			return nil, err
 		}
 	}
 	g.document = openai.Document(o.Version, keys.Len() > 0, operations())
-	g.crowds = make([]sock.Crowd, max(1, runtime.GOMAXPROCS(0)/2))
 	g.docsPage = sync.OnceValue(func() []byte { return docsPage(g.document) })
 	g.meter()
 	return g, nil
@@ -385,11 +383,6 @@ func (o Options) CheckLimits() error {
 		return fmt.Errorf("gateway: --max-n %d: want 1 to %d", o.MaxN, openai.MaxN)
 	}
 	return nil
-}
-
-// crowd is where the next stream waits.
-func (g *Gateway) crowd() *sock.Crowd {
-	return &g.crowds[g.nextIn.Add(1)%uint32(len(g.crowds))]
 }
 
 func perSecond(n float64) *rate.Limiter {
@@ -424,9 +417,9 @@ func (g *Gateway) ready() error {
 	switch {
 	case g.draining.Load():
 		return errors.New("draining")
-	case g.foreign != nil && g.foreign.Now().Up() > 0:
+	case g.proxy != nil && g.proxy.Pool.Now().Up() > 0:
 		return nil
-	case g.foreign != nil && g.model.Load() == nil:
+	case g.proxy != nil && g.model.Load() == nil:
 		return errors.New("no upstream is up")
 	case g.model.Load() == nil:
 		return errors.New("no model yet: no decode node has given its bundle")
@@ -472,11 +465,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	stop()
 	g.http.End()
 	g.fleet.Close()
-	if g.foreign != nil {
-		g.foreign.Close()
-	}
-	for i := range g.crowds {
-		g.crowds[i].Close()
+	if g.proxy != nil {
+		g.proxy.Close()
 	}
 	wg.Wait()
 	g.news.close()
@@ -503,8 +493,8 @@ func (g *Gateway) drain() {
 	}
 	g.Log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.InFlight.Load())
 	close(g.Cut)
-	if g.foreign != nil {
-		g.foreign.AbortAll()
+	if g.proxy != nil {
+		g.proxy.Pool.AbortAll()
 	}
 	last, cancelLast := context.WithTimeout(context.Background(), cutGrace)
 	defer cancelLast()

@@ -72,8 +72,7 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	case errors.Is(err, httpserver.ErrExpect):
 		e = &openai.Error{Status: 417, Type: "Expectation Failed", Message: err.Error()}
 	case errors.Is(err, httpserver.ErrNoMemory):
-		g.Refused("body_memory")
-		e = g.noMemory()
+		e = g.NoMemory()
 	}
 	ctx.Response.Header.Set(exchange.RequestIDHeader, newID())
 	g.fail(ctx, e)
@@ -144,7 +143,7 @@ func (m *model) card() openai.Model {
 }
 
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
-	if g.foreign != nil {
+	if g.proxy != nil {
 		g.foreignModels(ctx)
 		return
 	}
@@ -158,8 +157,8 @@ func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 	if g.foreignModel(ctx, name) {
 		return
 	}
-	if g.foreign != nil && g.model.Load() == nil {
-		g.fail(ctx, noModel(name))
+	if g.proxy != nil && g.model.Load() == nil {
+		g.fail(ctx, openai.NoModel(name))
 		return
 	}
 	m, fault := g.find(name)

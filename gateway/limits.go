@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
+	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render"
 )
@@ -52,7 +53,10 @@ func (g *Gateway) SetLimits(o Options) error {
 func (g *Gateway) setRequestLimits() {
 	l := g.lim()
 	g.Service.SetLimits(exchange.Limits{MaxInFlight: l.MaxInFlight, MaxQueuedTokens: l.MaxQueuedTokens, MaxAttempts: l.MaxAttempts,
-		RequestTimeout: l.RequestTimeout, ResumeTimeout: l.ResumeTimeout, QueueTimeout: l.QueueTimeout})
+		RequestTimeout: l.RequestTimeout, ResumeTimeout: l.ResumeTimeout, QueueTimeout: l.QueueTimeout, MaxBodyMemory: l.MaxBodyMemory})
+	if g.proxy != nil {
+		g.proxy.SetLimits(l.upstreamLimits())
+	}
 }
 
 // clientLimits are those of connections and request bodies.
@@ -76,33 +80,22 @@ func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
 	return k
 }
 
-// charge returns a function that counts bytes for the request within MaxBodyMemory
-// until its body is dropped. Beyond it the function returns 429.
-func (g *Gateway) charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error {
-	return func(n int) *openai.Error {
-		if ctx == nil || httpserver.Charge(ctx, n) {
-			return nil
-		}
-		g.Refused("body_memory")
-		return g.noMemory()
-	}
-}
-
-// noMemory is the answer to a request that MaxBodyMemory has no room for.
-func (g *Gateway) noMemory() *openai.Error {
-	return openai.TooMany(retryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", g.lim().MaxBodyMemory)
+// upstreamLimits are those of requests that upstreams answer.
+func (o *Options) upstreamLimits() proxy.Limits {
+	return proxy.Limits{MaxN: o.MaxN, MaxLogprobs: o.MaxLogprobs, MaxPromptTokens: o.MaxPromptTokens, UpstreamRequests: o.UpstreamRequests,
+		MaxQueuedRequests: o.MaxQueuedRequests, MaxQueuedTokens: o.MaxQueuedTokens}
 }
 
 // SetUpstreams replaces the servers of other kinds and the sources of more; there
 // must have been some.
 func (g *Gateway) SetUpstreams(targets []upstream.Target, sources []upstream.Source) error {
-	if g.foreign == nil {
+	if g.proxy == nil {
 		return errors.New("gateway: it was started without upstreams")
 	}
-	if err := g.foreign.SetTargets(targets); err != nil {
+	if err := g.proxy.Pool.SetTargets(targets); err != nil {
 		return err
 	}
-	return g.foreign.SetSources(sources)
+	return g.proxy.Pool.SetSources(sources)
 }
 
 // checkLimits refuses a request that asks for more than this gateway allows.

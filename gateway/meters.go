@@ -49,17 +49,17 @@ func (g *Gateway) meter() {
 
 // meterUpstreams tells of servers of another kind; without any all of it is 0.
 func (g *Gateway) meterUpstreams(gauge func(id metrics.ID, f func() float64, labels ...string)) {
-	if g.foreign == nil {
+	if g.proxy == nil {
 		return
 	}
 	for _, role := range []upstream.Role{upstream.Whole, upstream.Prefill, upstream.Decode} {
 		for _, state := range upstream.States {
-			gauge(metrics.GatewayUpstreams, func() float64 { return float64(g.foreign.Count(role, state)) }, role.String(), state)
+			gauge(metrics.GatewayUpstreams, func() float64 { return float64(g.proxy.Pool.Count(role, state)) }, role.String(), state)
 		}
-		gauge(metrics.GatewayUpstreamRequests, func() float64 { return float64(g.foreign.Now().Requests(role)) }, role.String())
+		gauge(metrics.GatewayUpstreamRequests, func() float64 { return float64(g.proxy.Pool.Now().Requests(role)) }, role.String())
 	}
 	for _, state := range metrics.BreakerStates {
-		gauge(metrics.GatewayUpstreamBreakers, func() float64 { return float64(g.foreign.Now().Breakers(state)) }, state)
+		gauge(metrics.GatewayUpstreamBreakers, func() float64 { return float64(g.proxy.Pool.Now().Breakers(state)) }, state)
 	}
 }
 

@@ -173,7 +173,9 @@ func (g *Gateway) lookForRoom() {
 		}
 		return true
 	})
-	g.lookForRelayRoom()
+	if g.proxy != nil {
+		g.proxy.FollowRoom()
+	}
 }
 
 // keepModel refreshes now, when the members change, and in between.
@@ -184,7 +186,7 @@ func (g *Gateway) keepModel(ctx context.Context) {
 	for {
 		if err := g.refresh(ctx); err == nil {
 			said = ""
-		} else if why := err.Error(); why != said && ctx.Err() == nil && g.foreign == nil {
+		} else if why := err.Error(); why != said && ctx.Err() == nil && g.proxy == nil {
 			g.Log.Info("no model to serve yet", "error", err)
 			said = why
 		}

@@ -166,7 +166,7 @@ func TestModelNotNamed(t *testing.T) {
 	far.does(whole)
 	dial := func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
 	b := newBedOn(t, n, Options{Foreign: upstream.Options{Targets: []upstream.Target{{URL: far.url()}}, Dial: dial}}, map[string]nodestest.Options{"d1": {}})
-	b.until(func() bool { return b.g.model.Load() != nil && b.g.foreign.Now().Find("m") != nil })
+	b.until(func() bool { return b.g.model.Load() != nil && b.g.proxy.Pool.Now().Find("m") != nil })
 	for _, c := range []struct {
 		model             string
 		native, elsewhere int

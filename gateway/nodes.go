@@ -7,6 +7,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
@@ -74,7 +75,7 @@ type fleetView struct {
 	Reason  string     `json:"reason,omitempty"` // why not ready
 	Nodes   []nodeView `json:"nodes"`
 
-	Upstreams []upstreamView `json:"upstreams,omitempty"` // servers of another kind
+	Upstreams []proxy.View `json:"upstreams,omitempty"` // servers of another kind
 }
 
 // nodeView is a member as this gateway sees it.
@@ -111,9 +112,9 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.blocks.Count(m.ID),
 		})
 	}
-	if g.foreign != nil {
-		for _, s := range g.foreign.Now().Servers {
-			v.Upstreams = append(v.Upstreams, viewOf(s))
+	if g.proxy != nil {
+		for _, s := range g.proxy.Pool.Now().Servers {
+			v.Upstreams = append(v.Upstreams, proxy.ViewOf(s))
 		}
 	}
 	g.json(ctx, v)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 )
 
 // preflightAge is how long browsers may keep the answer to a preflight, in seconds.
@@ -63,7 +64,7 @@ func (g *Gateway) browser(ctx *fasthttp.RequestCtx, path string, port audience) 
 // fieldNames reports whether list is names of headers separated by commas.
 func fieldNames(list []byte) bool {
 	for name := range bytes.SplitSeq(list, []byte{','}) {
-		if !fieldName(bytes.TrimSpace(name)) {
+		if !httpserver.FieldName(bytes.TrimSpace(name)) {
 			return false
 		}
 	}

@@ -17,6 +17,12 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
+// Bounds of relayed answers, in bytes: of an event, and of what is held until all of it is there.
+const (
+	maxEvent = 64 << 10
+	maxHeld  = 64 << 10
+)
+
 // stranger is an OpenAI-compatible server made up for tests.
 type stranger struct {
 	testing.TB
@@ -163,14 +169,14 @@ func newRelayed(t testing.TB, o Options, names ...string) *relayed {
 	}
 	r.bed = newBedOn(t, n, o, nil)
 	if nAll := len(o.Foreign.Targets); nAll > 0 {
-		r.until(func() bool { now := r.g.foreign.Now(); return now.Up() == nAll && now.Unknown == 0 })
+		r.until(func() bool { now := r.g.proxy.Pool.Now(); return now.Up() == nAll && now.Unknown == 0 })
 	}
 	t.Cleanup(func() {
 		r.close()
-		if err := r.g.foreign.Check(); err != nil {
+		if err := r.g.proxy.Pool.Check(); err != nil {
 			t.Error(err)
 		}
-		for _, s := range r.g.foreign.Now().Servers {
+		for _, s := range r.g.proxy.Pool.Now().Servers {
 			if f := s.InFlight.Load(); f != 0 {
 				t.Errorf("%d requests still counted on %s", f, s.Name)
 			}

@@ -71,7 +71,7 @@ func BenchmarkRelay(b *testing.B) {
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
-	for g.foreign.Now().Up() == 0 {
+	for g.proxy.Pool.Now().Up() == 0 {
 	}
 	for _, size := range []int{100, 8 << 10, 100 << 10} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {

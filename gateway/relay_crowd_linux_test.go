@@ -30,7 +30,7 @@ func onSockets(t *testing.T) *relayed {
 	go func() { _ = r.far["s1"].server.Serve(ls[0]) }()
 	o := Options{Listener: ls[1], Foreign: upstream.Options{Targets: []upstream.Target{{URL: "http://" + ls[0].Addr().String()}}}}
 	r.bed = newBedOn(t, rpc.NewNetwork(), o, nil)
-	r.until(func() bool { return r.g.foreign.Now().Up() == 1 && r.g.foreign.Now().Unknown == 0 })
+	r.until(func() bool { return r.g.proxy.Pool.Now().Up() == 1 && r.g.proxy.Pool.Now().Unknown == 0 })
 	return r
 }
 
@@ -45,14 +45,6 @@ func (r *relayed) connect() *client {
 		r.Fatal(err)
 	}
 	return &client{bed: r.bed, Conn: c, r: bufio.NewReader(c)}
-}
-
-// staying is how many streams wait in crowds.
-func (r *relayed) staying() (n int) {
-	for i := range r.g.crowds {
-		n += r.g.crowds[i].Len()
-	}
-	return n
 }
 
 // Streams over sockets, each with events of its own: those that end have all of theirs, one
@@ -114,7 +106,7 @@ func TestStreamsInACrowd(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	b.until(func() bool { return s.running.Load() == 0 && b.g.InFlight.Load() == 0 && b.staying() == 0 })
+	b.until(func() bool { return s.running.Load() == 0 && b.g.InFlight.Load() == 0 && b.g.proxy.Staying() == 0 })
 }
 
 // While no event comes, a client that goes, a server that falls silent and is found dead, and
@@ -125,7 +117,7 @@ func TestCrowdWhileNothingComes(t *testing.T) {
 		"its half does":   func(_ *relayed, c *client) { _ = c.Conn.(*net.TCPConn).CloseWrite() },
 		"the server ends": func(b *relayed, _ *client) { b.far["s1"].kill() },
 		"it is aborted": func(b *relayed, _ *client) {
-			b.g.foreign.AbortAll()
+			b.g.proxy.Pool.AbortAll()
 		},
 		"all are closed": func(b *relayed, _ *client) { b.g.http.CloseAll() },
 	} {
@@ -141,9 +133,9 @@ func TestCrowdWhileNothingComes(t *testing.T) {
 			c := b.connect()
 			defer c.Close()
 			c.send("POST", "/v1/chat/completions", ask(true, "x"))
-			b.until(func() bool { return b.staying() == 1 })
+			b.until(func() bool { return b.g.proxy.Staying() == 1 })
 			end(b, c)
-			b.until(func() bool { return gone.Load() == 1 && b.g.InFlight.Load() == 0 && b.staying() == 0 })
+			b.until(func() bool { return gone.Load() == 1 && b.g.InFlight.Load() == 0 && b.g.proxy.Staying() == 0 })
 			if what == "the server ends" || what == "it is aborted" {
 				if r := c.receive(); r.err == nil || r.events(t).failure == nil {
 					t.Errorf("%q, %v", r.body, r.err)
@@ -176,7 +168,7 @@ func TestSlowReaderInACrowd(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.send("POST", "/v1/chat/completions", ask(true, "x"), "X-Stream: large")
-	b.until(func() bool { return b.g.Meters.Tokens.Get() > 0 && b.staying() == 0 })
+	b.until(func() bool { return b.g.Meters.Tokens.Get() > 0 && b.g.proxy.Staying() == 0 })
 	quick := b.connect()
 	defer quick.Close()
 	for range 3 {

@@ -34,7 +34,7 @@ func TestRelayKubernetesUnderLoad(t *testing.T) {
 	names := []string{"s1", "s2", "s3", "s4"}
 	api.Set("a", 80, names[:1], nil)
 	b := newRelayed(t, Options{Policy: "least_load", Foreign: upstream.Options{Sources: []upstream.Source{source}, Targets: []upstream.Target{}}}, names...)
-	b.until(func() bool { return b.g.foreign.Now().Up() == 1 })
+	b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 1 })
 
 	var done, wrong atomic.Int64
 	stop := make(chan struct{})
@@ -62,7 +62,7 @@ func TestRelayKubernetesUnderLoad(t *testing.T) {
 	}
 	serving := func(want ...string) {
 		b.until(func() bool {
-			now := b.g.foreign.Now()
+			now := b.g.proxy.Pool.Now()
 			if len(now.Servers) != len(want) || now.Up() != len(want) || now.Unknown > 0 {
 				return false
 			}
@@ -122,10 +122,10 @@ func TestRelaySourcesChange(t *testing.T) {
 		}
 		b.until(func() bool {
 			var names []string
-			for _, s := range b.g.foreign.Now().Servers {
+			for _, s := range b.g.proxy.Pool.Now().Servers {
 				names = append(names, s.Name)
 			}
-			return strings.Join(names, " ") == want && b.g.foreign.Now().Up() == len(names)
+			return strings.Join(names, " ") == want && b.g.proxy.Pool.Now().Up() == len(names)
 		})
 	}
 	s1 := []upstream.Target{{URL: b.far["s1"].url()}}
@@ -158,7 +158,7 @@ func TestRelayDrainOutlastsItsSource(t *testing.T) {
 		}
 		b.until(func() bool {
 			var names []string
-			for _, s := range b.g.foreign.Now().Servers {
+			for _, s := range b.g.proxy.Pool.Now().Servers {
 				names = append(names, fmt.Sprint(s.Name, " ", s.Draining()))
 			}
 			return strings.Join(names, ", ") == want
@@ -167,12 +167,12 @@ func TestRelayDrainOutlastsItsSource(t *testing.T) {
 	source := func() *fixed { return &fixed{b.far["s2"].url(), make(chan struct{})} }
 	s1 := []upstream.Target{{URL: b.far["s1"].url()}}
 	set("http://s1 false, http://s2 false", s1, source())
-	for _, s := range b.g.foreign.Now().Servers {
+	for _, s := range b.g.proxy.Pool.Now().Servers {
 		s.Drain(true)
 	}
 	set("", nil)
 	set("http://s1 false, http://s2 true", s1, source())
-	for _, s := range b.g.foreign.Now().Servers {
+	for _, s := range b.g.proxy.Pool.Now().Servers {
 		s.Drain(false)
 	}
 	set("", nil)

@@ -42,14 +42,14 @@ func TestRelayHangsNobody(t *testing.T) {
 		}
 		asked.Wait()
 		b.net.Silence("s1:80", true)
-		for b.g.foreign.Now().Up() == 2 {
+		for b.g.proxy.Pool.Now().Up() == 2 {
 			asked.Go(one)
 			time.Sleep(200 * time.Millisecond)
 		}
 		asked.Wait()
 		b.net.Silence("s1:80", false)
 		back := time.Now()
-		b.until(func() bool { return b.g.foreign.Now().Up() == 2 })
+		b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 2 })
 		if took := time.Since(back); took > 3*time.Second { // the probe under way may be late, too
 			t.Errorf("up again %v after it can answer", took)
 		}

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
@@ -140,7 +140,7 @@ func TestRelayRetries(t *testing.T) {
 			b.far["s2"].does(bad)
 			b.far["s3"].does(whole)
 			b.until(func() bool { // the breaker and the probes of the case before
-				for _, s := range b.g.foreign.Now().Servers {
+				for _, s := range b.g.proxy.Pool.Now().Servers {
 					if !s.Up() || s.Breaker() == "open" {
 						return false
 					}
@@ -229,15 +229,15 @@ func TestRelayModels(t *testing.T) {
 		s.kill()
 	}
 	b.until(func() bool {
-		for _, s := range b.g.foreign.Now().Servers {
+		for _, s := range b.g.proxy.Pool.Now().Servers {
 			s.Kick()
 		}
-		return b.g.foreign.Now().Up() == 0
+		return b.g.proxy.Pool.Now().Up() == 0
 	})
 	for _, s := range b.far {
 		s.start()
 	}
-	b.until(func() bool { return b.g.foreign.Now().Up() == 2 && b.g.foreign.Now().Find("both") != nil })
+	b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 2 && b.g.proxy.Pool.Now().Find("both") != nil })
 	for model, want := range map[string]string{"a": "s1", "b": "s2"} {
 		for range 4 {
 			if r := b.post("/v1/embeddings", fmt.Sprintf(`{"input":"x","model":%q}`, model)); r.StatusCode != 200 {
@@ -325,7 +325,7 @@ func TestRelayRestart(t *testing.T) {
 			t.Fatal(i, r.StatusCode, r.body)
 		}
 	}
-	b.until(func() bool { return b.g.foreign.Now().Up() == 1 })
+	b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 1 })
 	had := len(b.far["s1"].requests())
 	b.far["s1"].start()
 	back := time.Now()
@@ -399,41 +399,6 @@ func TestRelayRandom(t *testing.T) {
 	b.until(func() bool { return b.g.InFlight.Load() == 0 })
 }
 
-// From a server's connection to the bytes that leave, an event allocates nothing.
-func TestRelayedEventDoesNotAllocate(t *testing.T) {
-	b := newRelayed(t, Options{}, "s1")
-	const nEvents = 6000
-	b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		event(w, strings.Repeat(chunkEvent("token"), nEvents))
-		never(w, r)
-	})
-	s := b.g.foreign.Now().Servers[0]
-	call, err := s.Open(t.Context(), time.Now().Add(soon), false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	body := ask(true, "x")
-	if err := call.Send(fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(body)), []byte(body), time.Now().Add(soon)); err != nil {
-		t.Fatal(err)
-	}
-	if err := call.Head(); err != nil {
-		t.Fatal(err)
-	}
-	r := &relay{Exchange: exchange.Exchange{S: b.g.Service, Start: time.Now(), Ctx: new(fasthttp.RequestCtx)}, g: b.g, call: call, events: true, patient: true}
-	rb := &relayBody{r: r, done: true, buf: make([]byte, 0, 2*maxEvent)}
-	p, n := make([]byte, 200), 0
-	if allocs := testing.AllocsPerRun(1000, func() {
-		k, err := rb.Read(p)
-		if n += k; err != nil {
-			t.Fatal(err)
-		}
-	}); allocs != 0 || n < 1000 {
-		t.Fatalf("%g allocations an event; %d bytes", allocs, n)
-	}
-	call.NoVerdict()
-}
-
 // A model's further name goes to its servers as their own, and comes back.
 func TestRelayServedNames(t *testing.T) {
 	b := newRelayed(t, Options{Foreign: upstream.Options{Names: map[string]string{"best": "m"}}}, "s1")
@@ -460,7 +425,7 @@ func TestRelayServedNames(t *testing.T) {
 func TestRelayExplains(t *testing.T) {
 	b := newRelayed(t, Options{}, "s1", "s2", "s3")
 	r := b.do("GET", "/debug/route?model=m&prompt=once+upon+a+time", "")
-	var e relayExplanation
+	var e proxy.Explanation
 	if err := json.Unmarshal([]byte(r.body), &e); err != nil || len(e.Words) < 2 || len(e.Upstreams) != 3 || e.Policy != "prefix" {
 		t.Fatal(r.body, err)
 	}
@@ -497,7 +462,7 @@ func TestRelayHang(t *testing.T) {
 		t.Fatalf("%d %q %v", r.StatusCode, r.body, r.err)
 	}
 	b.net.Silence((<-hangs).name+":80", false)
-	b.until(func() bool { return b.g.foreign.Now().Up() == 2 })
+	b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 2 })
 }
 
 // Limits that are changed hold for what goes to other servers, too.

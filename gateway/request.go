@@ -25,7 +25,7 @@ func (g *Gateway) generateTokens(ctx *fasthttp.RequestCtx) { g.generate(ctx, ope
 func (j *job) Prepare() *openai.Error {
 	fault := j.parse()
 	if fault != nil {
-		if fault.Param == "prompt" && j.Path == tokensPath {
+		if fault.Param == "prompt" && j.Path == openai.TokensPath {
 			fault.Param, fault.Message = "token_ids", strings.Replace(fault.Message, "prompt: ", "token_ids: ", 1)
 		}
 		return fault
@@ -38,8 +38,8 @@ func (j *job) Prepare() *openai.Error {
 
 // parse turns the request's body into choices whose attempts can start.
 func (j *job) parse() (fault *openai.Error) {
-	g, charge, body := j.g, j.g.charge(j.Ctx), j.Ctx.PostBody()
-	if j.Path == tokensPath {
+	g, charge, body := j.g, j.g.Charge(j.Ctx), j.Ctx.PostBody()
+	if j.Path == openai.TokensPath {
 		if fault := charge(len(body)); fault != nil {
 			return fault
 		}
@@ -95,7 +95,7 @@ func (j *job) parse() (fault *openai.Error) {
 	}
 	j.answerID = prefix + req.RequestID
 	j.encoder = openai.NewEncoder(j.On, j.answerID, now(), m.Name, m.systemPrint)
-	if j.Path == tokensPath {
+	if j.Path == openai.TokensPath {
 		j.encoder = openai.NewTokensEncoder(req.RequestID)
 	}
 	j.choices = make([]choice, len(prompts)*req.N)

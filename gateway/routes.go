@@ -1,13 +1,14 @@
 package gateway
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -30,7 +31,6 @@ const (
 
 const (
 	modelsPath = "/v1/models/"
-	tokensPath = "/inference/v1/generate"
 )
 
 // routes is the table of everything that is served; /openapi.json is made from
@@ -40,7 +40,7 @@ var routes = []endpoint{
 		Answer: "ChatCompletion", Events: "ChatChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Chat) }, clients},
 	{openai.Operation{Method: "POST", Path: "/v1/completions", Summary: "Continue a prompt", Body: openai.Completions,
 		Answer: "Completion", Events: "CompletionChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Completions) }, clients},
-	{openai.Operation{Method: "POST", Path: tokensPath, Summary: "Continue tokens by tokens, as vLLM has it", Takes: "TokensRequest",
+	{openai.Operation{Method: "POST", Path: openai.TokensPath, Summary: "Continue tokens by tokens, as vLLM has it", Takes: "TokensRequest",
 		Answer: "Tokens", Events: "TokensChunk", Key: true, Errors: append([]int{404}, generateErrors...)}, (*Gateway).generateTokens, clients},
 	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
 	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
@@ -63,9 +63,9 @@ var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Have a node (its name or address) take no more work; what runs after ?timeout=30s goes on elsewhere", Answer: "Object",
 		Errors: []int{400, 401, 403, 503}}, (*Gateway).drainNode, operators},
 	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Have it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "POST", Path: loadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Have every node load an adapter (LoRA) from a folder that it can read",
+	{openai.Operation{Method: "POST", Path: openai.LoadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Have every node load an adapter (LoRA) from a folder that it can read",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).loadAdapter, operators},
-	{openai.Operation{Method: "POST", Path: unloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Take an adapter's name away; what runs goes on",
+	{openai.Operation{Method: "POST", Path: openai.UnloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Take an adapter's name away; what runs goes on",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).unloadAdapter, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
 	{openai.Operation{Method: "GET", Path: "/docs", Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
@@ -124,8 +124,8 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		return
 	}
 	switch {
-	case port == clients && g.relayed(method, path) && (here == nil || !g.ownModel(ctx)):
-		g.relay(ctx, path)
+	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx)):
+		g.proxy.Serve(ctx, path)
 	case here == nil && len(allowed) == 1:
 		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", openai.Clip(path, 100))})
 	case here == nil:
@@ -134,7 +134,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 			Message: fmt.Sprintf("%s takes %s, not %s", path, strings.Join(allowed, ", "), method)})
 	default:
 		if here.Body != 0 || here.Takes != "" {
-			if fault := jsonBody(&ctx.Request.Header); fault != nil {
+			if fault := exchange.CheckJSON(&ctx.Request.Header); fault != nil {
 				g.fail(ctx, fault)
 				return
 			}
@@ -163,23 +163,6 @@ func (g *Gateway) allowed(path string, port audience) (methods []string) {
 		}
 	}
 	return append(methods, "OPTIONS")
-}
-
-// jsonBody refuses a body that says that it is not JSON. Besides being clearer
-// than a complaint about its syntax, that keeps web pages from posting to a
-// gateway on the reader's machine: a browser asks before it sends JSON.
-func jsonBody(h *fasthttp.RequestHeader) *openai.Error {
-	refuse := func(format string, what []byte) *openai.Error {
-		return &openai.Error{Status: 415, Type: openai.TypeMedia, Message: fmt.Sprintf(format, openai.Clip(string(what), 100))}
-	}
-	if e := h.ContentEncoding(); len(e) > 0 && !bytes.EqualFold(e, []byte("identity")) {
-		return refuse("the body's Content-Encoding is %q: send it as it is", e)
-	}
-	kind, _, _ := bytes.Cut(h.ContentType(), []byte{';'})
-	if kind = bytes.TrimSpace(kind); len(kind) > 0 && !bytes.EqualFold(kind, []byte("application/json")) {
-		return refuse("the body's Content-Type is %q: send JSON, as application/json", kind)
-	}
-	return nil
 }
 
 // operations are the routes as the document tells of them.

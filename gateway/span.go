@@ -1,10 +1,7 @@
 package gateway
 
 import (
-	"time"
-
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
-	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
@@ -42,24 +39,5 @@ func (j *job) attemptSpan(c *choice, node *nodes.Node, d route.Decision) {
 	if c.span.On() {
 		c.span.Set(trace.Peer.String(node.Name), trace.Choice.Int(c.index), trace.Attempt.Int(int(c.state.Attempt())), trace.Resumed.Int(c.state.From()),
 			trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
-	}
-}
-
-// attemptSpan begins the span of a relayed request's next attempt.
-func (r *relay) attemptSpan(s, prefill *upstream.Server) {
-	if !r.Span.On() {
-		return
-	}
-	r.try = r.Span.Child("attempt", trace.Client, time.Now())
-	r.try.Set(trace.Peer.String(s.Name), trace.Attempt.Int(int(r.life.Attempt())), trace.RequestModel.String(r.model.Name))
-	if prefill != nil {
-		r.try.Set(trace.PrefillPeer.String(prefill.Name))
-	}
-}
-
-// answeredSpan records when the attempt's answer began.
-func (r *relay) answeredSpan() {
-	if r.try.On() {
-		r.try.Event("first byte", time.Now())
 	}
 }

@@ -14,7 +14,7 @@ import (
 // that a completion would continue.
 func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 	g.translate(ctx, openai.Tokenize, func(m *model, req *openai.Request) ([]byte, *openai.Error) {
-		charge := g.charge(ctx)
+		charge := g.Charge(ctx)
 		var p render.Prompt
 		if req.Messages != nil {
 			var fault *openai.Error
@@ -55,7 +55,7 @@ func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do fun
 		return
 	}
 	defer g.InFlight.Add(-1)
-	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.charge(ctx))
+	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.Charge(ctx))
 	if fault != nil {
 		g.fail(ctx, fault)
 		return

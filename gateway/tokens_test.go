@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
@@ -31,7 +32,7 @@ type tokensAnswer struct {
 func TestTokensInAndOut(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
 	want := []int32{'H', 'e', 'l', 'l'}
-	r := b.post(tokensPath, `{"request_id":"r-1","token_ids":[5,6,7],"sampling_params":{"max_tokens":4,"n":2,"logprobs":1,"temperature":0,"detokenize":false},"features":null}`)
+	r := b.post(openai.TokensPath, `{"request_id":"r-1","token_ids":[5,6,7],"sampling_params":{"max_tokens":4,"n":2,"logprobs":1,"temperature":0,"detokenize":false},"features":null}`)
 	var a tokensAnswer
 	if err := json.Unmarshal([]byte(r.body), &a); err != nil || r.StatusCode != 200 {
 		t.Fatal(r.StatusCode, r.body, err)
@@ -47,7 +48,7 @@ func TestTokensInAndOut(t *testing.T) {
 	if got := lastRequest(b, "d1"); !slices.Equal(got.Prompt, []int32{5, 6, 7}) || got.Sampling.Temperature != 0 {
 		t.Errorf("the node got %v", got)
 	}
-	r = b.post(tokensPath, `{"token_ids":[5,6,7],"stream":true,"stream_options":{"include_usage":true},"sampling_params":{"max_tokens":4}}`)
+	r = b.post(openai.TokensPath, `{"token_ids":[5,6,7],"stream":true,"stream_options":{"include_usage":true},"sampling_params":{"max_tokens":4}}`)
 	var got []int32
 	usage, finish := 0, ""
 	for event := range strings.SplitSeq(r.body, "\n\n") {
@@ -85,9 +86,9 @@ func TestTokensInAndOut(t *testing.T) {
 		`{"token_ids":[1]`:                                       "JSON",
 		`[1]`:                                                    "object",
 	} {
-		b.post(tokensPath, body).wantError(t, 400, says)
+		b.post(openai.TokensPath, body).wantError(t, 400, says)
 	}
-	if r := b.post(tokensPath, `{"token_ids":[1],"model":"none"}`); r.StatusCode != 404 {
+	if r := b.post(openai.TokensPath, `{"token_ids":[1],"model":"none"}`); r.StatusCode != 404 {
 		t.Error(r.StatusCode, r.body)
 	}
 }
@@ -99,10 +100,10 @@ func TestTokensRelayed(t *testing.T) {
 		_, _ = io.WriteString(w, `{"request_id":"x","choices":[]}`)
 	})
 	body := `{"model":"m","token_ids":[1,2,3],"sampling_params":{"max_tokens":1}}`
-	if r := b.post(tokensPath, body); r.StatusCode != 200 || b.far["s1"].requests()[0].body != body {
+	if r := b.post(openai.TokensPath, body); r.StatusCode != 200 || b.far["s1"].requests()[0].body != body {
 		t.Fatal(r.StatusCode, r.body)
 	}
-	b.post(tokensPath, `{"model":"m","token_ids":[1],"sampling_params":{"n":200}}`).wantError(t, 400, "n is 200")
-	b.post(tokensPath, `{"model":"m","token_ids":[1],"sampling_params":{"logprobs":21}}`).wantError(t, 400, "logprobs")
-	b.post(tokensPath, `{"model":"m","token_ids":[1,2,3,4]}`).wantError(t, 400, "4 tokens")
+	b.post(openai.TokensPath, `{"model":"m","token_ids":[1],"sampling_params":{"n":200}}`).wantError(t, 400, "n is 200")
+	b.post(openai.TokensPath, `{"model":"m","token_ids":[1],"sampling_params":{"logprobs":21}}`).wantError(t, 400, "logprobs")
+	b.post(openai.TokensPath, `{"model":"m","token_ids":[1,2,3,4]}`).wantError(t, 400, "4 tokens")
 }

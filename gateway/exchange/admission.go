@@ -395,7 +395,7 @@ func (s *Service) noPlace(c *Claim, no *admit.Refusal, patience time.Duration) *
 	return openai.TooMany(seconds(no.Wait), "%d requests wait for the fleet, as many as may", requests)
 }
 
-// retryAfter is in how many seconds a request like this one would have its turn
+// RetryAfter is in how many seconds a request like this one would have its turn
 // at once, as far as can be told.
 func (c *Claim) retryAfter() int {
 	c.Queue.mu.Lock()
@@ -409,7 +409,7 @@ const maxRetryAfter = time.Hour
 
 // seconds is a time to wait as Retry-After has it.
 func seconds(d time.Duration) int {
-	d = min(max(d, retryAfter*time.Second), maxRetryAfter)
+	d = min(max(d, RetryAfter*time.Second), maxRetryAfter)
 	return int(math.Ceil(d.Seconds()))
 }
 

@@ -133,7 +133,7 @@ func (s *Service) Enter() *openai.Error {
 	if n := s.InFlight.Add(1); n > int64(s.Limits().MaxInFlight) {
 		s.InFlight.Add(-1)
 		s.Meters.Full.Inc()
-		return openai.Unavailable(retryAfter, "the gateway is full: it is answering %d requests", n-1)
+		return openai.Unavailable(RetryAfter, "the gateway is full: it is answering %d requests", n-1)
 	}
 	return nil
 }
@@ -474,7 +474,7 @@ func (s *Service) LogRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
 // Why requests are cut.
 var (
 	ErrGone     = &openai.Error{Status: 499, Type: "ClientClosedRequest", Message: "the client closed the connection"}
-	errShutdown = &openai.Error{Status: 503, Type: openai.TypeUnavailable, RetryAfter: retryAfter,
+	errShutdown = &openai.Error{Status: 503, Type: openai.TypeUnavailable, RetryAfter: RetryAfter,
 		Message: "the gateway is shutting down: send the request again"}
 )
 

@@ -29,7 +29,7 @@ func (f *Failure) Fault() *openai.Error {
 	case 502:
 		return openai.BadGateway("%s", message)
 	case 503:
-		return openai.Unavailable(retryAfter, "%s", message)
+		return openai.Unavailable(RetryAfter, "%s", message)
 	case 504:
 		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: message}
 	}

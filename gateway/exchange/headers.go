@@ -1,6 +1,8 @@
 package exchange
 
 import (
+	"bytes"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -63,3 +65,20 @@ func (s *Service) timeout(h *fasthttp.RequestHeader) (time.Duration, *openai.Err
 
 // maxTimeout keeps a header's number within what a duration holds.
 const maxTimeout = 365 * 24 * time.Hour
+
+// CheckJSON refuses a body that says that it is not JSON. Besides being clearer
+// than a complaint about its syntax, that keeps web pages from posting to a
+// gateway on the reader's machine: a browser asks before it sends JSON.
+func CheckJSON(h *fasthttp.RequestHeader) *openai.Error {
+	refuse := func(format string, what []byte) *openai.Error {
+		return &openai.Error{Status: 415, Type: openai.TypeMedia, Message: fmt.Sprintf(format, openai.Clip(string(what), 100))}
+	}
+	if e := h.ContentEncoding(); len(e) > 0 && !bytes.EqualFold(e, []byte("identity")) {
+		return refuse("the body's Content-Encoding is %q: send it as it is", e)
+	}
+	kind, _, _ := bytes.Cut(h.ContentType(), []byte{';'})
+	if kind = bytes.TrimSpace(kind); len(kind) > 0 && !bytes.EqualFold(kind, []byte("application/json")) {
+		return refuse("the body's Content-Type is %q: send JSON, as application/json", kind)
+	}
+	return nil
+}

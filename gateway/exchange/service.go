@@ -21,6 +21,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/auth"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
@@ -33,6 +34,7 @@ type Limits struct {
 	RequestTimeout  time.Duration
 	ResumeTimeout   time.Duration // how long a choice with tokens waits for a node
 	QueueTimeout    time.Duration // how long a request waits for room
+	MaxBodyMemory   int           // bytes of all large bodies together, which httpserver counts
 }
 
 // Service is what the exchanges of a gateway share. Its exported fields are set before the
@@ -65,5 +67,22 @@ func (s *Service) SetLimits(l Limits) { s.limits.Store(&l) }
 // RequestIDHeader has the request's id, in requests and answers.
 const RequestIDHeader = "X-Request-Id"
 
-// retryAfter is what 503 answers suggest, in seconds.
-const retryAfter = 1
+// RetryAfter is what 503 answers suggest, in seconds.
+const RetryAfter = 1
+
+// Charge returns a function that counts bytes for the request among those of large bodies
+// until its body is dropped. Beyond the bound it returns 429.
+func (s *Service) Charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error {
+	return func(n int) *openai.Error {
+		if ctx == nil || httpserver.Charge(ctx, n) {
+			return nil
+		}
+		return s.NoMemory()
+	}
+}
+
+// NoMemory counts the refusal of a request that there is no memory for, and is its answer.
+func (s *Service) NoMemory() *openai.Error {
+	s.Refused("body_memory")
+	return openai.TooMany(RetryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", s.Limits().MaxBodyMemory)
+}

@@ -20,19 +20,20 @@ var mayImport = map[string][]string{
 	".": {"internal/roles"},
 	"internal/roles": { // the subcommands, which know every role
 		"bench", "bench/dataset", "bench/load",
-		"gateway", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
+		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
 		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/lengths", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
 	"gateway": {
-		"gateway/exchange", "gateway/auth", "gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
+		"gateway/exchange", "gateway/auth", "gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
 		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "gateway/api/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
 	},
 	"gateway/admit":                       {},
 	"gateway/auth":                        {"gateway/admit", "internal/obs/metrics", "internal/regular"},
 	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
+	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
 	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/discover"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -166,8 +167,8 @@ func upstreamServers(u *config.Upstreams, log *slog.Logger) (upstream.Options, e
 }
 
 // upstreamTokenizers reads --tokenizer: by models' names, and as "" that of all others.
-func upstreamTokenizers(u *config.Upstreams, template string) (map[string]*gateway.Tokenizer, error) {
-	all := map[string]*gateway.Tokenizer{}
+func upstreamTokenizers(u *config.Upstreams, template string) (map[string]*proxy.Tokenizer, error) {
+	all := map[string]*proxy.Tokenizer{}
 	for _, given := range u.Tokenizers {
 		name, folder, named := strings.Cut(given, "=")
 		if !named {
@@ -181,7 +182,7 @@ func upstreamTokenizers(u *config.Upstreams, template string) (map[string]*gatew
 		}
 		b, err := engine.ReadTokenizer(folder)
 		if err == nil {
-			all[name], err = gateway.NewTokenizer(&nodepb.Bundle{TokenizerJson: b.TokenizerJSON, ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken}, template)
+			all[name], err = proxy.NewTokenizer(&nodepb.Bundle{TokenizerJson: b.TokenizerJSON, ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken}, template)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: --tokenizer %s: want a folder with a model's tokenizer.json: %w", config.ErrValue, given, err)

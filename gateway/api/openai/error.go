@@ -88,3 +88,8 @@ func TooMany(retryAfter int, format string, args ...any) *Error {
 func BadGateway(format string, args ...any) *Error {
 	return &Error{Status: 502, Type: "Bad Gateway", Message: fmt.Sprintf(format, args...)}
 }
+
+// NoModel is the answer to a request for a model that is not served.
+func NoModel(name string) *Error {
+	return &Error{Status: 404, Type: TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", Clip(name, 200))}
+}

@@ -9,6 +9,13 @@ import (
 // a completion. Such a request is turned into a completion's, so that one table says
 // what is served.
 
+// Paths that are served in more than one place.
+const (
+	TokensPath        = "/inference/v1/generate"
+	LoadAdapterPath   = "/v1/load_lora_adapter"
+	UnloadAdapterPath = "/v1/unload_lora_adapter"
+)
+
 // CompletionOfTokens is the body of a completion that a body of tokens asks for.
 func CompletionOfTokens(body []byte) ([]byte, *Error) {
 	var ids, params []byte

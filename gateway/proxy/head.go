@@ -1,13 +1,12 @@
-package gateway
+package proxy
 
 import (
 	"bytes"
 	"strconv"
 	"strings"
 
-	"github.com/valyala/fasthttp"
-
 	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
@@ -51,11 +50,11 @@ func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
 				continue
 			}
 		case "Authorization", "X-Api-Key":
-			if !r.g.o.ForwardAuthorization {
+			if !r.p.o.ForwardAuthorization {
 				continue
 			}
 		}
-		if len(hops) > 0 && hop(hops, name) || !fieldName(name) || bytes.ContainsAny(value, "\r\n\x00") {
+		if len(hops) > 0 && hop(hops, name) || !httpserver.FieldName(name) || bytes.ContainsAny(value, "\r\n\x00") {
 			continue
 		}
 		b = append(append(b, name...), ": "...)
@@ -86,17 +85,6 @@ func cleanQuery(q []byte) []byte {
 	return q
 }
 
-// fieldName says whether a header's name is one that no reader takes for
-// another.
-func fieldName(name []byte) bool {
-	for _, c := range name {
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.') {
-			return false
-		}
-	}
-	return len(name) > 0
-}
-
 // answerHead takes over the answer's status and headers.
 func (r *relay) answerHead() {
 	h := &r.Ctx.Response.Header
@@ -111,7 +99,7 @@ func (r *relay) answerHead() {
 	}
 	for lines := r.lines; len(lines) > 0; {
 		var name, value []byte
-		if name, value, lines = upstream.CutLine(lines); skipped(name) || !fieldName(name) || len(hops) > 0 && hop(hops, name) {
+		if name, value, lines = upstream.CutLine(lines); skipped(name) || !httpserver.FieldName(name) || len(hops) > 0 && hop(hops, name) {
 			continue
 		}
 		if is(name, "content-type") {
@@ -152,31 +140,16 @@ func skipped(name []byte) bool {
 	return false
 }
 
-// foreignModels answers with all models: those of servers of another kind as they
-// describe them.
-func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
-	b := []byte(`{"object":"list","data":[`)
-	for _, card := range g.cards() {
-		b = append(card.Append(b), ',')
+// sentPath returns the path of a relayed request as it came, where that decodes to the
+// path that its route was found by, and else that path: an upstream never gets dot
+// segments or empty ones that were resolved here.
+func (r *relay) sentPath() []byte {
+	came := r.Ctx.URI().PathOriginal()
+	if string(came) == r.Path || bytes.IndexByte(came, '%') >= 0 && httpserver.Unescape(came) == r.Path {
+		return came
 	}
-	for _, m := range g.foreign.Now().Models {
-		b = append(append(b, m.Card...), ',')
+	if slash := r.Path + "/"; !r.p.o.Routed(r.Path) && (string(came) == slash || httpserver.Unescape(came) == slash) {
+		return came
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
-}
-
-// foreignModel answers with one model of servers of another kind; false: there is
-// none of that name.
-func (g *Gateway) foreignModel(ctx *fasthttp.RequestCtx, name string) bool {
-	if g.foreign == nil {
-		return false
-	}
-	m := g.foreign.Now().Find(name)
-	if m == nil || m.Name != name {
-		return false
-	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(m.Card)
-	return true
+	return []byte(r.Path)
 }

@@ -1,4 +1,4 @@
-package gateway
+package proxy
 
 import (
 	"bytes"
@@ -154,7 +154,7 @@ func (r *relay) stay(c *httpserver.Conn, took func() bool) error {
 	if !c.OnEnd(r.ClientGone) {
 		return sock.ErrLeft
 	}
-	err, ok := r.call.Stay(r.g.crowd(), c.Raw, took)
+	err, ok := r.call.Stay(r.p.crowd(), c.Raw, took)
 	c.OnEnd(nil)
 	if ok {
 		return err
@@ -266,7 +266,7 @@ func (b *relayBody) over(err error) {
 	if fault == nil {
 		r.Cause = exchange.CauseUpstream
 		fault = openai.BadGateway("the upstream's answer broke off")
-		r.g.Log.Warn("answer broke off", "request", string(r.ID), "upstream", r.server.Name, "error", err)
+		r.S.Log.Warn("answer broke off", "request", string(r.ID), "upstream", r.server.Name, "error", err)
 		r.end(errors.Join(upstream.ErrServer, err))
 	}
 	if b.r.events && !r.Unread() && !b.inside {

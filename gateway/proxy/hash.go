@@ -1,4 +1,4 @@
-package gateway
+package proxy
 
 import (
 	"fmt"
@@ -36,9 +36,9 @@ func NewTokenizer(b *nodepb.Bundle, template string) (*Tokenizer, error) {
 }
 
 // tokenizer is that of a model; nil: there is none.
-func (g *Gateway) tokenizer(m *upstream.Model) *Tokenizer {
+func (p *Proxy) tokenizer(m *upstream.Model) *Tokenizer {
 	for _, name := range []string{m.Name, m.As, ""} {
-		if t := g.o.Tokenizers[name]; t != nil {
+		if t := p.o.Tokenizers[name]; t != nil {
 			return t
 		}
 	}
@@ -66,7 +66,7 @@ var (
 
 // tokenize renders, tokenizes and hashes the request's prompt, the first of several.
 func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
-	t, on := r.g.tokenizer(r.model), openai.Completions
+	t, on := r.p.tokenizer(r.model), openai.Completions
 	switch {
 	case !hashes(&r.Hints):
 		return render.Prompt{}, errNoHash
@@ -74,14 +74,14 @@ func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 		return render.Prompt{}, errNoTokenizer
 	case r.Path == "/v1/chat/completions":
 		on = openai.Chat
-	case r.Path == tokensPath:
+	case r.Path == openai.TokensPath:
 		body = append(append([]byte(`{"prompt":`), r.look.Prompt...), '}')
 	case r.Path != "/v1/completions":
 		return render.Prompt{}, errNoPrompt
 	}
 	charged := 0
 	charge := func(n int) *openai.Error {
-		fault := r.g.charge(r.Ctx)(n)
+		fault := r.p.Charge(r.Ctx)(n)
 		if fault == nil && n > httpserver.HeadBytes { // less is not counted
 			charged += n
 		}

@@ -1,4 +1,4 @@
-package gateway
+package proxy
 
 import (
 	"fmt"
@@ -26,10 +26,10 @@ func (r *relay) chargePair() *openai.Error {
 		return nil
 	}
 	n := len(r.body)
-	if r.g.foreign.Protocol() == upstream.SGLang && r.look.Batch > 1 {
+	if r.p.Pool.Protocol() == upstream.SGLang && r.look.Batch > 1 {
 		n += r.look.Batch * maxBootstrap
 	}
-	return r.g.charge(r.Ctx)(n)
+	return r.p.Charge(r.Ctx)(n)
 }
 
 // maxBootstrap is the most that a prompt of a batch adds to the body of SGLang's
@@ -43,12 +43,12 @@ func (r *relay) attempt(s, prefill *upstream.Server, force upstream.Forced) erro
 	r.unfed, r.fed = false, false
 	r.mu.Unlock()
 	switch {
-	case s.Role != upstream.Decode || r.g.foreign.Protocol() == upstream.VLLM && prefill == nil:
+	case s.Role != upstream.Decode || r.p.Pool.Protocol() == upstream.VLLM && prefill == nil:
 		return r.ask(s, force.Server, r.body, maxHeld)
 	case prefill == nil:
 		r.server = s
 		return fmt.Errorf("%w: no prefill server is left for %s", upstream.ErrServer, s.Name)
-	case r.g.foreign.Protocol() == upstream.VLLM:
+	case r.p.Pool.Protocol() == upstream.VLLM:
 		return r.inTurn(s, prefill, force)
 	}
 	return r.atOnce(s, prefill, force)

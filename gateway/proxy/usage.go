@@ -1,4 +1,4 @@
-package gateway
+package proxy
 
 import (
 	"bytes"
@@ -110,7 +110,7 @@ func (r *relay) record() {
 	r.Finished(metrics.ReasonLength, o.lengths)
 	r.Finished(metrics.ReasonAbort, o.aborts)
 	r.Finished(metrics.ReasonError, o.errors)
-	m, prompt, output := &r.g.Meters, -1, -1
+	m, prompt, output := &r.S.Meters, -1, -1
 	if n := r.nOutput(); n > 0 {
 		output = n
 		m.Tokens.Add(float64(max(0, n-r.nEvents)))

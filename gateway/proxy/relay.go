@@ -1,4 +1,4 @@
-package gateway
+package proxy
 
 import (
 	"cmp"
@@ -11,12 +11,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/valyala/fasthttp"
-
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -44,7 +43,7 @@ const (
 // its client's connection owns it.
 type relay struct {
 	exchange.Exchange
-	g       *Gateway
+	p       *Proxy
 	body    []byte // as it is sent
 	look    upstream.Body
 	model   *upstream.Model
@@ -81,37 +80,20 @@ type relay struct {
 // relays are kept between requests, with their buffers.
 var relays = sync.Pool{New: func() any { return new(relay) }}
 
-// relayed says whether a request's path goes to servers of another kind.
-func (g *Gateway) relayed(method, path string) bool {
-	if g.foreign == nil || method != "POST" {
-		return false
-	}
+// Relays reports whether upstreams answer POST requests for a path.
+func Relays(path string) bool {
 	switch path {
-	case "/tokenize", "/detokenize", tokensPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
+	case "/tokenize", "/detokenize", openai.TokensPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
 		return true
-	case loadAdapterPath, unloadAdapterPath: // would reach one server of several
+	case openai.LoadAdapterPath, openai.UnloadAdapterPath: // would reach one server of several
 		return false
 	}
 	return strings.HasPrefix(path, "/v1/") && plainPath(path)
 }
 
-// ownModel says whether native nodes serve the model that a request names. One that
-// names none is theirs: their model is the first of /v1/models.
-func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
-	if g.model.Load() == nil {
-		return false
-	}
-	look, err := upstream.Look(ctx.PostBody())
-	if err != nil || look.Model == "" {
-		return err == nil
-	}
-	_, fault := g.find(look.Model)
-	return fault == nil
-}
-
 // plainPath says whether a path can be sent on as it was understood here.
 func plainPath(path string) bool {
-	if dotSegments([]byte(path)) {
+	if httpserver.DotSegments([]byte(path)) {
 		return false
 	}
 	for i := range len(path) {
@@ -121,17 +103,6 @@ func plainPath(path string) bool {
 		}
 	}
 	return true
-}
-
-// relay has an upstream server answer a request.
-func (g *Gateway) relay(ctx *fasthttp.RequestCtx, path string) {
-	on := openai.Completions
-	if path == "/v1/chat/completions" {
-		on = openai.Chat
-	}
-	r := relays.Get().(*relay)
-	r.g = g
-	g.Answer(ctx, path, on, r)
 }
 
 // Respond implements exchange.Backend.
@@ -168,10 +139,10 @@ func is(kind []byte, want string) bool {
 
 // Prepare implements exchange.Backend. It looks at the request as far as routing needs it.
 func (r *relay) Prepare() (fault *openai.Error) {
-	g, ctx := r.g, r.Ctx
+	p, ctx := r.p, r.Ctx
 	r.body = ctx.PostBody()
 	if is(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() {
-		if fault := jsonBody(&ctx.Request.Header); fault != nil {
+		if fault := exchange.CheckJSON(&ctx.Request.Header); fault != nil {
 			return fault
 		}
 		var err error
@@ -197,24 +168,24 @@ func (r *relay) Prepare() (fault *openai.Error) {
 	switch r.hash(ctx.PostBody()) { // by bytes where it is not by tokens
 	case nil, errNoHash, errNoTokenizer, errNoPrompt:
 	default:
-		g.Meters.Untokenized.Inc()
+		p.Meters.Untokenized.Inc()
 	}
-	g.Meters.N.Observe(float64(max(1, r.look.N)))
+	p.Meters.N.Observe(float64(max(1, r.look.N)))
 	return nil
 }
 
 // find is the model that the request names.
 func (r *relay) find() *openai.Error {
-	now := r.g.foreign.Now()
+	now := r.p.Pool.Now()
 	r.model = now.Find(r.look.Model)
 	for until := r.Start.Add(meetPatience); r.model == nil && now.Meeting() && time.Now().Before(until); {
 		time.Sleep(meetPause)
-		now = r.g.foreign.Now()
+		now = r.p.Pool.Now()
 		r.model = now.Find(r.look.Model)
 	}
 	if r.model != nil {
 		if as := r.model.As; as != "" {
-			if fault := r.g.charge(r.Ctx)(len(r.body)); fault != nil {
+			if fault := r.p.Charge(r.Ctx)(len(r.body)); fault != nil {
 				return fault
 			}
 			r.renamed = r.look.WithModel(r.renamed[:0], r.body, as)
@@ -224,16 +195,15 @@ func (r *relay) find() *openai.Error {
 	}
 	switch {
 	case now.Unknown > 0 || len(now.Servers) == 0:
-		return openai.Unavailable(retryAfter, "no upstream serves the model %q: %d of %d have not told their models yet", openai.Clip(r.look.Model, 200), now.Unknown, len(now.Servers))
+		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: %d of %d have not told their models yet", openai.Clip(r.look.Model, 200), now.Unknown, len(now.Servers))
 	case r.look.Model == "":
 		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
 	}
-	return noModel(r.look.Model)
+	return openai.NoModel(r.look.Model)
 }
 
-func noModel(name string) *openai.Error {
-	return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", openai.Clip(name, 200))}
-}
+// views are kept between decisions.
+var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // decide asks the router, around the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
@@ -253,7 +223,7 @@ func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
 // chosen are the servers of a decision; prefill is nil where one server does all.
 func (r *relay) chosen(d route.Decision) (s, prefill *upstream.Server) {
 	s = r.model.Servers[d.Decode]
-	if len(d.Prefill) > 0 && s.Role == upstream.Decode && !(r.g.foreign.Protocol() == upstream.VLLM && r.alone()) {
+	if len(d.Prefill) > 0 && s.Role == upstream.Decode && !(r.p.Pool.Protocol() == upstream.VLLM && r.alone()) {
 		prefill = r.model.Prefill[d.Prefill[0]]
 	}
 	return s, prefill
@@ -265,7 +235,7 @@ func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	d, force := r.decide(view)
-	r.g.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	r.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, nil, force
 	}
@@ -283,7 +253,7 @@ func (r *relay) Run() *openai.Error {
 			return r.nobody()
 		}
 		r.life.Begin()
-		r.g.Meters.Attempts.Inc()
+		r.S.Meters.Attempts.Inc()
 		r.attemptSpan(s, prefill)
 		err := r.attempt(s, prefill, force)
 		if err == nil {
@@ -306,10 +276,10 @@ func (r *relay) Run() *openai.Error {
 		if r.failure.Lost {
 			stale++
 		}
-		if stale == 1 && r.failure.Lost && r.untried() == 0 && r.g.Budget.Allow() {
+		if stale == 1 && r.failure.Lost && r.untried() == 0 && r.S.Budget.Allow() {
 			continue
 		}
-		if exchange.Next(&r.Exchange, &r.life, r.server, r.failure) == fsm.GiveUp || stale >= r.g.lim().MaxAttempts {
+		if exchange.Next(&r.Exchange, &r.life, r.server, r.failure) == fsm.GiveUp || stale >= r.S.Limits().MaxAttempts {
 			return r.nobody()
 		}
 	}
@@ -324,7 +294,10 @@ func retried(status int) bool {
 func (r *relay) open(s *upstream.Server, force bool) error {
 	patience := r.Deadline
 	if r.patient = r.Watch != nil; !r.patient {
-		patience = earlier(time.Now().Add(watchAfter), r.Deadline)
+		patience = time.Now().Add(watchAfter)
+		if r.Deadline.Before(patience) {
+			patience = r.Deadline
+		}
 	}
 	r.server = s
 	call, err := s.Open(context.Background(), patience, force)
@@ -395,7 +368,7 @@ func (r *relay) await(most int) error {
 
 // others says whether there is a server of that kind to be asked instead.
 func (r *relay) others() bool {
-	return r.untried() > 0 && len(r.life.Tried())+1 < r.g.lim().MaxAttempts
+	return r.untried() > 0 && len(r.life.Tried())+1 < r.S.Limits().MaxAttempts
 }
 
 // untried is the number of servers of r.server's kind that have not been asked.
@@ -459,7 +432,7 @@ func (r *relay) interrupted() *openai.Error {
 	gone := r.gone
 	r.mu.Unlock()
 	select {
-	case <-r.g.Cut:
+	case <-r.S.Cut:
 		return r.CutOff(exchange.CauseShutdown)
 	default:
 	}
@@ -502,7 +475,7 @@ func (r *relay) end(err error) {
 // nobody is what the client is told when no server is left.
 func (r *relay) nobody() *openai.Error {
 	if r.failure == nil {
-		return openai.Unavailable(retryAfter, "no upstream is available for model %q", openai.Clip(r.look.Model, 200))
+		return openai.Unavailable(exchange.RetryAfter, "no upstream is available for model %q", openai.Clip(r.look.Model, 200))
 	}
 	return r.failure.Fault()
 }

@@ -1,4 +1,4 @@
-package gateway
+package proxy
 
 import (
 	"math"
@@ -15,7 +15,7 @@ import (
 
 // checkLimits refuses a request that asks for more than this gateway allows.
 func (r *relay) checkLimits() *openai.Error {
-	l := r.g.lim()
+	l := r.p.limits()
 	switch look := &r.look; {
 	case look.N > l.MaxN:
 		return openai.BadRequest("n", "n is %d: this gateway gives at most %d choices (--max-n)", look.N, l.MaxN)
@@ -44,16 +44,6 @@ func (r *relay) checkLimits() *openai.Error {
 	return openai.BadRequest(param, "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
 }
 
-// eachAdmission calls f with the queue of native nodes and those of upstreams'
-// models.
-func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
-	f(g.Queue)
-	g.queues.Range(func(_, a any) bool {
-		f(a.(*exchange.Admission))
-		return true
-	})
-}
-
 // ownName is the name that a model's servers know it by.
 func ownName(m *upstream.Model) string {
 	if m.As != "" {
@@ -62,18 +52,18 @@ func ownName(m *upstream.Model) string {
 	return m.Name
 }
 
-// relayAdmission is where requests for a model wait; nil: its servers have no bound.
-func (g *Gateway) relayAdmission(m *upstream.Model) *exchange.Admission {
-	l := g.lim()
+// admission is where requests for a model wait; nil: its servers have no bound.
+func (p *Proxy) admission(m *upstream.Model) *exchange.Admission {
+	l := p.limits()
 	if l.UpstreamRequests <= 0 {
 		return nil
 	}
-	if a, ok := g.queues.Load(ownName(m)); ok {
+	if a, ok := p.queues.Load(ownName(m)); ok {
 		return a.(*exchange.Admission)
 	}
 	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
 	a.SetRoom(roomOf(m, l.UpstreamRequests), math.MaxInt64)
-	was, _ := g.queues.LoadOrStore(ownName(m), a)
+	was, _ := p.queues.LoadOrStore(ownName(m), a)
 	return was.(*exchange.Admission)
 }
 
@@ -87,25 +77,19 @@ func roomOf(m *upstream.Model, each int) int64 {
 	return int64(up) * int64(each)
 }
 
-// lookForRelayRoom follows which servers are up. The queue of a model that is gone
+// FollowRoom follows which servers are up. The queue of a model that is gone
 // lets go what waits, which is told so, and goes with it.
-func (g *Gateway) lookForRelayRoom() {
-	if g.foreign == nil {
-		return
-	}
-	now := g.foreign.Now()
-	g.queues.Range(func(of, x any) bool {
+func (p *Proxy) FollowRoom() {
+	now := p.Pool.Now()
+	p.queues.Range(func(of, x any) bool {
 		a := x.(*exchange.Admission)
-		name, far := of.(string)
-		if !far {
-			return true
-		}
+		name := of.(string)
 		if m := now.Find(name); m != nil {
-			a.SetRoom(roomOf(m, g.lim().UpstreamRequests), math.MaxInt64)
+			a.SetRoom(roomOf(m, p.limits().UpstreamRequests), math.MaxInt64)
 			return true
 		}
 		if a.SetRoom(math.MaxInt64, math.MaxInt64); a.Idle() {
-			g.queues.Delete(name)
+			p.queues.Delete(name)
 		}
 		return true
 	})
@@ -113,7 +97,7 @@ func (g *Gateway) lookForRelayRoom() {
 
 // Claim implements exchange.Backend.
 func (r *relay) Claim() (exchange.Claim, *openai.Error) {
-	a := r.g.relayAdmission(r.model)
+	a := r.p.admission(r.model)
 	if a == nil {
 		return exchange.Claim{}, nil
 	}

@@ -1,0 +1,94 @@
+package gateway
+
+import (
+	"bytes"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+)
+
+// ownModel says whether native nodes serve the model that a request names. One that
+// names none is theirs: their model is the first of /v1/models.
+func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
+	if g.model.Load() == nil {
+		return false
+	}
+	look, err := upstream.Look(ctx.PostBody())
+	if err != nil || look.Model == "" {
+		return err == nil
+	}
+	_, fault := g.find(look.Model)
+	return fault == nil
+}
+
+// eachAdmission calls f with the queue of native nodes and those of upstreams'
+// models.
+func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
+	f(g.Queue)
+	g.queues.Range(func(_, a any) bool {
+		f(a.(*exchange.Admission))
+		return true
+	})
+	if g.proxy != nil {
+		g.proxy.EachQueue(f)
+	}
+}
+
+// foreignModels answers with all models: those of servers of another kind as they
+// describe them.
+func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
+	b := []byte(`{"object":"list","data":[`)
+	for _, card := range g.cards() {
+		b = append(card.Append(b), ',')
+	}
+	for _, m := range g.proxy.Pool.Now().Models {
+		b = append(append(b, m.Card...), ',')
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
+}
+
+// foreignModel answers with one model of servers of another kind; false: there is
+// none of that name.
+func (g *Gateway) foreignModel(ctx *fasthttp.RequestCtx, name string) bool {
+	if g.proxy == nil {
+		return false
+	}
+	m := g.proxy.Pool.Now().Find(name)
+	if m == nil || m.Name != name {
+		return false
+	}
+	ctx.SetContentType("application/json")
+	ctx.Response.SetBodyRaw(m.Card)
+	return true
+}
+
+// explainForeign answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a
+// model of servers of another kind would go; false: the model is not theirs.
+func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
+	if g.proxy == nil {
+		return false
+	}
+	args := ctx.QueryArgs()
+	m := g.proxy.Pool.Now().Find(string(args.Peek("model")))
+	if own, fault := g.find(string(args.Peek("model"))); m == nil || fault == nil && own.Name == string(args.Peek("model")) {
+		return false
+	}
+	how, fault := g.Routing(&ctx.Request.Header)
+	raw, path, member := args.Peek("messages"), "/v1/chat/completions", "messages"
+	if text := args.Peek("prompt"); len(text) > 0 {
+		raw, path, member = openai.AppendString(nil, string(text)), "/v1/completions", "prompt"
+	}
+	if fault == nil && len(raw) == 0 {
+		fault = openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT or messages as ?messages=JSON (and a policy in the header %s)", exchange.PolicyHeader)
+	}
+	if fault != nil {
+		g.fail(ctx, fault)
+		return true
+	}
+	g.json(ctx, g.proxy.Explain(m, how, path, member, raw))
+	return true
+}
