@@ -32,13 +32,13 @@ const (
 // CODE_INVALID where the folder, the name or the room is at fault. Heartbeats tell
 // of the adapter within their interval.
 func (g *Gateway) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
-	return g.fleet.LoadAdapter(ctx, name, path, replace)
+	return g.native.Nodes.LoadAdapter(ctx, name, path, replace)
 }
 
 // UnloadAdapter takes an adapter's name away on every connected node; what runs
 // goes on. CODE_NOT_FOUND where none had it.
 func (g *Gateway) UnloadAdapter(ctx context.Context, name string) error {
-	return g.fleet.UnloadAdapter(ctx, name)
+	return g.native.Nodes.UnloadAdapter(ctx, name)
 }
 
 // adapterBody is what the adapters' routes take, in vLLM's words.
@@ -78,8 +78,8 @@ func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	if fault == nil && a.Path == "" {
 		fault = badAdapter("lora_path", "lora_path is missing: give a folder that every node can read")
 	}
-	if m := g.model.Load(); fault == nil && m != nil {
-		if found, unknown := g.find(a.Name); unknown == nil && found.adapter == nil {
+	if m := g.native.Models.Load(); fault == nil && m != nil {
+		if found, unknown := g.native.Find(a.Name); unknown == nil && found.Adapter == "" {
 			fault = badAdapter("lora_name", "%q is the model's own name: give the adapter another one", openai.Clip(a.Name, 100))
 		} else if unknown == nil && !a.InPlace {
 			fault = badAdapter("lora_name", "the adapter %q is loaded already: unload it first, or set load_inplace", openai.Clip(a.Name, 100))

@@ -23,9 +23,9 @@ func TestAdapters(t *testing.T) {
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "french", Digest: 11, Rank: 8}, {Name: "sql", Digest: 5}}})
 	b.nodes["d2"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
 	b.nodes["d3"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
-	m := b.g.model.Load()
+	m := b.g.native.Models.Load()
 	b.until(func() bool {
-		all := b.g.fleet.Now().Adapters(m.Fingerprint)
+		all := b.g.native.Nodes.Now().Adapters(m.Fingerprint)
 		return len(all) == 2 && all[1] == nodes.Adapter{Name: "sql", Digest: 6} // what most have
 	})
 	list := string(b.do("GET", "/v1/models", "").body)
@@ -65,7 +65,7 @@ func TestAdapters(t *testing.T) {
 		t.Errorf("an adapter that nobody has: status %d: %s", r.StatusCode, r.body)
 	}
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 2})
-	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.Fingerprint)) == 1 })
+	b.until(func() bool { return len(b.g.native.Nodes.Now().Adapters(m.Fingerprint)) == 1 })
 	if r := b.post("/v1/completions", `{"model":"french","prompt":[1],"max_tokens":1}`); r.StatusCode != 404 {
 		t.Errorf("an adapter that was unloaded: status %d: %s", r.StatusCode, r.body)
 	}
@@ -125,9 +125,9 @@ func TestAdapterRoutes(t *testing.T) {
 		return &nodepb.AdapterDone{}
 	}
 	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": {Adapter: answer}, "d2": {Adapter: answer}})
-	m := b.g.model.Load()
+	m := b.g.native.Models.Load()
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "old", Digest: 1}}})
-	b.until(func() bool { return len(b.g.fleet.Now().Adapters(m.Fingerprint)) == 1 })
+	b.until(func() bool { return len(b.g.native.Nodes.Now().Adapters(m.Fingerprint)) == 1 })
 	for _, c := range []struct {
 		path, body, header string
 		want               int

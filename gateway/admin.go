@@ -147,7 +147,7 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 		self = g.o.AdminListener.Addr().String()
 	}
 	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": g.o.RPC.Hello.NodeId}}}
-	fleet := g.fleet.Now()
+	fleet := g.native.Nodes.Now()
 	var members []nodes.Member
 	for _, n := range append(append(fleet.Prefill[:0:0], fleet.Prefill...), fleet.Decode...) {
 		members = append(members, n.Member())

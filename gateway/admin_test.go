@@ -44,7 +44,7 @@ func idle(t *testing.T, o Options) *Gateway {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(g.fleet.Close)
+	t.Cleanup(g.native.Nodes.Close)
 	return g
 }
 

@@ -165,10 +165,10 @@ func TestDefaultsOfSampling(t *testing.T) {
 		if s := r.Sampling; s.Temperature != 0.25 || s.TopP != 1 || s.TopK != 11 || !r.IgnoreEos || r.Priority != 3 || r.DeadlineMs == 0 {
 			t.Fatalf("%v", r)
 		}
-		if r.PrefixRoot == 0 || r.PrefixRoot != uint64(b.g.model.Load().Root("s")) || r.PrefixRoot == uint64(b.g.model.Load().Root("")) {
+		if r.PrefixRoot == 0 || r.PrefixRoot != uint64(b.g.native.Models.Load().Root("s")) || r.PrefixRoot == uint64(b.g.native.Models.Load().Root("")) {
 			t.Fatalf("prefix root %x", r.PrefixRoot)
 		}
-		if m := b.g.model.Load(); !bytes.Equal(r.PrefixDigest, m.RootDigest("s")) || bytes.Equal(r.PrefixDigest, m.RootDigest("")) {
+		if m := b.g.native.Models.Load(); !bytes.Equal(r.PrefixDigest, m.RootDigest("s")) || bytes.Equal(r.PrefixDigest, m.RootDigest("")) {
 			t.Fatalf("prefix digest %x", r.PrefixDigest)
 		}
 	}
@@ -192,7 +192,7 @@ func TestChatTemplate(t *testing.T) {
 		if r := b.post("/v1/chat/completions", body); r.StatusCode != 200 {
 			t.Fatalf("%s: %s", body, r.body)
 		}
-		if got := b.g.model.Load().Text.Decode(lastRequest(b, "d1").Prompt, false); got != want {
+		if got := b.g.native.Models.Load().Text.Decode(lastRequest(b, "d1").Prompt, false); got != want {
 			t.Errorf("%s:\n%q, want\n%q", body, got, want)
 		}
 	}

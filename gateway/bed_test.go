@@ -125,7 +125,7 @@ func newBedOn(t testing.TB, n *rpc.Network, o Options, nodes map[string]nodestes
 	go func() { b.done <- b.g.Run(ctx) }()
 	t.Cleanup(b.close)
 	if len(nodes) > 0 {
-		b.until(func() bool { return b.g.usable() == len(nodes) })
+		b.until(func() bool { return b.g.native.Usable() == len(nodes) })
 	}
 	return b
 }
@@ -165,12 +165,12 @@ func (b *bed) close() {
 	if n := b.g.InFlight.Load(); n != 0 {
 		b.Errorf("%d requests still counted as in flight", n)
 	}
-	for _, n := range b.g.fleet.Now().Decode {
+	for _, n := range b.g.native.Nodes.Now().Decode {
 		if f := n.InFlight.Load(); f != 0 {
 			b.Errorf("%d attempts still counted on %s", f, n.Name)
 		}
 	}
-	for _, n := range b.g.fleet.Now().Prefill {
+	for _, n := range b.g.native.Nodes.Now().Prefill {
 		if f := n.InFlight.Load(); f != 0 {
 			b.Errorf("%d prefills still counted on %s", f, n.Name)
 		}

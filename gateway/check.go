@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -13,7 +14,7 @@ import (
 // and chat template are read as they will be. Nodes ask before they start, so
 // that a torn file ends the node and not every gateway's hope.
 func CheckBundle(b *nodepb.Bundle) error {
-	_, err := newModel(b, "", "", time.Time{})
+	_, err := native.NewModel(b, "", "", time.Time{})
 	return err
 }
 
@@ -23,7 +24,7 @@ func CheckBundle(b *nodepb.Bundle) error {
 func (g *Gateway) Check() error {
 	attempts := g.Meters.Attempts.Get()
 	inFlight := g.InFlight.Load()
-	err := g.fleet.Check(inFlight == 0)
+	err := g.native.Nodes.Check(inFlight == 0)
 	g.eachAdmission(func(a *exchange.Admission) { err = errors.Join(err, a.Check(inFlight == 0)) })
 	if inFlight < 0 {
 		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))

@@ -44,7 +44,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 		}
 	}
 	name := strings.TrimPrefix(pathOf(ctx), drainPath)
-	fleet := g.fleet.Now()
+	fleet := g.native.Nodes.Now()
 	all := slices.Concat(fleet.Prefill, fleet.Decode)
 	at := slices.IndexFunc(all, func(n *nodes.Node) bool { return n.Member().ID == name || n.Name == name })
 	if at < 0 && g.drainUpstream(ctx, name, cancel) {

@@ -34,7 +34,7 @@ func TestDrainNode(t *testing.T) {
 	if want := `{"node":"d1","role":"decode","draining":true,"timeout_s":1.5,"in_flight":0,"others":1}`; r.StatusCode != 200 || r.body != want {
 		t.Fatalf("%d %s", r.StatusCode, r.body)
 	}
-	b.until(func() bool { return b.g.usable() == 1 })
+	b.until(func() bool { return b.g.native.Usable() == 1 })
 	if ds := b.nodes["d1"].Drains(); len(ds) != 1 || ds[0].TimeoutMs != 1500 || ds[0].Cancel {
 		t.Errorf("%v", ds)
 	}
@@ -49,9 +49,9 @@ func TestDrainNode(t *testing.T) {
 	if r := b.do("DELETE", "/admin/drain/d1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"draining":false`) {
 		t.Fatalf("%d %s", r.StatusCode, r.body)
 	}
-	b.until(func() bool { return b.g.usable() == 2 })
+	b.until(func() bool { return b.g.native.Usable() == 2 })
 	b.nodes["d1"].Stop()
-	b.until(func() bool { return b.g.usable() == 1 })
+	b.until(func() bool { return b.g.native.Usable() == 1 })
 	if r := b.post("/admin/drain/d1", ""); r.StatusCode != 503 || r.Header.Get("Retry-After") == "" {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}

@@ -129,7 +129,7 @@ func (b *bed) rested() {
 				return false
 			}
 		}
-		return b.g.usable() == 1
+		return b.g.native.Usable() == 1
 	})
 }
 
@@ -215,7 +215,7 @@ func TestRetries(t *testing.T) {
 			}
 			b := newBed(t, o, map[string]nodestest.Options{"bad": c.bad, "good": {}})
 			for i := range 40 {
-				b.until(func() bool { return b.g.usable() == 2 }) // the lost one is back
+				b.until(func() bool { return b.g.native.Usable() == 2 }) // the lost one is back
 				body := fmt.Sprintf(`{"prompt":"prompt %d","max_tokens":5,"seed":%d,"stream":%v}`, i, i, i%2 == 0)
 				if r := b.post("/v1/completions", body); r.StatusCode != 200 || !strings.Contains(r.body, "length") {
 					t.Fatalf("%d: %d %q; log:\n%s", i, r.StatusCode, r.body, b.log.String())
@@ -351,11 +351,11 @@ func TestModelChanges(t *testing.T) {
 	m.Fingerprint = 8
 	b.g.SetMembers([]nodes.Member{decodeMember("d1"), m})
 	time.Sleep(20 * time.Millisecond)
-	if name := b.g.model.Load().Name; name != "tiny" {
+	if name := b.g.native.Models.Load().Name; name != "tiny" {
 		t.Fatalf("%s while its node is ready", name)
 	}
 	b.g.SetMembers([]nodes.Member{m})
-	b.until(func() bool { return b.g.model.Load().Name == "second" && b.g.usable() == 1 })
+	b.until(func() bool { return b.g.native.Models.Load().Name == "second" && b.g.native.Usable() == 1 })
 	if r := b.post("/v1/completions", `{"prompt":"x","model":"second"}`); r.StatusCode != 200 {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
 	}
@@ -364,7 +364,7 @@ func TestModelChanges(t *testing.T) {
 	m = decodeMember("d3")
 	m.Fingerprint = 9
 	b.g.SetMembers([]nodes.Member{m})
-	b.until(func() bool { return b.g.model.Load().Name == "bare" && b.g.usable() == 1 })
+	b.until(func() bool { return b.g.native.Models.Load().Name == "bare" && b.g.native.Usable() == 1 })
 	for path, body := range map[string]string{"/v1/completions": `{"prompt":"x"}`, "/v1/chat/completions": `{` + hi + `}`} {
 		if r := b.post(path, body); r.StatusCode != 400 || !strings.Contains(r.body, "no tokenizer") {
 			t.Errorf("%s: %d %q", path, r.StatusCode, r.body)
@@ -564,14 +564,14 @@ func TestRetryBudget(t *testing.T) {
 // A fault of the gateway's own costs the one request.
 func TestPanicsAreContained(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
-	sound := b.g.model.Load()
+	sound := b.g.native.Models.Load()
 	broken := *sound
 	broken.Text = new(render.TextModel)
-	b.g.model.Store(&broken)
+	b.g.native.Models.Store(&broken)
 	if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 500 || r.parse(t).Error.Type != "InternalServerError" {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
 	}
-	b.g.model.Store(sound)
+	b.g.native.Models.Store(sound)
 	if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 200 {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
 	}

@@ -36,12 +36,12 @@ import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/liveness"
+	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/netio"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
@@ -268,29 +268,17 @@ type Gateway struct {
 
 	o       Options
 	http    *httpserver.Server
-	fleet   *nodes.Fleet
+	native  *native.Fleet
 	proxy   *proxy.Proxy // nil: there are no upstreams
 	keys    *auth.Keyring
 	resumes *rate.Limiter // paces those after it
 	limits  atomic.Pointer[Options]
 
-	queues sync.Map // *exchange.Admission of further models: of nodes by fingerprint, of upstreams by name
-
 	document []byte        // /openapi.json
 	docsPage func() []byte // /docs, made when it is asked for first
 
-	model          models               // of native nodes
-	torn           map[uint64]time.Time // models that could not be taken up, by fingerprint; keepModel's
-	passed         map[uint64]string    // models that wait for another of their name to go, by fingerprint; keepModel's
-	membersChanged chan struct{}
-	draining       atomic.Bool
-	buffered       atomic.Int64 // bytes of streams' buffers
-	bus            *cluster.Bus // nil: nobody tells of caches
-	news           news         // of the present models; set by keepModel
-	blocks         *nodes.Blocks
-	warned         sync.Map     // names of unknown fields that were warned about
-	nWarned        atomic.Int64 // at most maxWarned
-	seen           seen
+	draining atomic.Bool
+	seen     seen
 }
 
 // New makes a gateway and binds its address, so that a port in use shows at
@@ -339,11 +327,9 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		Service: &exchange.Service{Log: o.Log, LogRequests: o.LogRequests, Tracer: o.Tracer, Policy: policy, Meters: exchange.NewMeters(o.Metrics), Budget: perSecond(o.RetriesPerSecond),
 			Queue: exchange.NewAdmission(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens}), Cut: make(chan struct{})},
-		o:              o,
-		keys:           keys,
-		resumes:        perSecond(o.ResumesPerSecond),
-		membersChanged: make(chan struct{}, 1),
-		blocks:         nodes.NewBlocks(),
+		o:       o,
+		keys:    keys,
+		resumes: perSecond(o.ResumesPerSecond),
 	}
 	g.limits.Store(&g.o)
 	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
@@ -353,14 +339,18 @@ func New(o Options) (*Gateway, error) {
 			Crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})
 	g.http = clients
-	g.fleet = nodes.New(nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence),
-		Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall"), Stale: g.Meters.Stale, Blocks: g.blocks, Left: g.left, Log: o.Log})
-	g.fleet.SetMembers(o.Members)
+	g.native = native.New(g.Service, native.Options{
+		Nodes: nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Stale: g.Meters.Stale, Log: o.Log,
+			Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall")},
+		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Foreign.Names,
+		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, LogPromptText: o.LogPromptText, Quiet: o.Foreign.Any(), Limits: o.fleetLimits(), Resumes: g.resumes,
+	})
+	g.native.SetMembers(o.Members)
 	if o.Foreign.Any() {
 		o.Foreign.Log, o.Foreign.StallTimeout = o.Log, max(0, o.StallTimeout)
 		if g.proxy, err = proxy.New(g.Service, proxy.Options{Upstreams: o.Foreign, ForwardAuthorization: o.ForwardAuthorization, Tokenizers: o.Tokenizers,
 			Limits: o.upstreamLimits(), Crowds: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
-			g.fleet.Close()
+			g.native.Close()
 			l.Close()
 			return nil, err
 		}
@@ -396,20 +386,7 @@ func (g *Gateway) Addr() string { return g.http.Addr().String() }
 
 // SetMembers tells the gateway who is in the fleet; any goroutine may call it.
 func (g *Gateway) SetMembers(members []nodes.Member) {
-	g.fleet.SetMembers(members)
-	select {
-	case g.membersChanged <- struct{}{}:
-	default:
-	}
-}
-
-// usable is the number of decode nodes that requests can go to.
-func (g *Gateway) usable() int {
-	all, fleet, n := g.model.All(), g.fleet.Now(), 0
-	for _, m := range all {
-		n += fleet.Usable(m.Fingerprint)
-	}
-	return n
+	g.native.SetMembers(members)
 }
 
 // ready says why the gateway should get no requests; nil: it should.
@@ -419,11 +396,11 @@ func (g *Gateway) ready() error {
 		return errors.New("draining")
 	case g.proxy != nil && g.proxy.Pool.Now().Up() > 0:
 		return nil
-	case g.proxy != nil && g.model.Load() == nil:
+	case g.proxy != nil && g.native.Models.Load() == nil:
 		return errors.New("no upstream is up")
-	case g.model.Load() == nil:
+	case g.native.Models.Load() == nil:
 		return errors.New("no model yet: no decode node has given its bundle")
-	case g.usable() == 0:
+	case g.native.Usable() == 0:
 		return errors.New("no usable decode node")
 	}
 	return nil
@@ -435,7 +412,7 @@ func (g *Gateway) ready() error {
 func (g *Gateway) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { g.keepModel(work) })
+	wg.Go(func() { g.native.Run(work) })
 	wg.Go(func() { g.keepRoom(work) })
 	if g.o.APIKeyFile != "" {
 		wg.Go(func() {
@@ -464,12 +441,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 	stop()
 	g.http.End()
-	g.fleet.Close()
 	if g.proxy != nil {
 		g.proxy.Close()
 	}
 	wg.Wait()
-	g.news.close()
+	g.native.Close()
 	if err != nil {
 		return fmt.Errorf("gateway: serve on %s: %w", g.Addr(), err)
 	}
@@ -518,7 +494,7 @@ func (g *Gateway) logStats(ctx context.Context) {
 		now, prompts, running := g.Meters.Tokens.Get(), g.Meters.Prompt.Get(), g.InFlight.Load()
 		if active := now != tokens || running > 0; active || busy {
 			g.Log.Info(fmt.Sprintf("Gateway: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, Usable decode nodes: %d",
-				(prompts-prompt)/statsInterval.Seconds(), (now-tokens)/statsInterval.Seconds(), running, g.usable()))
+				(prompts-prompt)/statsInterval.Seconds(), (now-tokens)/statsInterval.Seconds(), running, g.native.Usable()))
 			busy = active
 		}
 		tokens, prompt = now, prompts

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -138,16 +137,12 @@ func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
 	ctx.Response.SetBodyRaw(g.Meters.Set.Append(nil))
 }
 
-func (m *model) card() openai.Model {
-	return openai.Model{ID: m.Name, Created: m.created, MaxModelLen: m.MaxLen, Parent: m.parent}
-}
-
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 	if g.proxy != nil {
 		g.foreignModels(ctx)
 		return
 	}
-	list := g.cards()
+	list := g.native.Cards()
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(openai.AppendModels(nil, list))
 }
@@ -157,39 +152,23 @@ func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 	if g.foreignModel(ctx, name) {
 		return
 	}
-	if g.proxy != nil && g.model.Load() == nil {
+	if g.proxy != nil && g.native.Models.Load() == nil {
 		g.fail(ctx, openai.NoModel(name))
 		return
 	}
-	m, fault := g.find(name)
+	m, fault := g.native.Find(name)
 	if fault != nil {
 		g.fail(ctx, fault)
 		return
 	}
 	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(m.card().Append(nil))
+	ctx.Response.SetBodyRaw(m.Card().Append(nil))
 }
 
 // load answers how many requests are being answered.
 func (g *Gateway) load(ctx *fasthttp.RequestCtx) {
 	ctx.SetContentType("application/json")
 	ctx.SetBodyString(fmt.Sprintf(`{"server_load":%d}`, g.InFlight.Load()))
-}
-
-// maxWarned bounds the names of unknown fields that are remembered.
-const maxWarned = 256
-
-// warnUnknown tells the log once about each field that no table knows.
-func (g *Gateway) warnUnknown(names []string) {
-	for _, name := range names {
-		if _, seen := g.warned.Load(name); seen || g.nWarned.Load() >= maxWarned {
-			continue
-		}
-		if _, seen := g.warned.LoadOrStore(name, true); !seen {
-			g.nWarned.Add(1)
-			g.Log.Warn("requests carry a field that is unknown here and ignored", "field", name)
-		}
-	}
 }
 
 // newID is 128 random bits in hexadecimal. It names, it does not protect.
@@ -199,6 +178,3 @@ func newID() string {
 	binary.BigEndian.PutUint64(id[8:], rand.Uint64())
 	return hex.EncodeToString(id[:])
 }
-
-// now is the time in whole seconds, as the API gives it.
-func now() int64 { return time.Now().Unix() }

@@ -7,13 +7,12 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
+	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
-	"github.com/tandem-serving/tandem/gateway/render"
 )
 
 // lim are the options with the limits that hold now.
@@ -54,6 +53,9 @@ func (g *Gateway) setRequestLimits() {
 	l := g.lim()
 	g.Service.SetLimits(exchange.Limits{MaxInFlight: l.MaxInFlight, MaxQueuedTokens: l.MaxQueuedTokens, MaxAttempts: l.MaxAttempts,
 		RequestTimeout: l.RequestTimeout, ResumeTimeout: l.ResumeTimeout, QueueTimeout: l.QueueTimeout, MaxBodyMemory: l.MaxBodyMemory})
+	if g.native != nil {
+		g.native.SetLimits(l.fleetLimits())
+	}
 	if g.proxy != nil {
 		g.proxy.SetLimits(l.upstreamLimits())
 	}
@@ -80,6 +82,12 @@ func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
 	return k
 }
 
+// fleetLimits are those of requests that decode nodes answer.
+func (o *Options) fleetLimits() native.Limits {
+	return native.Limits{MaxN: o.MaxN, MaxLogprobs: o.MaxLogprobs, MaxPromptTokens: o.MaxPromptTokens,
+		MaxQueuedRequests: o.MaxQueuedRequests, MaxQueuedTokens: o.MaxQueuedTokens, NodeBacklog: o.NodeBacklog, NodeBacklogTime: o.NodeBacklogTime}
+}
+
 // upstreamLimits are those of requests that upstreams answer.
 func (o *Options) upstreamLimits() proxy.Limits {
 	return proxy.Limits{MaxN: o.MaxN, MaxLogprobs: o.MaxLogprobs, MaxPromptTokens: o.MaxPromptTokens, UpstreamRequests: o.UpstreamRequests,
@@ -96,34 +104,4 @@ func (g *Gateway) SetUpstreams(targets []upstream.Target, sources []upstream.Sou
 		return err
 	}
 	return g.proxy.Pool.SetSources(sources)
-}
-
-// checkLimits refuses a request that asks for more than this gateway allows.
-func (g *Gateway) checkLimits(r *openai.Request) *openai.Error {
-	l := g.lim()
-	if fault := r.CheckLogprobs(l.MaxLogprobs); fault != nil {
-		return fault
-	}
-	if r.N > l.MaxN {
-		return openai.BadRequest("n", "n is %d: this gateway gives at most %d choices (--max-n)", r.N, l.MaxN)
-	}
-	return nil
-}
-
-// checkPrompts is checkLimits of what the prompts turned out to be.
-func (g *Gateway) checkPrompts(r *openai.Request, ps []render.Prompt) *openai.Error {
-	most := g.lim().MaxPromptTokens
-	if most <= 0 {
-		return nil
-	}
-	param := "prompt"
-	if r.Endpoint == openai.Chat {
-		param = "messages"
-	}
-	for i := range ps {
-		if n := len(ps[i].Tokens); n > most {
-			return openai.BadRequest(param, "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, most)
-		}
-	}
-	return nil
 }

@@ -250,7 +250,7 @@ func TestSlowReadersHoldTheirBuffers(t *testing.T) {
 		for range 100 {
 			time.Sleep(500 * time.Millisecond)
 			synctest.Wait()
-			held := b.g.buffered.Load()
+			held := b.g.native.Buffered.Load()
 			if told.Get() != float64(held) {
 				t.Fatalf("%d bytes are held, %g are told", held, told.Get())
 			}
@@ -264,7 +264,7 @@ func TestSlowReadersHoldTheirBuffers(t *testing.T) {
 		t.Logf("%d bytes a client", most/nClients)
 		clients.Wait() // each is given up
 		synctest.Wait()
-		if left := b.g.buffered.Load(); left != 0 || b.g.InFlight.Load() != 0 || b.nodes["d1"].Running() != 0 {
+		if left := b.g.native.Buffered.Load(); left != 0 || b.g.InFlight.Load() != 0 || b.nodes["d1"].Running() != 0 {
 			t.Errorf("%d bytes, %d requests and %d attempts are left", left, b.g.InFlight.Load(), b.nodes["d1"].Running())
 		}
 		if err := b.g.Check(); err != nil {

@@ -13,7 +13,7 @@ import (
 // A text that no context can hold is refused before it is tokenized, wherever it is.
 func TestTextBeyondContext(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
-	m, fault := b.g.find("")
+	m, fault := b.g.native.Find("")
 	if fault != nil {
 		t.Fatal(fault)
 	}

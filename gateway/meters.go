@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
-	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
@@ -11,12 +10,12 @@ import (
 func (g *Gateway) meter() {
 	s := g.Meters.Set
 	gauge := func(id metrics.ID, f func() float64, labels ...string) { s.Gauge(id, labels...).Func(f) }
-	gauge(metrics.GatewayUsableDecodeNodes, func() float64 { return float64(g.usable()) })
+	gauge(metrics.GatewayUsableDecodeNodes, func() float64 { return float64(g.native.Usable()) })
 	gauge(metrics.GatewayInFlight, func() float64 { return float64(g.InFlight.Load()) })
-	gauge(metrics.GatewayStreamBuffers, func() float64 { return float64(g.buffered.Load()) })
+	gauge(metrics.GatewayStreamBuffers, func() float64 { return float64(g.native.Buffered.Load()) })
 	gauge(metrics.GatewayRetryBudget, func() float64 { return max(0, g.Budget.Tokens()) })
 	for _, state := range metrics.BreakerStates {
-		gauge(metrics.GatewayBreakers, func() float64 { return float64(g.fleet.Now().Breakers(state)) }, state)
+		gauge(metrics.GatewayBreakers, func() float64 { return float64(g.native.Nodes.Now().Breakers(state)) }, state)
 	}
 	g.meterUpstreams(gauge)
 	gauge(metrics.QueueLength, func() float64 { return float64(g.InFlight.Load()) }, metrics.QueueRequests)
@@ -34,7 +33,7 @@ func (g *Gateway) meter() {
 	s.Gauge(metrics.QueueLimit, metrics.QueueConnections).Set(float64(g.o.MaxConns))
 
 	cache := func() (hits, misses uint64, bytes int) {
-		for _, m := range g.model.All() {
+		for _, m := range g.native.Models.All() {
 			if m.Text != nil {
 				h, mi, b := m.Text.CacheStats()
 				hits, misses, bytes = hits+h, misses+mi, bytes+b
@@ -70,13 +69,4 @@ func (g *Gateway) meterLimits() {
 		metrics.QueueWaitingTokens: l.MaxQueuedTokens, metrics.QueueBodies: l.MaxBodyMemory} {
 		g.Meters.Set.Gauge(metrics.QueueLimit, queue).Set(float64(most))
 	}
-}
-
-// forecast counts the tokens of a prompt that the fleet's news say a node has; the
-// node's own word, which comes with its Accepted, is held against it. A node uses
-// whole blocks of all but the last token.
-func (j *job) forecast(c *choice, node *nodes.Node) {
-	bt, n := j.model.BlockTokens, len(c.prompt.Tokens)+len(c.output)
-	held := bt * j.g.blocks.Held(node.Member().ID, c.prompt.Hashes, bt, j.model.groups)
-	j.g.Meters.Predicted.Add(float64(min(held, (n-1)/bt*bt)))
 }

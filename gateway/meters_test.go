@@ -79,7 +79,7 @@ func TestSecondAttemptsAreNotForetold(t *testing.T) {
 		n.Send(rpc.FrameStats, &nodepb.Stats{PrefillTokensPerS: 1000})
 	}
 	b.until(func() bool {
-		v := b.g.fleet.Now().View(0, nil)
+		v := b.g.native.Nodes.Now().View(0, nil)
 		return v.Decode[0].Rate > 0 && v.Decode[1].Rate > 0
 	})
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":2}`); r.StatusCode != 200 {

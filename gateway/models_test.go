@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
@@ -36,7 +37,7 @@ func two(t *testing.T, o Options) *bed {
 	second.Fingerprint, second.Model = 8, "other"
 	o.Members = []nodes.Member{decodeMember("d1"), second}
 	b := newBed(t, o, map[string]nodestest.Options{"d1": {}, "d2": {Bundle: other()}})
-	b.until(func() bool { return len(b.g.model.All()) == 2 })
+	b.until(func() bool { return len(b.g.native.Models.All()) == 2 })
 	return b
 }
 
@@ -53,7 +54,7 @@ func TestSeveralModels(t *testing.T) {
 		if a := r.parse(t); r.StatusCode != 200 || a.Model != c.model || got(c.node) != before+1 {
 			t.Fatalf("%d: %d %s", i, r.StatusCode, r.body)
 		}
-		m, fault := b.g.find(c.model)
+		m, fault := b.g.native.Find(c.model)
 		if fault != nil {
 			t.Fatal(fault)
 		}
@@ -88,7 +89,7 @@ func TestSeveralModels(t *testing.T) {
 	}
 	// Of a model that nobody serves any more requests are refused, those of the other go on.
 	b.g.SetMembers([]nodes.Member{decodeMember("d1")})
-	b.until(func() bool { return len(b.g.model.All()) == 1 })
+	b.until(func() bool { return len(b.g.native.Models.All()) == 1 })
 	b.post("/v1/completions", `{"model":"other","prompt":"x"}`).wantError(t, 404, "does not exist")
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
 		t.Error(r.StatusCode, r.body)
@@ -110,7 +111,7 @@ func TestModelOfTheSameName(t *testing.T) {
 			t.Fatal(r.StatusCode, r.body)
 		}
 	}
-	if n := len(b.nodes["d2"].Requests()); n != 0 || len(b.g.model.All()) != 1 {
+	if n := len(b.nodes["d2"].Requests()); n != 0 || len(b.g.native.Models.All()) != 1 {
 		t.Fatalf("%d requests of the present model reached the next", n)
 	}
 	time.Sleep(nodes.DefaultProbeInterval) // it is not asked again and again
@@ -118,7 +119,7 @@ func TestModelOfTheSameName(t *testing.T) {
 		t.Errorf("asked %d times", n)
 	}
 	b.g.SetMembers([]nodes.Member{second})
-	b.until(func() bool { m := b.g.model.All(); return len(m) == 1 && m[0].Fingerprint == 8 })
+	b.until(func() bool { m := b.g.native.Models.All(); return len(m) == 1 && m[0].Fingerprint == 8 })
 }
 
 // Each model has a queue of its own: one that is full holds up no other.
@@ -128,9 +129,9 @@ func TestModelsWaitApart(t *testing.T) {
 	second.Fingerprint, second.Model = 8, "other"
 	b := newBed(t, Options{NodeBacklog: 1, APIKeyFile: keyFile(t, "a weight=2\nb\n"), Members: []nodes.Member{decodeMember("d1"), second}},
 		map[string]nodestest.Options{"d1": {MaxRunning: 1, Gate: gate}, "d2": {Bundle: other(), MaxRunning: 1}})
-	b.until(func() bool { return len(b.g.model.All()) == 2 })
-	full := func(m *model) bool { return m.queue.Room() < 1<<40 }
-	b.until(func() bool { return full(b.g.model.All()[0]) && full(b.g.model.All()[1]) })
+	b.until(func() bool { return len(b.g.native.Models.All()) == 2 })
+	full := func(m *native.Model) bool { return m.Queue().Room() < 1<<40 }
+	b.until(func() bool { return full(b.g.native.Models.All()[0]) && full(b.g.native.Models.All()[1]) })
 	var answers sync.WaitGroup
 	for range 5 {
 		c := b.dial()
@@ -153,7 +154,7 @@ func TestModelsWaitApart(t *testing.T) {
 	if err := b.g.Check(); err != nil {
 		t.Error(err)
 	}
-	if all := b.g.model.All(); slices.ContainsFunc(all, func(m *model) bool { return !m.queue.Idle() }) {
+	if all := b.g.native.Models.All(); slices.ContainsFunc(all, func(m *native.Model) bool { return !m.Queue().Idle() }) {
 		t.Error("a queue is not empty")
 	}
 }
@@ -166,7 +167,7 @@ func TestModelNotNamed(t *testing.T) {
 	far.does(whole)
 	dial := func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
 	b := newBedOn(t, n, Options{Foreign: upstream.Options{Targets: []upstream.Target{{URL: far.url()}}, Dial: dial}}, map[string]nodestest.Options{"d1": {}})
-	b.until(func() bool { return b.g.model.Load() != nil && b.g.proxy.Pool.Now().Find("m") != nil })
+	b.until(func() bool { return b.g.native.Models.Load() != nil && b.g.proxy.Pool.Now().Find("m") != nil })
 	for _, c := range []struct {
 		model             string
 		native, elsewhere int

@@ -3,7 +3,6 @@ package gateway
 import (
 	"encoding/json"
 	"slices"
-	"sync"
 
 	"github.com/valyala/fasthttp"
 
@@ -14,58 +13,7 @@ import (
 // Hear makes the gateway listen to what nodes cache, so that prompts go where
 // their prefix is. It is called before Run, at most once.
 func (g *Gateway) Hear(bus *cluster.Bus) {
-	g.news.mu.Lock()
-	defer g.news.mu.Unlock()
-	g.bus = bus
-}
-
-// news are the subscriptions to what the models' nodes cache.
-type news struct {
-	mu sync.Mutex
-	of map[string]*cluster.Subscription // by the model's own name
-}
-
-// subscribe follows the news of the models' nodes; those of others are let go.
-func (g *Gateway) subscribe(names []string) {
-	n := &g.news
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if g.bus == nil {
-		return
-	}
-	if n.of == nil {
-		n.of = map[string]*cluster.Subscription{}
-	}
-	for name, s := range n.of {
-		if !slices.Contains(names, name) {
-			s.Close()
-			delete(n.of, name)
-		}
-	}
-	for _, name := range names {
-		if n.of[name] == nil {
-			n.of[name] = g.bus.Subscribe(name, g.blocks)
-		}
-	}
-}
-
-func (n *news) close() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for name, s := range n.of {
-		s.Close()
-		delete(n.of, name)
-	}
-}
-
-// left has the news of a node that is gone forgotten, too: when it comes back, it
-// is asked for everything.
-func (g *Gateway) left(id string) {
-	g.news.mu.Lock()
-	defer g.news.mu.Unlock()
-	for _, s := range g.news.of {
-		s.Drop(id)
-	}
+	g.native.Hear(bus)
 }
 
 // fleetView is the answer of /debug/nodes.
@@ -103,13 +51,13 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	if err := g.ready(); err != nil {
 		v.Ready, v.Reason = false, err.Error()
 	}
-	fleet := g.fleet.Now()
+	fleet := g.native.Nodes.Now()
 	for _, n := range slices.Concat(fleet.Prefill, fleet.Decode) {
 		m := n.Member()
 		s := n.Status()
 		v.Nodes = append(v.Nodes, nodeView{
 			ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Version: m.Build, Class: m.Class, Ready: m.Ready, Draining: m.Draining || s.Draining,
-			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.blocks.Count(m.ID),
+			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.native.Blocks.Count(m.ID),
 		})
 	}
 	if g.proxy != nil {

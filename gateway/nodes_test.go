@@ -22,7 +22,7 @@ func TestCachedPrefixIsNotPrefilledElsewhere(t *testing.T) {
 			decodeMember("d"), {ID: "p", Role: "prefill", RPC: "p", Fingerprint: 7, Class: "test", Ready: true},
 		},
 	}, map[string]nodestest.Options{"d": {}})
-	m := b.g.model.Load()
+	m := b.g.native.Models.Load()
 	prompt := make([]int32, 100)
 	for i := range prompt {
 		prompt[i] = int32(i)
@@ -44,7 +44,7 @@ func TestCachedPrefixIsNotPrefilledElsewhere(t *testing.T) {
 	for _, h := range kvcache.AppendHashes(nil, m.Root(""), prompt, m.BlockTokens) {
 		e.Stored = append(e.Stored, cluster.Stored{Hash: uint64(h)})
 	}
-	b.g.blocks.Blocks(e)
+	b.g.native.Blocks.Blocks(e)
 	if n := prefilledBy(); n != 0 {
 		t.Errorf("a cached prompt went to %d prefill nodes", n)
 	}
@@ -103,14 +103,13 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 		news.Tell(cache, true)
 	})
 	b.g.Hear(bus("gateway"))
-	b.g.subscribe([]string{"tiny"})
 	for range 20 {
 		store()
 	}
 	known := func() bool { // everything, though only changes are told unasked
 		store()
 		time.Sleep(20 * time.Millisecond)
-		return b.g.blocks.Count("d1") >= len(cache)-1
+		return b.g.native.Blocks.Count("d1") >= len(cache)-1
 	}
 	b.until(known)
 	b.g.SetMembers(nil)

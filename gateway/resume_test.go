@@ -6,13 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/admit"
-	"github.com/tandem-serving/tandem/gateway/api/openai"
-	"github.com/tandem-serving/tandem/gateway/exchange"
-	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
-	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -182,7 +177,7 @@ func TestResumePrefersItsClass(t *testing.T) {
 				members = append(members, m)
 			}
 			b.g.SetMembers(members)
-			b.until(func() bool { return b.g.usable() == len(members) })
+			b.until(func() bool { return b.g.native.Usable() == len(members) })
 			b.nodes["d1"].Stop()
 			if got := text(t, conn.receive()); got != fmt.Sprintf("0 %q length <nil>; ", c.want) {
 				t.Error(got)
@@ -277,7 +272,7 @@ func TestStalledNode(t *testing.T) {
 	if got := text(t, c.receive()); got != fmt.Sprintf("0 %q length <nil>; ", lore[:40]) {
 		t.Error(got)
 	}
-	fleet := b.g.fleet.Now()
+	fleet := b.g.native.Nodes.Now()
 	usable := func() int {
 		n := 0
 		for _, s := range fleet.View(7, nil).Decode {
@@ -315,23 +310,5 @@ func TestCachedTokensOfTheFirstAttempt(t *testing.T) {
 	}
 	if lower == 0 || b.g.Meters.Resumes.Get() < 8 {
 		t.Errorf("%d prompts began where less was cached, %g resumes", lower, b.g.Meters.Resumes.Get())
-	}
-}
-
-// A stream that its slow client had paused and that then finds no node looks again
-// when its time has come, not with every token of the request's other choices.
-func TestPausedStreamWaitsItsTurn(t *testing.T) {
-	b := newBed(t, Options{}, nil)
-	b.do("GET", "/livez", "") // a server that is stopped before it serves never ends
-	end := time.Now().Add(time.Hour)
-	j := &job{Exchange: exchange.Exchange{S: b.g.Service, Deadline: end}, g: b.g, req: new(openai.Request), model: &model{Model: render.Model{BlockTokens: 16}, queue: exchange.NewAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
-	c := &choice{prompt: &render.Prompt{Tokens: []int32{1}}, output: []int32{2}}
-	c.state.Begin()
-	c.state.Sent()
-	c.state.Accepted()
-	c.state.Token()
-	c.state.Pause()
-	if fault := j.attempt(c); fault != nil || c.state.State() != fsm.Waiting || !j.timerAt.Equal(c.state.RetryAt()) || c.state.Check() != nil {
-		t.Errorf("%v; %+v", fault, c.state)
 	}
 }

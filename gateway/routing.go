@@ -2,38 +2,14 @@ package gateway
 
 import (
 	"fmt"
-	"math"
-	"math/rand/v2"
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
-	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
-
-// route decides where a prompt with nOut tokens of output goes, whose prefill may
-// be elsewhere from minRemote uncached tokens on. Decode nodes of class are preferred
-// to all others, where it is given. view is filled and stays the caller's.
-func (g *Gateway) route(fleet *nodes.Snapshot, view *route.View, m *model, p *render.Prompt, how *exchange.RouteHints, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
-	n := len(p.Tokens) + nOut - 1 // the last token is decode's own
-	q := m.query(p, n)
-	q.Avoid, q.Class = avoid, class
-	fleet.Look(view, q)
-	r := route.Request{Policy: how.Policy, Key: p.Key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.Turn}
-	switch {
-	case r.Policy == route.Session && how.Session != 0:
-		r.Key = how.Session
-	case r.Policy == route.PowerOfTwo:
-		r.Draw = rand.Uint64()
-	case r.Policy == route.Prefix && fleet.Shared:
-		r.Shared, r.Draw = true, rand.Uint64()
-	}
-	return fleet.Table.Pick(r, *view, nil)
-}
 
 // explanation is the answer of /debug/route.
 type explanation struct {
@@ -63,7 +39,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	if g.explainForeign(ctx) {
 		return
 	}
-	m, fault := g.find(string(ctx.QueryArgs().Peek("model")))
+	m, fault := g.native.Find(string(ctx.QueryArgs().Peek("model")))
 	if fault != nil {
 		g.fail(ctx, fault)
 		return
@@ -78,13 +54,8 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 		g.fail(ctx, fault)
 		return
 	}
-	root := m.Root("")
-	p := render.Prompt{Tokens: m.Text.Tokens(text, true)}
-	p.Hashes = kvcache.AppendHashes(nil, root, p.Tokens, m.BlockTokens)
-	p.Key = route.Key(root, p.Hashes, p.Tokens)
-	fleet, view := g.fleet.Now(), new(route.View)
 	minRemote := max(1, g.o.MinRemotePrefillTokens)
-	d := g.route(fleet, view, m, &p, &how, m.demand(len(p.Tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
+	p, d, view, fleet := g.native.Explain(m, text, &how)
 	e := explanation{Tokens: len(p.Tokens), Policy: how.Policy.String(), Nodes: []routeNode{}}
 	e.Words = fleet.Table.Explain(d, *view, len(p.Tokens), minRemote)
 	if d.Decode >= 0 {

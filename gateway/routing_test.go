@@ -120,17 +120,17 @@ func TestRouteIsExplained(t *testing.T) {
 	if e := ask(); e.Prefill[0] != home {
 		t.Errorf("equal queues, and not at home: %+v", e)
 	}
-	m := b.g.model.Load()
+	m := b.g.native.Models.Load()
 	e := cluster.BlockEvent{Node: other}
 	for _, h := range kvcache.AppendHashes(nil, m.Root(""), m.Text.Tokens(text, true), m.BlockTokens) {
 		e.Stored = append(e.Stored, cluster.Stored{Hash: uint64(h)})
 	}
-	b.g.blocks.Blocks(e)
+	b.g.native.Blocks.Blocks(e)
 	if e := ask(); e.Prefill[0] != other || !strings.Contains(strings.Join(e.Words, " "), "1392 of the prompt's cached") {
 		t.Errorf("what %s holds is not seen: %+v", other, e)
 	}
 	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{PrefillTokensPerS: 1e6})
-	b.g.blocks.Forget(other, "test")
+	b.g.native.Blocks.Forget(other, "test")
 	b.until(func() bool {
 		e := ask()
 		return len(e.Prefill) == 0 && strings.Contains(strings.Join(e.Words, " "), "computes the prompt itself: that is predicted")

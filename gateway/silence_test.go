@@ -80,7 +80,7 @@ func TestSilentNode(t *testing.T) {
 				for i := range c.nodes { // all nodes serve again
 					b.net.Silence(fmt.Sprintf("d%d", i+1), false)
 				}
-				b.until(func() bool { return b.g.usable() == c.nodes })
+				b.until(func() bool { return b.g.native.Usable() == c.nodes })
 				b.stop()
 				synctest.Wait()
 				for name, n := range b.nodes {

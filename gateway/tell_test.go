@@ -10,10 +10,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
-	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -367,14 +365,5 @@ func TestTemplateVariables(t *testing.T) {
 		"reasoning_effort":"low","documents":[{"title":"a"},{"title":"b"}]}`))[0]
 	if a.Text == nil || *a.Text != "x|low|a;b;" {
 		t.Errorf("%+v", a)
-	}
-}
-
-// What a client may ask for at most takes no memory before it comes.
-func TestEchoTakesWhatItTells(t *testing.T) {
-	j := &job{req: &openai.Request{Endpoint: openai.Completions, Echo: true, Logprobs: true, MaxTokens: 1 << 30}, model: &model{}}
-	c := &choice{prompt: &render.Prompt{Tokens: []int32{1, 2, 3}, Probs: openai.PromptProbs{Tokens: []int32{1, 2, 3}, LogProbs: []float32{-1, -2}, Ranks: []uint32{1, 1}}}}
-	if all := j.promptProbs(c); len(all) != 3 || cap(all) > 16 {
-		t.Errorf("%d log-probabilities in room for %d", len(all), cap(all))
 	}
 }

@@ -21,7 +21,7 @@ func TestChatTemplateGiven(t *testing.T) {
 	if r := b.post("/v1/chat/completions", `{`+hi+`}`); r.StatusCode != 200 {
 		t.Fatal(r.body)
 	}
-	if got := b.g.model.Load().Text.Decode(lastRequest(b, "d1").Prompt, false); got != "hi!" {
+	if got := b.g.native.Models.Load().Text.Decode(lastRequest(b, "d1").Prompt, false); got != "hi!" {
 		t.Errorf("prompt %q, want %q", got, "hi!")
 	}
 	l, err := rpc.NewNetwork().Listen("gateway")
@@ -39,7 +39,7 @@ func TestChatTemplateGiven(t *testing.T) {
 // remembers: the prompts are the tokenizer's own all the same.
 func TestChatTurnsFromCache(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
-	text := b.g.model.Load().Text
+	text := b.g.native.Models.Load().Text
 	messages, rendered := "", ""
 	const turns = 12
 	for n := range turns {

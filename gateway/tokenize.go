@@ -4,6 +4,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/gateway/render"
 )
 
@@ -13,7 +14,7 @@ import (
 // tokenize answers with the tokens of a prompt or of a rendered chat: those
 // that a completion would continue.
 func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
-	g.translate(ctx, openai.Tokenize, func(m *model, req *openai.Request) ([]byte, *openai.Error) {
+	g.translate(ctx, openai.Tokenize, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
 		charge := g.Charge(ctx)
 		var p render.Prompt
 		if req.Messages != nil {
@@ -39,7 +40,7 @@ func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 
 // detokenize answers with the text of tokens, special ones included.
 func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
-	g.translate(ctx, openai.Detokenize, func(m *model, req *openai.Request) ([]byte, *openai.Error) {
+	g.translate(ctx, openai.Detokenize, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
 		ids := req.Prompts[0].Tokens
 		if fault := m.Known(ids, "tokens"); fault != nil {
 			return nil, fault
@@ -49,7 +50,7 @@ func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
 }
 
 // translate does what both have in common.
-func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do func(*model, *openai.Request) ([]byte, *openai.Error)) {
+func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do func(*native.Model, *openai.Request) ([]byte, *openai.Error)) {
 	if fault := g.Enter(); fault != nil {
 		g.fail(ctx, fault)
 		return
@@ -60,8 +61,8 @@ func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do fun
 		g.fail(ctx, fault)
 		return
 	}
-	g.warnUnknown(req.Unknown)
-	m, fault := g.find(req.Model)
+	g.WarnUnknown(req.Unknown)
+	m, fault := g.native.Find(req.Model)
 	if fault == nil && m.Text == nil {
 		fault = openai.BadRequest("model", "model %q has no tokenizer: its prompts are token ids already", m.Name)
 	}

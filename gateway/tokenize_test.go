@@ -15,7 +15,7 @@ const chatOfHi = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 // The routes between text and tokens agree with what a completion is given.
 func TestTokenize(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
-	tok := b.g.model.Load().Text.Tokenizer()
+	tok := b.g.native.Models.Load().Text.Tokenizer()
 	for body, want := range map[string]string{
 		`{"prompt":"hé 😀\u0000"}`: "hé 😀\x00",
 		`{"prompt":""}`:           "",
@@ -114,7 +114,7 @@ func TestServedFields(t *testing.T) {
 		"single":[{"SpecialToken":{"id":"<|im_start|>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],
 		"special_tokens":{"<|im_start|>":{"id":"<|im_start|>","ids":[256],"tokens":["<|im_start|>"]}}}`, 1))
 	b := newBed(t, Options{}, one(nodestest.Options{Bundle: bu, Token: hidden}))
-	tok := b.g.model.Load().Text.Tokenizer()
+	tok := b.g.native.Models.Load().Text.Tokenizer()
 	for _, c := range []struct{ path, body, prompt, text string }{
 		{"/v1/completions", `{"prompt":"x"}`, "<|im_start|>x", "ab"},
 		{"/v1/completions", `{"prompt":"x","add_special_tokens":false}`, "x", "ab"},

@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"bytes"
+	"context"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -13,14 +15,14 @@ import (
 // ownModel says whether native nodes serve the model that a request names. One that
 // names none is theirs: their model is the first of /v1/models.
 func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
-	if g.model.Load() == nil {
+	if g.native.Models.Load() == nil {
 		return false
 	}
 	look, err := upstream.Look(ctx.PostBody())
 	if err != nil || look.Model == "" {
 		return err == nil
 	}
-	_, fault := g.find(look.Model)
+	_, fault := g.native.Find(look.Model)
 	return fault == nil
 }
 
@@ -28,10 +30,7 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
 // models.
 func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
 	f(g.Queue)
-	g.queues.Range(func(_, a any) bool {
-		f(a.(*exchange.Admission))
-		return true
-	})
+	g.native.EachQueue(f)
 	if g.proxy != nil {
 		g.proxy.EachQueue(f)
 	}
@@ -41,7 +40,7 @@ func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
 // describe them.
 func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
 	b := []byte(`{"object":"list","data":[`)
-	for _, card := range g.cards() {
+	for _, card := range g.native.Cards() {
 		b = append(card.Append(b), ',')
 	}
 	for _, m := range g.proxy.Pool.Now().Models {
@@ -74,7 +73,7 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	}
 	args := ctx.QueryArgs()
 	m := g.proxy.Pool.Now().Find(string(args.Peek("model")))
-	if own, fault := g.find(string(args.Peek("model"))); m == nil || fault == nil && own.Name == string(args.Peek("model")) {
+	if own, fault := g.native.Find(string(args.Peek("model"))); m == nil || fault == nil && own.Name == string(args.Peek("model")) {
 		return false
 	}
 	how, fault := g.Routing(&ctx.Request.Header)
@@ -91,4 +90,25 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	}
 	g.json(ctx, g.proxy.Explain(m, how, path, member, raw))
 	return true
+}
+
+// roomInterval is how often the fleet's room is looked at anew; what ends here makes room
+// at once.
+const roomInterval = 100 * time.Millisecond
+
+// keepRoom follows the fleet's room until ctx ends.
+func (g *Gateway) keepRoom(ctx context.Context) {
+	tick := time.NewTicker(roomInterval)
+	defer tick.Stop()
+	for {
+		g.native.FollowRoom()
+		if g.proxy != nil {
+			g.proxy.FollowRoom()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }

@@ -13,6 +13,7 @@ package exchange
 
 import (
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -56,6 +57,9 @@ type Service struct {
 
 	limits atomic.Pointer[Limits]
 	turn   atomic.Uint64 // requests so far
+
+	warned  sync.Map     // names of unknown fields that were warned about
+	nWarned atomic.Int64 // at most maxWarned
 }
 
 // Limits are those that hold now.
@@ -85,4 +89,20 @@ func (s *Service) Charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error
 func (s *Service) NoMemory() *openai.Error {
 	s.Refused("body_memory")
 	return openai.TooMany(RetryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", s.Limits().MaxBodyMemory)
+}
+
+// maxWarned bounds the names of unknown fields that are remembered.
+const maxWarned = 256
+
+// WarnUnknown tells the log once about each field that no table knows.
+func (s *Service) WarnUnknown(names []string) {
+	for _, name := range names {
+		if _, seen := s.warned.Load(name); seen || s.nWarned.Load() >= maxWarned {
+			continue
+		}
+		if _, seen := s.warned.LoadOrStore(name, true); !seen {
+			s.nWarned.Add(1)
+			s.Log.Warn("requests carry a field that is unknown here and ignored", "field", name)
+		}
+	}
 }

@@ -25,9 +25,14 @@ var mayImport = map[string][]string{
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
+	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
-		"gateway/exchange", "gateway/auth", "gateway/httpserver", "gateway/admit", "gateway/exchange/choice", "gateway/proxy", "gateway/proxy/upstream", "gateway/liveness", "gateway/render", "gateway/render/jinja", "gateway/route", "gateway/native/nodes", "engine/kvcache", "engine/tokenizer",
-		"internal/cluster", "internal/jsonscan", "internal/obs/metrics", "internal/netio", "gateway/api/openai", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/sock", "internal/obs/trace",
+		"gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
+		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
+	},
+	"gateway/native": {
+		"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/route",
+		"internal/cluster", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb",
 	},
 	"gateway/admit":                       {},
 	"gateway/auth":                        {"gateway/admit", "internal/obs/metrics", "internal/regular"},

@@ -1,4 +1,4 @@
-package gateway
+package native
 
 import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -28,7 +28,7 @@ func (j *job) controls(s *nodepb.Sampling) {
 }
 
 // prob is one token's log-probabilities as the client sees them.
-func (m *model) prob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenProb {
+func (m *Model) prob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenProb {
 	t := m.TokenProb(id, p.Logprob, asIDs)
 	t.Offset = c.textEnd
 	c.textEnd += len(m.TokenText(id))

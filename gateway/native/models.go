@@ -1,4 +1,4 @@
-package gateway
+package native
 
 import (
 	"context"
@@ -20,10 +20,10 @@ import (
 // models are those that native nodes serve, in the order in which they were taken
 // up. Nodes of several models may stand behind one gateway: a request's model
 // decides which of them it can go to.
-type models struct{ all atomic.Pointer[[]*model] }
+type models struct{ all atomic.Pointer[[]*Model] }
 
 // All are the models; the caller changes nothing.
-func (m *models) All() []*model {
+func (m *models) All() []*Model {
 	if all := m.all.Load(); all != nil {
 		return *all
 	}
@@ -31,14 +31,14 @@ func (m *models) All() []*model {
 }
 
 // Load is the first; nil: there is none.
-func (m *models) Load() *model {
+func (m *models) Load() *Model {
 	if all := m.All(); len(all) > 0 {
 		return all[0]
 	}
 	return nil
 }
 
-func (m *models) Store(all ...*model) { m.all.Store(&all) }
+func (m *models) Store(all ...*Model) { m.all.Store(&all) }
 
 // errNoNode says that no decode node is there to ask for a bundle.
 var errNoNode = errors.New("gateway: no decode node is ready")
@@ -46,9 +46,9 @@ var errNoNode = errors.New("gateway: no decode node is ready")
 // refresh takes up the models of decode nodes that are ready, and lets those go
 // that none of them serves any more. While nodes serve one, others with another
 // model of the same name wait: it is the next version of it.
-func (g *Gateway) refresh(ctx context.Context) error {
-	fleet, was := g.fleet.Now(), g.model.All()
-	var next []*model
+func (fl *Fleet) refresh(ctx context.Context) error {
+	fleet, was := fl.Nodes.Now(), fl.Models.All()
+	var next []*Model
 	for _, m := range was {
 		if fleet.Ready(m.Fingerprint) > 0 {
 			next = append(next, m)
@@ -57,12 +57,12 @@ func (g *Gateway) refresh(ctx context.Context) error {
 	err := errNoNode
 	for _, n := range fleet.Decode {
 		member, print := n.Member(), n.Fingerprint()
-		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || g.waits(next, print) || time.Since(g.torn[print]) < tornPause) ||
-			slices.ContainsFunc(next, func(m *model) bool { return print == 0 || m.Fingerprint == 0 || m.Fingerprint == print }) {
+		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || fl.waits(next, print) || time.Since(fl.torn[print]) < tornPause) ||
+			slices.ContainsFunc(next, func(m *Model) bool { return print == 0 || m.Fingerprint == 0 || m.Fingerprint == print }) {
 			continue
 		}
-		var m *model
-		if m, err = g.takeUp(ctx, n, next); err == nil && m != nil {
+		var m *Model
+		if m, err = fl.takeUp(ctx, n, next); err == nil && m != nil {
 			next = append(next, m)
 		}
 	}
@@ -72,8 +72,8 @@ func (g *Gateway) refresh(ctx context.Context) error {
 		return err
 	}
 	if !slices.Equal(was, next) {
-		g.model.Store(next...)
-		g.follow(next)
+		fl.Models.Store(next...)
+		fl.follow(next)
 	}
 	return err
 }
@@ -87,131 +87,129 @@ const maxModels = 64
 
 // waits says whether a model that was passed over is to wait still: the one of its
 // name is there.
-func (g *Gateway) waits(next []*model, print uint64) bool {
-	name, passed := g.passed[print]
-	return passed && slices.ContainsFunc(next, func(m *model) bool { return m.bundle.Model == name })
+func (fl *Fleet) waits(next []*Model, print uint64) bool {
+	name, passed := fl.passed[print]
+	return passed && slices.ContainsFunc(next, func(m *Model) bool { return m.bundle.Model == name })
 }
 
 // takeUp makes a node's model one of the gateway's; nil without an error: it waits
 // for its place.
-func (g *Gateway) takeUp(ctx context.Context, n *nodes.Node, next []*model) (*model, error) {
+func (fl *Fleet) takeUp(ctx context.Context, n *nodes.Node, next []*Model) (*Model, error) {
 	b, err := n.Bundle(ctx)
 	if err != nil {
 		return nil, err
 	}
-	name := g.o.ServedModelName
+	name := fl.o.ServedModelName
 	for _, m := range next {
 		if m.Fingerprint == b.Fingerprint {
 			return nil, nil
 		}
 		if m.bundle.Model == b.Model {
-			if g.passed == nil {
-				g.passed = map[uint64]string{}
+			if fl.passed == nil {
+				fl.passed = map[uint64]string{}
 			}
-			g.passed[b.Fingerprint] = b.Model
-			g.Log.Info("another model of the same name waits until nobody serves the present one", "model", b.Model, "node", n.Name,
+			fl.passed[b.Fingerprint] = b.Model
+			fl.Log.Info("another model of the same name waits until nobody serves the present one", "model", b.Model, "node", n.Name,
 				"fingerprint", strconv.FormatUint(b.Fingerprint, 16))
 			return nil, nil
 		}
 		if m.Name == name {
 			name = ""
-			g.Log.Warn("several models are served: --served-model-name names the first; give NAME=MODEL for others", "first", m.bundle.Model, "other", b.Model)
+			fl.Log.Warn("several models are served: --served-model-name names the first; give NAME=MODEL for others", "first", m.bundle.Model, "other", b.Model)
 		}
 	}
-	m, err := newModel(b, name, g.o.ChatTemplate, time.Now())
+	m, err := NewModel(b, name, fl.o.ChatTemplate, time.Now())
 	if err != nil {
-		if g.torn == nil {
-			g.torn = map[uint64]time.Time{}
+		if fl.torn == nil {
+			fl.torn = map[uint64]time.Time{}
 		}
-		g.torn[b.Fingerprint] = time.Now()
-		g.Log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
+		fl.torn[b.Fingerprint] = time.Now()
+		fl.Log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
 		return nil, err
 	}
 	if m.Text != nil {
-		m.Text.RejectSpecial = g.o.RejectSpecialTokens
+		m.Text.RejectSpecial = fl.o.RejectSpecialTokens
 	}
-	m.queue = g.queueFor(m, next)
-	g.Log.Info("model taken up", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
+	m.queue = fl.queueFor(m, next)
+	fl.Log.Info("model taken up", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
 		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
 	return m, nil
 }
 
 // follow has the gateway hear of the models' nodes, and its metrics carry their
 // names.
-func (g *Gateway) follow(next []*model) {
+func (fl *Fleet) follow(next []*Model) {
 	var names, served []string
 	for _, m := range next {
 		names, served = append(names, m.bundle.Model), append(served, m.Name)
 	}
-	g.subscribe(names)
-	g.Meters.Set.SetModel(strings.Join(served, ","))
+	fl.subscribe(names)
+	fl.Meters.Set.SetModel(strings.Join(served, ","))
 }
 
 // queueFor is where a new model's requests wait: a queue of its own, so that those
 // of one model do not stand before those of another.
-func (g *Gateway) queueFor(m *model, others []*model) *exchange.Admission {
-	if !slices.ContainsFunc(others, func(o *model) bool { return o.queue == g.Queue }) {
-		return g.Queue
+func (fl *Fleet) queueFor(m *Model, others []*Model) *exchange.Admission {
+	if !slices.ContainsFunc(others, func(o *Model) bool { return o.queue == fl.Queue }) {
+		return fl.Queue
 	}
-	l := g.lim()
+	l := fl.limits()
 	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
-	g.queues.Store(m.Fingerprint, a)
+	fl.queues.Store(m.Fingerprint, a)
 	return a
 }
 
-// lookForRoom follows the room of the models' nodes; the queue of a model that is
+// FollowRoom follows the room of the models' nodes; the queue of a model that is
 // gone goes when it is empty.
-func (g *Gateway) lookForRoom() {
-	all := g.model.All()
+func (fl *Fleet) FollowRoom() {
+	all := fl.Models.All()
 	for _, m := range all {
-		r := g.fleet.Now().Room(m.Fingerprint, g.lim().NodeBacklog, g.lim().NodeBacklogTime)
+		r := fl.Nodes.Now().Room(m.Fingerprint, fl.limits().NodeBacklog, fl.limits().NodeBacklogTime)
 		m.queue.SetRoom(r.Requests, r.Tokens)
 	}
-	g.queues.Range(func(print, a any) bool {
-		if print, native := print.(uint64); native && a.(*exchange.Admission).Idle() && !slices.ContainsFunc(all, func(m *model) bool { return m.Fingerprint == print }) {
-			g.queues.Delete(print)
+	fl.queues.Range(func(print, a any) bool {
+		if print, native := print.(uint64); native && a.(*exchange.Admission).Idle() && !slices.ContainsFunc(all, func(m *Model) bool { return m.Fingerprint == print }) {
+			fl.queues.Delete(print)
 		}
 		return true
 	})
-	if g.proxy != nil {
-		g.proxy.FollowRoom()
-	}
+
 }
 
 // keepModel refreshes now, when the members change, and in between.
-func (g *Gateway) keepModel(ctx context.Context) {
+func (fl *Fleet) keepModel(ctx context.Context) {
 	tick := time.NewTicker(nodes.DefaultProbeInterval / 2)
 	defer tick.Stop()
 	said := ""
 	for {
-		if err := g.refresh(ctx); err == nil {
+		if err := fl.refresh(ctx); err == nil {
 			said = ""
-		} else if why := err.Error(); why != said && ctx.Err() == nil && g.proxy == nil {
-			g.Log.Info("no model to serve yet", "error", err)
+		} else if why := err.Error(); why != said && ctx.Err() == nil && !fl.o.Quiet {
+			fl.Log.Info("no model to serve yet", "error", err)
 			said = why
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-g.membersChanged:
+		case <-fl.membersChanged:
 		case <-tick.C:
 		}
 	}
 }
 
-// find is the model that a request names, by its own or a further name, or an
+// Find is the model that a request names, by its own or a further name, or an
 // adapter of one. Where there is one model it need not be named.
-func (g *Gateway) find(name string) (*model, *openai.Error) {
-	all := g.model.All()
+func (fl *Fleet) Find(name string) (*Model, *openai.Error) {
+	all := fl.Models.All()
 	switch {
 	case len(all) == 0:
-		return nil, openai.Unavailable(retryAfter, "no model is loaded yet: no decode node is ready")
+		return nil, openai.Unavailable(exchange.RetryAfter, "no model is loaded yet: no decode node is ready")
 	case name == "" && len(all) > 1:
 		return nil, openai.BadRequest("model", "several models are served here: name one of /v1/models")
 	case name == "" || name == all[0].Name:
 		return all[0], nil
 	}
-	own := g.o.Foreign.Names[name]
+	own := fl.o.Names[name]
 	for _, m := range all {
 		if m.Name == name {
 			return m, nil
@@ -220,7 +218,7 @@ func (g *Gateway) find(name string) (*model, *openai.Error) {
 			return m.as(name), nil
 		}
 	}
-	fleet := g.fleet.Now()
+	fleet := fl.Nodes.Now()
 	for _, m := range all {
 		for _, a := range fleet.Adapters(m.Fingerprint) {
 			if a.Name == name {
@@ -236,25 +234,25 @@ func (g *Gateway) find(name string) (*model, *openai.Error) {
 		Message: fmt.Sprintf("the model %q does not exist; this gateway serves %s", openai.Clip(name, 200), openai.Clip(strings.Join(served, ", "), 1000))}
 }
 
-// cards are the models, their further names and their adapters.
-func (g *Gateway) cards() (list []openai.Model) {
-	fleet := g.fleet.Now()
-	for _, m := range g.model.All() {
-		list = append(list, m.card())
-		for _, name := range slices.Sorted(maps.Keys(g.o.Foreign.Names)) {
-			if g.o.Foreign.Names[name] == m.Name {
-				list = append(list, m.as(name).card())
+// Cards are the models, their further names and their adapters.
+func (fl *Fleet) Cards() (list []openai.Model) {
+	fleet := fl.Nodes.Now()
+	for _, m := range fl.Models.All() {
+		list = append(list, m.Card())
+		for _, name := range slices.Sorted(maps.Keys(fl.o.Names)) {
+			if fl.o.Names[name] == m.Name {
+				list = append(list, m.as(name).Card())
 			}
 		}
 		for _, a := range fleet.Adapters(m.Fingerprint) {
-			list = append(list, m.with(a).card())
+			list = append(list, m.with(a).Card())
 		}
 	}
 	return list
 }
 
 // as is the model under a further name.
-func (m *model) as(name string) *model {
+func (m *Model) as(name string) *Model {
 	w := *m
 	w.Name = name
 	return &w

@@ -1,4 +1,4 @@
-package gateway
+package native
 
 import (
 	"context"
@@ -23,9 +23,9 @@ import (
 // owns it.
 type job struct {
 	exchange.Exchange
-	g        *Gateway
+	fleet    *Fleet
 	req      *openai.Request
-	model    *model
+	model    *Model
 	answerID string
 	encoder  *openai.Encoder
 	seed     uint64
@@ -115,7 +115,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 		}
 		c.state.Begin()
 		c.since, c.foretold = time.Now(), decision.First
-		j.g.Meters.Attempts.Inc()
+		j.S.Meters.Attempts.Inc()
 		j.attemptSpan(c, node, decision)
 		ctx, cancel := context.WithDeadline(context.Background(), j.Deadline)
 		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
@@ -123,7 +123,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 		if err == nil {
 			c.state.Sent()
 			c.stream, c.node, c.last = s, node, node.Name
-			j.wake(c.since.Add(j.g.o.AcceptTimeout))
+			j.wake(c.since.Add(j.fleet.o.AcceptTimeout))
 			node.InFlight.Add(1)
 			s.Takes(j.takes(c))
 			j.forecast(c, node)
@@ -152,10 +152,10 @@ var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // pick routes a choice's next attempt, around the nodes it has failed on.
 func (j *job) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
-	fleet := j.g.fleet.Now()
+	fleet := j.fleet.Nodes.Now()
 	view := views.Get().(*route.View)
 	defer views.Put(view)
-	remote := max(1, j.g.o.MinRemotePrefillTokens)
+	remote := max(1, j.fleet.o.MinRemotePrefillTokens)
 	if _, scored := j.scores(c); scored {
 		remote = math.MaxInt // KV from elsewhere does not tell what its tokens' logits were
 	}
@@ -167,18 +167,18 @@ func (j *job) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
 	if n, ok := j.Avoid().(*nodes.Node); ok && c.state.Attempt() == 0 {
 		avoid = []*nodes.Node{n}
 	}
-	d := j.g.route(fleet, view, j.model, c.prompt, &j.Hints, demand, len(c.output), remote, avoid, c.class)
+	d := j.fleet.route(fleet, view, j.model, c.prompt, &j.Hints, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // it was let through, and others were faster: the node has it wait
-		d = j.g.route(fleet, view, j.model, c.prompt, &j.Hints, route.Demand{}, len(c.output), remote, avoid, c.class)
+		d = j.fleet.route(fleet, view, j.model, c.prompt, &j.Hints, route.Demand{}, len(c.output), remote, avoid, c.class)
 	}
 	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried(), c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
-	j.g.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	j.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, d, fleet
 	}
-	j.g.Meters.Set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
+	j.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
 	node := fleet.Decode[d.Decode]
 	switch d.PrefillReason {
 	case route.ReasonLocal:
@@ -266,7 +266,7 @@ func (j *job) wait() *openai.Error {
 			return nil
 		case <-gone:
 			return j.CutOff(exchange.CauseClientGone)
-		case <-j.g.Cut:
+		case <-j.S.Cut:
 			return j.CutOff(exchange.CauseShutdown)
 		case <-j.timer.C:
 			if fault := j.bounds(); fault != nil {
@@ -296,12 +296,12 @@ func (j *job) bounds() *openai.Error {
 		if c.state.State() != fsm.Asked {
 			continue
 		}
-		if by := c.since.Add(j.g.o.AcceptTimeout); by.After(t) {
+		if by := c.since.Add(j.fleet.o.AcceptTimeout); by.After(t) {
 			j.timerAt = earlier(j.timerAt, by)
 			continue
 		}
 		c.stream.Cancel("not accepted in time")
-		if fault := j.retry(c, fmt.Errorf("%w: %s within %v", errNotAccepted, c.node.Name, j.g.o.AcceptTimeout)); fault != nil {
+		if fault := j.retry(c, fmt.Errorf("%w: %s within %v", errNotAccepted, c.node.Name, j.fleet.o.AcceptTimeout)); fault != nil {
 			return fault
 		}
 	}
@@ -333,7 +333,7 @@ func (j *job) take(e *nodes.Event, at time.Time) *openai.Error {
 	switch e.Kind {
 	case nodes.Accepted:
 		c.state.Accepted()
-		j.g.Meters.Actual.Add(float64(e.Cached))
+		j.S.Meters.Actual.Add(float64(e.Cached))
 		if !c.state.Started() { // a later attempt finds what this request itself has left
 			c.cached = min(int(e.Cached), len(c.prompt.Tokens))
 		}
@@ -347,7 +347,7 @@ func (j *job) take(e *nodes.Event, at time.Time) *openai.Error {
 		j.leave(c)
 		c.state.Pause()
 		c.stream = nil
-		j.g.Meters.Paused.Inc()
+		j.S.Meters.Paused.Inc()
 	}
 	return nil
 }
@@ -443,7 +443,7 @@ func (j *job) measure(c *choice, at time.Time) {
 	if !j.Came(&c.times, 1, at) {
 		return
 	}
-	m := &j.g.Meters
+	m := &j.S.Meters
 	if c.state.Attempt() == 1 && c.foretold >= 0 { // of a later attempt nothing was predicted
 		m.FirstToken(c.foretold, at.Sub(c.since))
 	}
@@ -546,7 +546,7 @@ func (j *job) Stop() {
 		}
 	}
 	if len(j.choices) > 0 && j.live == 0 {
-		j.g.Meters.MostTokens.Observe(float64(most))
+		j.S.Meters.MostTokens.Observe(float64(most))
 	}
 	if j.timer != nil {
 		j.timer.Stop()
@@ -575,7 +575,7 @@ func (j *job) Ending() exchange.Ending {
 			e.First = at
 		}
 	}
-	if n := j.g.o.LogPromptText; j.g.o.LogRequests && n > 0 && j.model.Text != nil {
+	if n := j.fleet.o.LogPromptText; j.S.LogRequests && n > 0 && j.model.Text != nil {
 		e.Text = openai.Clip(j.model.Text.Decode(c.prompt.Tokens, false), n)
 	}
 	return e

@@ -1,9 +1,7 @@
-package gateway
+package native
 
 import (
-	"context"
 	"math"
-	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -18,7 +16,7 @@ import (
 const stepTokens = 2048
 
 // kvBlocks is how many KV blocks a request of so many tokens holds at most.
-func (m *model) kvBlocks(tokens int) int {
+func (m *Model) kvBlocks(tokens int) int {
 	if len(m.groups) == 0 {
 		return (tokens + m.BlockTokens - 1) / m.BlockTokens
 	}
@@ -27,7 +25,7 @@ func (m *model) kvBlocks(tokens int) int {
 
 // demand is what a prompt with n answers of at most maxTokens is expected to take
 // of a node's KV memory.
-func (m *model) demand(nPrompt, maxTokens, n int) route.Demand {
+func (m *Model) demand(nPrompt, maxTokens, n int) route.Demand {
 	d := route.Demand{Prompt: m.kvBlocks(nPrompt + 1)}
 	d.Answer = n * max(0, m.kvBlocks(nPrompt+m.queue.Expect(maxTokens))-d.Prompt)
 	return d
@@ -35,7 +33,7 @@ func (m *model) demand(nPrompt, maxTokens, n int) route.Demand {
 
 // query is what a view of the fleet for a prompt asks; n is how many of its
 // tokens are computed at most.
-func (m *model) query(p *render.Prompt, n int) nodes.Query {
+func (m *Model) query(p *render.Prompt, n int) nodes.Query {
 	return nodes.Query{
 		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
 		Answer: m.kvBlocks(m.queue.Expect(math.MaxInt)),
@@ -66,7 +64,7 @@ func (j *job) kvRoom() (exchange.Room, *openai.Error) {
 		return exchange.Room{}, nil
 	}
 	d := j.demand(largest)
-	if !j.g.fleet.Now().Holds(j.model.Fingerprint, d) {
+	if !j.fleet.Nodes.Now().Holds(j.model.Fingerprint, d) {
 		return exchange.Room{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
 			len(largest.Tokens), d.Prompt, j.model.Name)
 	}
@@ -76,7 +74,7 @@ func (j *job) kvRoom() (exchange.Room, *openai.Error) {
 		if n, ok := avoid.(*nodes.Node); ok {
 			q.Avoid = []*nodes.Node{n}
 		}
-		has, most := j.g.fleet.Now().HasRoom(q, d)
+		has, most := j.fleet.Nodes.Now().HasRoom(q, d)
 		if most == nil {
 			return has, nil
 		}
@@ -97,20 +95,11 @@ func (j *job) Claim() (exchange.Claim, *openai.Error) {
 	return exchange.Claim{Queue: j.model.queue, Priority: j.req.Priority, Choices: int64(len(j.choices)), Tokens: int64(j.nPrompt), Room: kv}, fault
 }
 
-// roomInterval is how often the fleet's room is looked at anew; what ends here makes room
-// at once.
-const roomInterval = 100 * time.Millisecond
-
-// keepRoom follows the fleet's room until ctx ends.
-func (g *Gateway) keepRoom(ctx context.Context) {
-	tick := time.NewTicker(roomInterval)
-	defer tick.Stop()
-	for {
-		g.lookForRoom()
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+// forecast counts the tokens of a prompt that the fleet's news say a node has; the
+// node's own word, which comes with its Accepted, is held against it. A node uses
+// whole blocks of all but the last token.
+func (j *job) forecast(c *choice, node *nodes.Node) {
+	bt, n := j.model.BlockTokens, len(c.prompt.Tokens)+len(c.output)
+	held := bt * j.fleet.Blocks.Held(node.Member().ID, c.prompt.Hashes, bt, j.model.groups)
+	j.S.Meters.Predicted.Add(float64(min(held, (n-1)/bt*bt)))
 }

@@ -1,4 +1,4 @@
-package gateway
+package native
 
 import (
 	"fmt"
@@ -8,15 +8,16 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// model is what the gateway needs to serve a model, made from a node's bundle.
+// Model is what the gateway needs to serve a model, made from a node's bundle.
 // It is not changed once made.
-type model struct {
+type Model struct {
 	render.Model
 	created     int64 // seconds since 1970, when this gateway took it up
 	bundle      *nodepb.Bundle
@@ -29,8 +30,8 @@ type model struct {
 	parent  string          // of one with an adapter: the model without
 }
 
-func newModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*model, error) {
-	m := &model{created: now.Unix(), bundle: b}
+func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Model, error) {
+	m := &Model{created: now.Unix(), bundle: b}
 	m.Model = render.Model{Name: servedName, Fingerprint: b.Fingerprint, MaxLen: int(b.MaxModelLen), Vocab: int(b.VocabSize), BlockTokens: int(b.BlockTokens)}
 	if m.Name == "" {
 		m.Name = b.Model
@@ -57,8 +58,16 @@ func newModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*mo
 }
 
 // with is the model computed with an adapter, under the adapter's name.
-func (m *model) with(a nodes.Adapter) *model {
+func (m *Model) with(a nodes.Adapter) *Model {
 	w := *m
 	w.Name, w.parent, w.Adapter, w.adapter = a.Name, m.Name, strconv.FormatUint(a.Digest, 16), &nodepb.Adapter{Name: a.Name, Digest: a.Digest}
 	return &w
+}
+
+// Queue is where the model's requests wait.
+func (m *Model) Queue() *exchange.Admission { return m.queue }
+
+// Card is the model as /v1/models lists it.
+func (m *Model) Card() openai.Model {
+	return openai.Model{ID: m.Name, Created: m.created, MaxModelLen: m.MaxLen, Parent: m.parent}
 }

@@ -1,4 +1,4 @@
-package gateway
+package native
 
 import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"

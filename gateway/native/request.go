@@ -1,10 +1,9 @@
-package gateway
+package native
 
 import (
 	"math/rand/v2"
 	"strings"
-
-	"github.com/valyala/fasthttp"
+	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
@@ -12,14 +11,6 @@ import (
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
-
-// generate has decode nodes answer a request for tokens.
-func (g *Gateway) generate(ctx *fasthttp.RequestCtx, on openai.Endpoint) {
-	g.Answer(ctx, pathOf(ctx), on, &job{g: g})
-}
-
-// generateTokens serves requests of tokens: a completion's, in other words.
-func (g *Gateway) generateTokens(ctx *fasthttp.RequestCtx) { g.generate(ctx, openai.Completions) }
 
 // Prepare implements exchange.Backend.
 func (j *job) Prepare() *openai.Error {
@@ -38,7 +29,7 @@ func (j *job) Prepare() *openai.Error {
 
 // parse turns the request's body into choices whose attempts can start.
 func (j *job) parse() (fault *openai.Error) {
-	g, charge, body := j.g, j.g.Charge(j.Ctx), j.Ctx.PostBody()
+	fl, charge, body := j.fleet, j.S.Charge(j.Ctx), j.Ctx.PostBody()
 	if j.Path == openai.TokensPath {
 		if fault := charge(len(body)); fault != nil {
 			return fault
@@ -52,20 +43,20 @@ func (j *job) parse() (fault *openai.Error) {
 		return fault
 	}
 	req := j.req
-	if fault := g.checkLimits(req); fault != nil {
+	if fault := fl.checkLimits(req); fault != nil {
 		return fault
 	}
-	g.warnUnknown(req.Unknown)
+	fl.WarnUnknown(req.Unknown)
 	if fault := j.ReadHeaders(); fault != nil {
 		return fault
 	}
-	m, fault := g.find(req.Model)
+	m, fault := fl.Find(req.Model)
 	if fault != nil {
 		return fault
 	}
 	prompts, fault := m.Prompts(req, charge)
 	if fault == nil {
-		fault = g.checkPrompts(req, prompts)
+		fault = fl.checkPrompts(req, prompts)
 	}
 	if fault != nil {
 		return fault
@@ -112,10 +103,10 @@ func (j *job) parse() (fault *openai.Error) {
 		}
 	}
 	j.live = len(j.choices)
-	j.in = nodes.NewInbox(g.o.StreamTokens * len(j.choices))
-	g.Meters.N.Observe(float64(req.N))
+	j.in = nodes.NewInbox(fl.o.StreamTokens * len(j.choices))
+	fl.Meters.N.Observe(float64(req.N))
 	if req.MaxTokens > 0 {
-		g.Meters.MaxTokens.Observe(float64(req.MaxTokens))
+		fl.Meters.MaxTokens.Observe(float64(req.MaxTokens))
 	}
 	return nil
 }
@@ -147,3 +138,6 @@ func (j *job) sampling(c *choice) *nodepb.Sampling {
 	j.controls(s)
 	return s
 }
+
+// now is the time in whole seconds, as the API gives it.
+func now() int64 { return time.Now().Unix() }

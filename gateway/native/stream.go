@@ -1,4 +1,4 @@
-package gateway
+package native
 
 import (
 	"io"
@@ -37,13 +37,13 @@ func (j *job) takeBuffer() {
 // countBuffer keeps the sum of all streams' buffers.
 func (j *job) countBuffer() {
 	if n := cap(j.buf); n != j.counted {
-		j.g.buffered.Add(int64(n - j.counted))
+		j.fleet.Buffered.Add(int64(n - j.counted))
 		j.counted = n
 	}
 }
 
 func (j *job) giveBuffer() {
-	j.g.buffered.Add(-int64(j.counted))
+	j.fleet.Buffered.Add(-int64(j.counted))
 	j.counted = 0
 	if b := j.buf; b != nil && cap(b) <= maxKeptBuffer {
 		buffers.Put(&b)

@@ -1,4 +1,4 @@
-package gateway
+package native
 
 import (
 	"time"
@@ -27,9 +27,9 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 	if !c.state.Started() {
 		return j.attempt(c)
 	}
-	j.g.Meters.Resumes.Inc()
-	r := j.g.resumes.Reserve()
-	if wait := r.Delay(); wait > j.g.lim().ResumeTimeout {
+	j.S.Meters.Resumes.Inc()
+	r := j.fleet.o.Resumes.Reserve()
+	if wait := r.Delay(); wait > j.S.Limits().ResumeTimeout {
 		r.Cancel()
 		return j.lose(c)
 	} else if wait > 0 { // many at once: the nodes that are left take them one after the other
@@ -56,8 +56,8 @@ func (j *job) failed(c *choice, node *nodes.Node, f *exchange.Failure) *openai.E
 func (j *job) enterClass(c *choice) {
 	class := c.node.Class()
 	if c.state.Started() && c.class != "" && class != "" && class != c.class {
-		j.g.Meters.ClassChanges.Inc()
-		j.g.Log.Warn("stream continues in another numerics class: no node of its own is usable", "request", j.req.RequestID,
+		j.S.Meters.ClassChanges.Inc()
+		j.S.Log.Warn("stream continues in another numerics class: no node of its own is usable", "request", j.req.RequestID,
 			"node", c.node.Name, "tokens", len(c.output), "class", class, "before", c.class)
 	}
 	c.class = class
@@ -67,7 +67,7 @@ func (j *job) enterClass(c *choice) {
 // has begun waits for one, within ResumeTimeout. node is one that would be asked
 // again, or nil.
 func (j *job) nowhere(c *choice, node *nodes.Node) *openai.Error {
-	if c.state.NoNode(time.Now(), j.g.ChoiceLimits()) == fsm.Wait {
+	if c.state.NoNode(time.Now(), j.S.ChoiceLimits()) == fsm.Wait {
 		j.wake(c.state.RetryAt())
 		return nil
 	}
@@ -93,5 +93,5 @@ func (j *job) lose(c *choice) *openai.Error {
 }
 
 func (j *job) noNode() *openai.Error {
-	return openai.Unavailable(retryAfter, "no decode node is available for model %q", j.model.Name)
+	return openai.Unavailable(exchange.RetryAfter, "no decode node is available for model %q", j.model.Name)
 }
