@@ -1,18 +1,16 @@
-// Package gateway speaks the OpenAI API to clients and tokens to decode nodes.
+// Package gateway speaks the OpenAI API to clients and operators.
 //
-// A request is parsed, its chat rendered and tokenized, its prompt hashed and
-// routed; each choice then becomes attempts on decode nodes, whose tokens turn
-// into text and leave as a response or as server-sent events. The gateway holds
-// every token of a request, so that when a node dies the next attempt goes on
-// elsewhere, after the last token taken.
+// It wires the stages of a request: package httpserver reads it, the table of routes finds
+// who serves it, package auth whose it is, and package exchange leads it through its life,
+// answered by own decode nodes (package native) or by upstream servers (package proxy).
 //
-// Invariant: an accepted request ends with a finish reason, with an error
-// status, or, when its stream has begun, with an error event and a connection
-// that is aborted without the body's last chunk: a broken answer never looks
-// like a finished one. Whatever ends a request, its attempts are cancelled.
+// Invariant: an accepted request ends with a finish reason, with an error status, or, when
+// its stream has begun, with an error event and a connection that is aborted without the
+// body's last chunk: a broken answer never looks like a finished one. Whatever ends a
+// request, its attempts are cancelled.
 //
-// The package does not run models, does not know where KV is, and keeps nothing
-// of a request after its end.
+// The package does not run models, does not know where KV is, and keeps nothing of a request
+// after its end.
 package gateway
 
 import (

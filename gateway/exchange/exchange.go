@@ -20,7 +20,7 @@ import (
 // Backend answers one request. It embeds an Exchange, which calls its methods in the order
 // in which they stand here, each at most once; the last three in any case.
 type Backend interface {
-	base() *Exchange
+	Base() *Exchange
 	// Prepare reads the request. Of what it takes only the key's place (LetIn) outlives it.
 	Prepare() *openai.Error
 	// Claim says what the request asks of which queue; without a queue nothing is asked.
@@ -93,11 +93,12 @@ type Ending struct {
 	Unserved  int       // prompt tokens that the key was charged for and nothing was served for
 }
 
-func (x *Exchange) base() *Exchange { return x }
+// Base is x itself: what embeds it implements this method of Backend.
+func (x *Exchange) Base() *Exchange { return x }
 
 // Answer has b answer the request.
 func (s *Service) Answer(ctx *fasthttp.RequestCtx, path string, on openai.Endpoint, b Backend) {
-	x := b.base()
+	x := b.Base()
 	x.S, x.b, x.Ctx, x.Path, x.On, x.Start = s, b, ctx, path, on, time.Now()
 	if fault := s.Enter(); fault != nil {
 		b.Free()
