@@ -16,7 +16,7 @@ import (
 // crowd is a gateway whose one node runs one request and has one more wait.
 func crowd(t *testing.T, o Options) (b *bed, gate chan struct{}) {
 	gate = make(chan struct{})
-	o.NodeBacklog = 1
+	o.Limits.NodeBacklog = 1
 	b = newBed(t, o, one(nodestest.Options{Gate: gate, MaxRunning: 1}))
 	b.until(func() bool { return b.g.Queue.Room() == 2 })
 	return b, gate
@@ -105,7 +105,7 @@ func TestRequestsWait(t *testing.T) {
 // A queue's bounds: requests, prompt tokens, time; each with its own refusal.
 func TestQueueIsBounded(t *testing.T) {
 	t.Run("requests", func(t *testing.T) {
-		b, gate := crowd(t, Options{MaxQueuedRequests: 1})
+		b, gate := crowd(t, Options{Limits: Limits{MaxQueuedRequests: 1}})
 		for _, p := range []string{"a", "b", "c"} {
 			b.ask(p, 0)
 		}
@@ -124,7 +124,7 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 	})
 	t.Run("tokens", func(t *testing.T) {
-		b, gate := crowd(t, Options{MaxQueuedTokens: 100})
+		b, gate := crowd(t, Options{Limits: Limits{MaxQueuedTokens: 100}})
 		long := strings.Repeat("y", 90)
 		for _, p := range []string{"a", "b", long} {
 			b.ask(p, 0)
@@ -133,7 +133,7 @@ func TestQueueIsBounded(t *testing.T) {
 		close(gate)
 	})
 	t.Run("time", func(t *testing.T) {
-		b, gate := crowd(t, Options{QueueTimeout: 50 * time.Millisecond})
+		b, gate := crowd(t, Options{Limits: Limits{QueueTimeout: 50 * time.Millisecond}})
 		b.ask("a", 0)
 		b.ask("b", 0)
 		b.post("/v1/completions", fmt.Sprintf(words, "c", 0)).wantError(t, 429, "no room for this request within 50ms")

@@ -13,7 +13,7 @@ import (
 func TestNodeBackInService(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // the server's own ticker
-		b := newBed(t, Options{Policy: "round_robin", RetriesPerSecond: 1e6}, map[string]nodestest.Options{"d1": {}, "d2": {}})
+		b := newBed(t, Options{Policy: "round_robin", Limits: Limits{RetriesPerSecond: 1e6}}, map[string]nodestest.Options{"d1": {}, "d2": {}})
 		ask := func() {
 			t.Helper()
 			if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":2}`); r.StatusCode != 200 {

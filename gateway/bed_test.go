@@ -112,6 +112,9 @@ func newBedOn(t testing.TB, n *rpc.Network, o Options, nodes map[string]nodestes
 	if o.DrainDelay == 0 {
 		o.DrainDelay = -1
 	}
+	if o.MinRemotePrefillTokens == 0 {
+		o.MinRemotePrefillTokens = -1
+	}
 	if o.Members == nil {
 		for addr := range nodes {
 			o.Members = append(o.Members, decodeMember(addr))

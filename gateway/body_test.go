@@ -12,7 +12,7 @@ import (
 // they come, each server gets its own request's bytes; clients that ask whether
 // to go on are told so, and the others are not.
 func TestBodiesInLentMemory(t *testing.T) {
-	b := newRelayed(t, Options{MaxBodyBytes: 4 << 20}, "s1")
+	b := newRelayed(t, Options{Limits: Limits{MaxBodyBytes: 4 << 20}}, "s1")
 	s := b.far["s1"]
 	s.does(whole)
 	conns := []*client{b.dial(), b.dial()}

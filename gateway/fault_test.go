@@ -21,7 +21,7 @@ import (
 const streamed = `{"prompt":"x","max_tokens":40,"stream":true}`
 
 func TestErrors(t *testing.T) {
-	b := newBed(t, Options{APIKeys: []string{"k1", "k2"}, MaxBodyBytes: 5000, Version: "9.9"}, one(nodestest.Options{}))
+	b := newBed(t, Options{APIKeys: []string{"k1", "k2"}, Limits: Limits{MaxBodyBytes: 5000}, Version: "9.9"}, one(nodestest.Options{}))
 	const key = "Authorization: Bearer k2"
 	for _, c := range []struct {
 		method, path, body, header string
@@ -160,7 +160,7 @@ func TestBrokenStreamIsVisible(t *testing.T) {
 			}
 			return 0, ""
 		}
-		b := newBed(t, Options{ResumeTimeout: 100 * time.Millisecond}, one(o))
+		b := newBed(t, Options{Limits: Limits{ResumeTimeout: 100 * time.Millisecond}}, one(o))
 		// Once as bytes, once as a client library sees it.
 		c := b.breaks(gate)
 		raw, err := io.ReadAll(c.r)
@@ -209,7 +209,7 @@ func TestRetries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// Only the mute are waited for, and a good node is not to seem mute.
-			o := Options{AcceptTimeout: time.Second, MaxAttempts: 2}
+			o := Options{AcceptTimeout: time.Second, Limits: Limits{MaxAttempts: 2}}
 			if name != "mute" {
 				o.AcceptTimeout = soon
 			}
@@ -292,7 +292,7 @@ func TestRefusalsAreForgotten(t *testing.T) {
 // counted against a request that none of them has taken.
 func TestNodesThatVanish(t *testing.T) {
 	o := nodestest.Options{Vanish: func(r *nodepb.Generate) bool { return r.Attempt <= 4 }}
-	b := newBed(t, Options{MaxAttempts: 2, AcceptTimeout: soon}, map[string]nodestest.Options{"d1": o, "d2": o, "d3": o, "d4": o, "d5": o, "d6": o})
+	b := newBed(t, Options{Limits: Limits{MaxAttempts: 2}, AcceptTimeout: soon}, map[string]nodestest.Options{"d1": o, "d2": o, "d3": o, "d4": o, "d5": o, "d6": o})
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":3}`); r.StatusCode != 200 {
 		t.Errorf("%d %q", r.StatusCode, r.body)
 	}
@@ -300,7 +300,7 @@ func TestNodesThatVanish(t *testing.T) {
 
 // Every request finds the living nodes while others are killed and return.
 func TestKillsBeforeFirstToken(t *testing.T) {
-	b := newBed(t, Options{MaxAttempts: 4}, map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}})
+	b := newBed(t, Options{Limits: Limits{MaxAttempts: 4}}, map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}})
 	r, dead := rand.New(rand.NewPCG(1, 1)), ""
 	for i := range 60 {
 		switch i % 6 {
@@ -414,7 +414,7 @@ func TestClientGoesAway(t *testing.T) {
 // A client that reads nothing holds a bounded number of tokens, pauses its
 // generation, and is given up after the named time.
 func TestClientThatNeverReads(t *testing.T) {
-	b := newBed(t, Options{StreamTokens: 200, SlowClientTimeout: 150 * time.Millisecond}, one(nodestest.Options{Token: ramble}))
+	b := newBed(t, Options{StreamTokens: 200, Limits: Limits{SlowClientTimeout: 150 * time.Millisecond}}, one(nodestest.Options{Token: ramble}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":99999,"stream":true}`)
@@ -456,7 +456,7 @@ func TestSlowClientLosesNothing(t *testing.T) {
 
 func TestDeadline(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{RequestTimeout: 100 * time.Millisecond}, one(nodestest.Options{Gate: gate}))
+	b := newBed(t, Options{Limits: Limits{RequestTimeout: 100 * time.Millisecond}}, one(nodestest.Options{Gate: gate}))
 	start := time.Now()
 	if r := b.post("/v1/completions", streamed); r.StatusCode != 504 || time.Since(start) > soon/2 {
 		t.Fatalf("%d %q after %v", r.StatusCode, r.body, time.Since(start))
@@ -464,7 +464,7 @@ func TestDeadline(t *testing.T) {
 	b.until(func() bool { return b.nodes["d1"].Running() == 0 })
 
 	// Once it streams; the first token has to be in time.
-	b = newBed(t, Options{RequestTimeout: 2 * time.Second}, one(nodestest.Options{Gate: gate}))
+	b = newBed(t, Options{Limits: Limits{RequestTimeout: 2 * time.Second}}, one(nodestest.Options{Gate: gate}))
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)
@@ -532,7 +532,7 @@ func TestDrainCuts(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxInFlight: 1}, one(nodestest.Options{Gate: gate}))
+	b := newBed(t, Options{Limits: Limits{MaxInFlight: 1}}, one(nodestest.Options{Gate: gate}))
 	c := b.dial()
 	c.send("POST", "/v1/completions", streamed)
 	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
@@ -550,7 +550,7 @@ func TestLimits(t *testing.T) {
 // failure is the answer.
 func TestRetryBudget(t *testing.T) {
 	full := nodestest.Options{Refuse: func(*nodepb.Generate) (nodepb.Code, string) { return nodepb.Code_CODE_OVERLOADED, "full" }}
-	b := newBed(t, Options{RetriesPerSecond: 0.01}, map[string]nodestest.Options{"d1": full, "d2": full})
+	b := newBed(t, Options{Limits: Limits{RetriesPerSecond: 0.01}}, map[string]nodestest.Options{"d1": full, "d2": full})
 	for range 10 {
 		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 503 || r.Header.Get("Retry-After") != "1" {
 			t.Fatalf("%d %q", r.StatusCode, r.body)

@@ -177,7 +177,7 @@ func TestHTTP10(t *testing.T) {
 
 // A slash at the end is no part of a route; where the path ends in a name it is the name's.
 func TestPathsOfRoutes(t *testing.T) {
-	b := newBed(t, Options{Foreign: upstream.Options{Names: map[string]string{"org/m": "tiny", "end/": "tiny", "a//b": "tiny", "x/../y": "tiny"}}}, one(nodestest.Options{}))
+	b := newBed(t, Options{Upstreams: Upstreams{Options: upstream.Options{Names: map[string]string{"org/m": "tiny", "end/": "tiny", "a//b": "tiny", "x/../y": "tiny"}}}}, one(nodestest.Options{}))
 	c := b.dial()
 	defer c.Close()
 	for path, want := range map[string]int{

@@ -32,7 +32,7 @@ const short = `{"prompt":"x","max_tokens":2}`
 func TestRequestsWaitForKVMemory(t *testing.T) {
 	used := new(atomic.Uint32)
 	used.Store(10)
-	b := pools(t, Options{MaxQueuedRequests: 1}, used)
+	b := pools(t, Options{Limits: Limits{MaxQueuedRequests: 1}}, used)
 	first := b.dial()
 	t.Cleanup(func() { first.Close() })
 	first.send("POST", "/v1/completions", short)

@@ -15,56 +15,56 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// lim are the options with the limits that hold now.
-func (g *Gateway) lim() *Options { return g.limits.Load() }
+// lim are the limits that hold now.
+func (g *Gateway) lim() *Limits { return g.limits.Load() }
 
-// SetLimits takes the limits of o from now on, and nothing else; any goroutine may
-// call it while the gateway runs. What has been let in stays.
-func (g *Gateway) SetLimits(o Options) error {
-	if err := o.CheckLimits(); err != nil {
+// SetLimits changes the limits; any goroutine may call it while the gateway runs. What has
+// been let in stays.
+func (g *Gateway) SetLimits(l Limits) error {
+	l.setDefaults()
+	if err := l.check(); err != nil {
 		return err
 	}
-	o.setDefaults()
-	now := *g.lim()
-	now.MaxBodyBytes, now.MaxBodyMemory, now.HeaderTimeout, now.MinBodyRate = o.MaxBodyBytes, o.MaxBodyMemory, o.HeaderTimeout, o.MinBodyRate
-	now.MaxConnsPerAddress, now.SlowClientTimeout = o.MaxConnsPerAddress, o.SlowClientTimeout
-	now.MaxInFlight, now.MaxN, now.MaxPromptTokens, now.MaxLogprobs = o.MaxInFlight, o.MaxN, o.MaxPromptTokens, o.MaxLogprobs
-	now.MaxQueuedRequests, now.MaxQueuedTokens, now.QueueTimeout = o.MaxQueuedRequests, o.MaxQueuedTokens, o.QueueTimeout
-	now.NodeBacklog, now.NodeBacklogTime = o.NodeBacklog, o.NodeBacklogTime
-	now.UpstreamRequests = o.UpstreamRequests
-	now.RequestTimeout, now.ResumeTimeout, now.MaxAttempts = o.RequestTimeout, o.ResumeTimeout, o.MaxAttempts
-	now.RetriesPerSecond, now.ResumesPerSecond = o.RetriesPerSecond, o.ResumesPerSecond
-	g.limits.Store(&now)
-	g.setRequestLimits()
-	g.http.SetLimits(now.clientLimits())
-	g.eachAdmission(func(a *exchange.Admission) {
-		a.SetLimits(admit.Limits{Requests: o.MaxQueuedRequests, Tokens: o.MaxQueuedTokens})
-	})
-	for l, perSecond := range map[*rate.Limiter]float64{g.Budget: o.RetriesPerSecond, g.resumes: o.ResumesPerSecond} {
-		l.SetLimit(rate.Limit(perSecond))
-		l.SetBurst(burst(perSecond))
-	}
-	g.meterLimits()
+	g.setLimits(&l)
 	return nil
 }
 
-// setRequestLimits has requests take the limits that hold now.
-func (g *Gateway) setRequestLimits() {
-	l := g.lim()
+// setLimits gives each stage its limits.
+func (g *Gateway) setLimits(l *Limits) {
+	g.limits.Store(l)
 	g.Service.SetLimits(exchange.Limits{MaxInFlight: l.MaxInFlight, MaxQueuedTokens: l.MaxQueuedTokens, MaxAttempts: l.MaxAttempts,
 		RequestTimeout: l.RequestTimeout, ResumeTimeout: l.ResumeTimeout, QueueTimeout: l.QueueTimeout, MaxBodyMemory: l.MaxBodyMemory})
-	if g.native != nil {
-		g.native.SetLimits(l.fleetLimits())
-	}
+	g.http.SetLimits(l.clients())
+	g.native.SetLimits(l.fleet())
 	if g.proxy != nil {
-		g.proxy.SetLimits(l.upstreamLimits())
+		g.proxy.SetLimits(l.upstreams())
 	}
+	g.eachAdmission(func(a *exchange.Admission) {
+		a.SetLimits(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
+	})
+	for limiter, perSecond := range map[*rate.Limiter]float64{g.Budget: l.RetriesPerSecond, g.resumes: l.ResumesPerSecond} {
+		limiter.SetLimit(rate.Limit(perSecond))
+		limiter.SetBurst(burst(perSecond))
+	}
+	g.meterLimits()
 }
 
-// clientLimits are those of connections and request bodies.
-func (o *Options) clientLimits() httpserver.Limits {
-	return httpserver.Limits{HeaderTimeout: o.HeaderTimeout, SlowClientTimeout: o.SlowClientTimeout, MinBodyRate: o.MinBodyRate,
-		MaxBodyBytes: o.MaxBodyBytes, MaxBodyMemory: o.MaxBodyMemory, MaxConnsPerAddress: o.MaxConnsPerAddress}
+// clients are the limits of connections and request bodies.
+func (l *Limits) clients() httpserver.Limits {
+	return httpserver.Limits{HeaderTimeout: l.HeaderTimeout, SlowClientTimeout: l.SlowClientTimeout, MinBodyRate: l.MinBodyRate,
+		MaxBodyBytes: l.MaxBodyBytes, MaxBodyMemory: l.MaxBodyMemory, MaxConnsPerAddress: l.MaxConnsPerAddress}
+}
+
+// fleet are the limits of requests that decode nodes answer.
+func (l *Limits) fleet() native.Limits {
+	return native.Limits{MaxN: l.MaxN, MaxLogprobs: l.MaxLogprobs, MaxPromptTokens: l.MaxPromptTokens,
+		MaxQueuedRequests: l.MaxQueuedRequests, MaxQueuedTokens: l.MaxQueuedTokens, NodeBacklog: l.NodeBacklog, NodeBacklogTime: l.NodeBacklogTime}
+}
+
+// upstreams are the limits of requests that upstreams answer.
+func (l *Limits) upstreams() proxy.Limits {
+	return proxy.Limits{MaxN: l.MaxN, MaxLogprobs: l.MaxLogprobs, MaxPromptTokens: l.MaxPromptTokens, UpstreamRequests: l.UpstreamRequests,
+		MaxQueuedRequests: l.MaxQueuedRequests, MaxQueuedTokens: l.MaxQueuedTokens}
 }
 
 // keyName is where a request keeps its key, which is looked for once.
@@ -80,18 +80,6 @@ func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
 		ctx.Request.SetUserValue(keyName{}, k)
 	}
 	return k
-}
-
-// fleetLimits are those of requests that decode nodes answer.
-func (o *Options) fleetLimits() native.Limits {
-	return native.Limits{MaxN: o.MaxN, MaxLogprobs: o.MaxLogprobs, MaxPromptTokens: o.MaxPromptTokens,
-		MaxQueuedRequests: o.MaxQueuedRequests, MaxQueuedTokens: o.MaxQueuedTokens, NodeBacklog: o.NodeBacklog, NodeBacklogTime: o.NodeBacklogTime}
-}
-
-// upstreamLimits are those of requests that upstreams answer.
-func (o *Options) upstreamLimits() proxy.Limits {
-	return proxy.Limits{MaxN: o.MaxN, MaxLogprobs: o.MaxLogprobs, MaxPromptTokens: o.MaxPromptTokens, UpstreamRequests: o.UpstreamRequests,
-		MaxQueuedRequests: o.MaxQueuedRequests, MaxQueuedTokens: o.MaxQueuedTokens}
 }
 
 // SetUpstreams replaces the servers of other kinds and the sources of more; there

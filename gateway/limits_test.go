@@ -97,7 +97,7 @@ func TestSlowSenders(t *testing.T) {
 // is left behind by clients that go is free again.
 func TestMemoryOfBodies(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{MaxBodyMemory: 262_000}, one(nodestest.Options{Gate: gate}))
+	b := newBed(t, Options{Limits: Limits{MaxBodyMemory: 262_000}}, one(nodestest.Options{Gate: gate}))
 	body := `{"messages":[{"role":"user","content":"x","name":"` + strings.Repeat("x", 60_000) + `"}],"max_tokens":1}`
 	head := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", len(body))
 	first := b.dial()
@@ -140,7 +140,7 @@ func TestConnectionsPerAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBed(t, Options{Listener: l, MaxConnsPerAddress: 2}, one(nodestest.Options{}))
+	b := newBed(t, Options{Listener: l, Limits: Limits{MaxConnsPerAddress: 2}}, one(nodestest.Options{}))
 	dial := func() *client {
 		nc, err := net.Dial("tcp", b.g.Addr())
 		if err != nil {
@@ -175,7 +175,7 @@ func TestConnectionsPerAddress(t *testing.T) {
 
 // What a request may ask for is bounded, and the bounds change while it runs.
 func TestLimitsOfRequests(t *testing.T) {
-	o := Options{MaxN: 2, MaxPromptTokens: 5, MaxLogprobs: 3, MaxBodyBytes: 500}
+	o := Options{Limits: Limits{MaxN: 2, MaxPromptTokens: 5, MaxLogprobs: 3, MaxBodyBytes: 500}}
 	b := newBed(t, o, one(nodestest.Options{}))
 	cases := []struct {
 		path, body string
@@ -195,13 +195,13 @@ func TestLimitsOfRequests(t *testing.T) {
 	if r := b.post("/v1/completions", `{"prompt":"abcde","max_tokens":1,"n":2,"logprobs":3}`); r.StatusCode != 200 {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
-	for _, bad := range []Options{{MaxN: 129}, {MaxN: -1}, {MaxLogprobs: 10_000}} {
+	for _, bad := range []Limits{{MaxN: 129}, {MaxN: -1}, {MaxLogprobs: 10_000}} {
 		if err := b.g.SetLimits(bad); err == nil {
 			t.Errorf("%+v was taken", bad)
 		}
 	}
 	b.post("/v1/completions", cases[0].body).wantError(t, 400, "at most 2 choices") // the old ones stay
-	if err := b.g.SetLimits(Options{MaxQueuedRequests: 7}); err != nil {
+	if err := b.g.SetLimits(Limits{MaxQueuedRequests: 7}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range cases {

@@ -75,7 +75,7 @@ func TestLingeringCloses(t *testing.T) {
 			if kind {
 				l = strict
 			}
-			b := newBed(t, Options{Listener: l, MaxBodyBytes: 1 << 20, ShutdownTimeout: time.Millisecond}, one(nodestest.Options{}))
+			b := newBed(t, Options{Listener: l, Limits: Limits{MaxBodyBytes: 1 << 20}, ShutdownTimeout: time.Millisecond}, one(nodestest.Options{}))
 			b.net = net
 			var clients sync.WaitGroup
 			for i := range 24 {
@@ -169,7 +169,7 @@ func TestRefusedWhileSendingOverSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newBed(t, Options{Listener: l, MaxBodyBytes: 1 << 20}, one(nodestest.Options{}))
+	b := newBed(t, Options{Listener: l, Limits: Limits{MaxBodyBytes: 1 << 20}}, one(nodestest.Options{}))
 	var clients sync.WaitGroup
 	for range 16 {
 		clients.Go(func() {

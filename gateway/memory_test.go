@@ -25,7 +25,7 @@ func TestTextBeyondContext(t *testing.T) {
 
 // A body in small chunks, whose length nobody has said, is counted as it comes.
 func TestMemoryOfChunks(t *testing.T) {
-	b := newBed(t, Options{MaxBodyMemory: 1 << 20}, one(nodestest.Options{}))
+	b := newBed(t, Options{Limits: Limits{MaxBodyMemory: 1 << 20}}, one(nodestest.Options{}))
 	c := b.dial()
 	defer c.Close()
 	if _, err := io.WriteString(c, "POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"); err != nil {
@@ -44,7 +44,7 @@ func TestMemoryOfChunks(t *testing.T) {
 // head alone; otherwise it counts for its length.
 func TestMemoryIsTakenByTheHead(t *testing.T) {
 	const most, length = 4 << 20, 3<<20 + 1
-	b := newBed(t, Options{MaxBodyMemory: most}, one(nodestest.Options{}))
+	b := newBed(t, Options{Limits: Limits{MaxBodyMemory: most}}, one(nodestest.Options{}))
 	head := fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n", length)
 	first, second := b.dial(), b.dial()
 	defer second.Close()
@@ -70,7 +70,7 @@ func TestMemoryIsTakenByTheHead(t *testing.T) {
 // may bring: it is counted, and given back when the prompt has its tokens.
 func TestMemoryOfLongWords(t *testing.T) {
 	const size = 90_000
-	b := newBed(t, Options{MaxBodyMemory: 30 * size}, one(nodestest.Options{}))
+	b := newBed(t, Options{Limits: Limits{MaxBodyMemory: 30 * size}}, one(nodestest.Options{}))
 	word := strings.Repeat("x", size)
 	b.post("/v1/completions", `{"max_tokens":1,"prompt":"`+word+`"}`).wantError(t, 429, "--max-body-memory")
 	b.post("/v1/chat/completions", `{"max_tokens":1,"messages":[{"role":"user","content":"`+word+`"}]}`).wantError(t, 429, "--max-body-memory")

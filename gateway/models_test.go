@@ -44,7 +44,7 @@ func two(t *testing.T, o Options) *bed {
 // Nodes of several models stand behind one URL: a request goes to those of its model,
 // with that model's tokenizer, template and bounds.
 func TestSeveralModels(t *testing.T) {
-	b := two(t, Options{Foreign: upstream.Options{Names: map[string]string{"alias": "other"}}})
+	b := two(t, Options{Upstreams: Upstreams{Options: upstream.Options{Names: map[string]string{"alias": "other"}}}})
 	got := func(node string) int { return len(b.nodes[node].Requests()) }
 	for i, c := range []struct{ model, node, prompt string }{
 		{"tiny", "d1", "<|im_start|>user\nhi!<|im_end|>\n<|im_start|>assistant\n"}, {"other", "d2", "[hi!]"}, {"alias", "d2", "[hi!]"},
@@ -127,7 +127,7 @@ func TestModelsWaitApart(t *testing.T) {
 	gate := make(chan struct{})
 	second := decodeMember("d2")
 	second.Fingerprint, second.Model = 8, "other"
-	b := newBed(t, Options{NodeBacklog: 1, APIKeyFile: keyFile(t, "a weight=2\nb\n"), Members: []nodes.Member{decodeMember("d1"), second}},
+	b := newBed(t, Options{Limits: Limits{NodeBacklog: 1}, APIKeyFile: keyFile(t, "a weight=2\nb\n"), Members: []nodes.Member{decodeMember("d1"), second}},
 		map[string]nodestest.Options{"d1": {MaxRunning: 1, Gate: gate}, "d2": {Bundle: other(), MaxRunning: 1}})
 	b.until(func() bool { return len(b.g.native.Models.All()) == 2 })
 	full := func(m *native.Model) bool { return m.Queue().Room() < 1<<40 }
@@ -166,7 +166,7 @@ func TestModelNotNamed(t *testing.T) {
 	far := strangers(t, n, "s1")["s1"]
 	far.does(whole)
 	dial := func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
-	b := newBedOn(t, n, Options{Foreign: upstream.Options{Targets: []upstream.Target{{URL: far.url()}}, Dial: dial}}, map[string]nodestest.Options{"d1": {}})
+	b := newBedOn(t, n, Options{Upstreams: Upstreams{Options: upstream.Options{Targets: []upstream.Target{{URL: far.url()}}, Dial: dial}}}, map[string]nodestest.Options{"d1": {}})
 	b.until(func() bool { return b.g.native.Models.Load() != nil && b.g.proxy.Pool.Now().Find("m") != nil })
 	for _, c := range []struct {
 		model             string

@@ -118,7 +118,7 @@ func TestRequestLines(t *testing.T) {
 		})
 	})
 	t.Run("upstreams", func(t *testing.T) {
-		b := newRelayed(t, Options{APIKeyFile: file, LogRequests: true, MaxN: 2}, "s1")
+		b := newRelayed(t, Options{APIKeyFile: file, LogRequests: true, Limits: Limits{MaxN: 2}}, "s1")
 		b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			event(w, chunkEvent("private"), `data: {"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":7,"completion_tokens":4}}`+"\n\n", "data: [DONE]\n\n")

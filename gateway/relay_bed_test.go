@@ -157,18 +157,18 @@ func newRelayed(t testing.TB, o Options, names ...string) *relayed {
 	t.Helper()
 	n := rpc.NewNetwork()
 	r := &relayed{far: strangers(t, n, names...)}
-	if o.Foreign.Targets == nil {
+	if o.Upstreams.Targets == nil {
 		for _, name := range names {
-			o.Foreign.Targets = append(o.Foreign.Targets, upstream.Target{URL: r.far[name].url()})
+			o.Upstreams.Targets = append(o.Upstreams.Targets, upstream.Target{URL: r.far[name].url()})
 		}
 	}
-	o.Foreign.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
+	o.Upstreams.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
 	var err error
 	if o.Listener, err = n.Listen("gateway"); err != nil {
 		t.Fatal(err)
 	}
 	r.bed = newBedOn(t, n, o, nil)
-	if nAll := len(o.Foreign.Targets); nAll > 0 {
+	if nAll := len(o.Upstreams.Targets); nAll > 0 {
 		r.until(func() bool { now := r.g.proxy.Pool.Now(); return now.Up() == nAll && now.Unknown == 0 })
 	}
 	t.Cleanup(func() {

@@ -64,7 +64,7 @@ func BenchmarkRelay(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	g, err := New(Options{Listener: l, RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}}, Foreign: upstream.Options{Targets: []upstream.Target{{URL: url}}}, DrainDelay: -1})
+	g, err := New(Options{Listener: l, RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}}, Upstreams: Upstreams{Options: upstream.Options{Targets: []upstream.Target{{URL: url}}}}, DrainDelay: -1})
 	if err != nil {
 		b.Fatal(err)
 	}

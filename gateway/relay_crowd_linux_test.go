@@ -28,7 +28,7 @@ func onSockets(t *testing.T) *relayed {
 		}
 	}
 	go func() { _ = r.far["s1"].server.Serve(ls[0]) }()
-	o := Options{Listener: ls[1], Foreign: upstream.Options{Targets: []upstream.Target{{URL: "http://" + ls[0].Addr().String()}}}}
+	o := Options{Listener: ls[1], Upstreams: Upstreams{Options: upstream.Options{Targets: []upstream.Target{{URL: "http://" + ls[0].Addr().String()}}}}}
 	r.bed = newBedOn(t, rpc.NewNetwork(), o, nil)
 	r.until(func() bool { return r.g.proxy.Pool.Now().Up() == 1 && r.g.proxy.Pool.Now().Unknown == 0 })
 	return r

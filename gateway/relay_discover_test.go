@@ -33,7 +33,7 @@ func TestRelayKubernetesUnderLoad(t *testing.T) {
 	}
 	names := []string{"s1", "s2", "s3", "s4"}
 	api.Set("a", 80, names[:1], nil)
-	b := newRelayed(t, Options{Policy: "least_load", Foreign: upstream.Options{Sources: []upstream.Source{source}, Targets: []upstream.Target{}}}, names...)
+	b := newRelayed(t, Options{Policy: "least_load", Upstreams: Upstreams{Options: upstream.Options{Sources: []upstream.Source{source}, Targets: []upstream.Target{}}}}, names...)
 	b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 1 })
 
 	var done, wrong atomic.Int64

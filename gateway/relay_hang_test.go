@@ -22,7 +22,7 @@ func TestRelayHangsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // the server's own ticker
 		const stall = 10 * time.Second
-		b := newRelayed(t, Options{StallTimeout: stall, Policy: "round_robin", RetriesPerSecond: 1e6}, "s1", "s2")
+		b := newRelayed(t, Options{StallTimeout: stall, Policy: "round_robin", Limits: Limits{RetriesPerSecond: 1e6}}, "s1", "s2")
 		for _, s := range b.far {
 			s.does(func(w http.ResponseWriter, r *http.Request) { time.Sleep(time.Second); streams(w, r) })
 		}

@@ -28,7 +28,7 @@ func farTokenizer(t *testing.T, template string) *proxy.Tokenizer {
 // Whole requests: writings of one prompt meet at one server, which gets the client's
 // own bytes; what cannot be tokenized is served all the same; /debug/route says which.
 func TestRelayByTokens(t *testing.T) {
-	b := newRelayed(t, Options{Policy: "consistent_hash", Tokenizers: map[string]*proxy.Tokenizer{"m": farTokenizer(t, "")}}, "s1", "s2", "s3", "s4")
+	b := newRelayed(t, Options{Policy: "consistent_hash", Upstreams: Upstreams{Tokenizers: map[string]*proxy.Tokenizer{"m": farTokenizer(t, "")}}}, "s1", "s2", "s3", "s4")
 	var at string // that got the last request, and what it got
 	send := func(path, body string) string {
 		t.Helper()

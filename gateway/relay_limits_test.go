@@ -16,7 +16,7 @@ import (
 
 // What native nodes are not asked for, servers of another kind are not, either.
 func TestRelayLimits(t *testing.T) {
-	b := newRelayed(t, Options{MaxN: 4, MaxLogprobs: 5, MaxPromptTokens: 10}, "s1")
+	b := newRelayed(t, Options{Limits: Limits{MaxN: 4, MaxLogprobs: 5, MaxPromptTokens: 10}}, "s1")
 	long := strings.Repeat("word", 25) // 100 bytes, at least 12 tokens
 	for body, want := range map[string]string{
 		`{"model":"m","prompt":"x","n":5}`:                                               "n is 5: this gateway gives at most 4",
@@ -55,7 +55,7 @@ func TestRelayLimits(t *testing.T) {
 
 // What is no JSON takes room at a server as well.
 func TestRelayedFilesTakeRoom(t *testing.T) {
-	b := newRelayed(t, Options{UpstreamRequests: 1}, "s1")
+	b := newRelayed(t, Options{Limits: Limits{UpstreamRequests: 1}}, "s1")
 	b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
 		n := int64(0)
 		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Running() })
@@ -115,7 +115,7 @@ func (b *relayed) askFor(prompt string, priority int, headers ...string) *client
 // What servers of another kind have no room for waits as it does for nodes: by
 // priority and in order, with bounds, and leaves when its client does.
 func TestRelayWaits(t *testing.T) {
-	b, gate, told := gated(t, Options{UpstreamRequests: 1, MaxQueuedRequests: 4, Policy: "least_load"}, "s1", "s2")
+	b, gate, told := gated(t, Options{Limits: Limits{UpstreamRequests: 1, MaxQueuedRequests: 4}, Policy: "least_load"}, "s1", "s2")
 	var answers sync.WaitGroup
 	ask := func(prompt string, priority int) {
 		c := b.askFor(prompt, priority)
@@ -168,7 +168,7 @@ func TestRelayWaits(t *testing.T) {
 
 // A key's priority bounds that of its requests.
 func TestRelayKeyPriority(t *testing.T) {
-	b, gate, told := gated(t, Options{UpstreamRequests: 1, APIKeyFile: keyFile(t, "one\nlow priority=7\n")}, "s1")
+	b, gate, told := gated(t, Options{Limits: Limits{UpstreamRequests: 1}, APIKeyFile: keyFile(t, "one\nlow priority=7\n")}, "s1")
 	var answers sync.WaitGroup
 	ask := func(prompt, key string, priority int) {
 		c := b.askFor(prompt, priority, "Authorization: Bearer "+key)
@@ -189,7 +189,7 @@ func TestRelayKeyPriority(t *testing.T) {
 
 // With priorities alike, tokens are in the ratio of weights.
 func TestRelayWeights(t *testing.T) {
-	b, gate, told := gated(t, Options{UpstreamRequests: 1, APIKeyFile: keyFile(t, "two weight=2\none weight=1\n")}, "s1")
+	b, gate, told := gated(t, Options{Limits: Limits{UpstreamRequests: 1}, APIKeyFile: keyFile(t, "two weight=2\none weight=1\n")}, "s1")
 	var answers sync.WaitGroup
 	for n := range 91 {
 		key := []string{"one", "two"}[n%2]
@@ -242,7 +242,7 @@ func TestRelayCounts(t *testing.T) {
 
 // A large answer has the name that its client knows, however it comes in pieces.
 func TestRelayRenamesLargeAnswers(t *testing.T) {
-	b := newRelayed(t, Options{Foreign: upstream.Options{Names: map[string]string{"best": "m"}}}, "s1")
+	b := newRelayed(t, Options{Upstreams: Upstreams{Options: upstream.Options{Names: map[string]string{"best": "m"}}}}, "s1")
 	for _, size := range []int{maxHeld - 20, maxHeld, maxHeld + 13, 3 * maxHeld} {
 		text := strings.Repeat("x", size)
 		for _, cut := range []int{1, 5, 9, 11, 12, 100} {
@@ -295,7 +295,7 @@ func TestBodiesAreLetGo(t *testing.T) {
 func TestRelayRoomChanges(t *testing.T) {
 	b, gate, told := gated(t, Options{}, "s1")
 	set := func(each int) {
-		if err := b.g.SetLimits(Options{UpstreamRequests: each}); err != nil {
+		if err := b.g.SetLimits(Limits{UpstreamRequests: each}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -99,13 +99,13 @@ func pairBody(stream bool, user string, more string) string {
 
 // newPairs is a gateway in front of prefill servers p… and decode servers d….
 func newPairs(t testing.TB, protocol upstream.Protocol, names ...string) *relayed {
-	o := Options{Foreign: upstream.Options{Protocol: protocol}}
+	o := Options{Upstreams: Upstreams{Options: upstream.Options{Protocol: protocol}}}
 	for _, name := range names {
 		role := upstream.Prefill
 		if name[0] == 'd' {
 			role = upstream.Decode
 		}
-		o.Foreign.Targets = append(o.Foreign.Targets, upstream.Target{Role: role, URL: "http://" + name})
+		o.Upstreams.Targets = append(o.Upstreams.Targets, upstream.Target{Role: role, URL: "http://" + name})
 	}
 	return newRelayed(t, o, names...)
 }
@@ -337,7 +337,7 @@ func TestMemoryOfPairs(t *testing.T) {
 			b := newPairs(t, protocol, "p1", "d1")
 			l := *b.g.lim()
 			l.MaxBodyMemory = 300_000
-			b.g.http.SetLimits(l.clientLimits())
+			b.g.http.SetLimits(l.clients())
 			b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory")
 			for name, s := range b.far {
 				for _, r := range s.requests() {

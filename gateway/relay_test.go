@@ -22,8 +22,8 @@ import (
 func TestRelayForwards(t *testing.T) {
 	for name, o := range map[string]Options{
 		"plain":   {APIKeys: []string{"inner"}},
-		"own key": {APIKeys: []string{"inner"}, Foreign: upstream.Options{APIKey: "outer"}},
-		"passed":  {APIKeys: []string{"inner"}, ForwardAuthorization: true},
+		"own key": {APIKeys: []string{"inner"}, Upstreams: Upstreams{Options: upstream.Options{APIKey: "outer"}}},
+		"passed":  {APIKeys: []string{"inner"}, Upstreams: Upstreams{ForwardAuthorization: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newRelayed(t, o, "s1")
@@ -400,7 +400,7 @@ func TestRelayRandom(t *testing.T) {
 
 // A model's further name goes to its servers as their own, and comes back.
 func TestRelayServedNames(t *testing.T) {
-	b := newRelayed(t, Options{Foreign: upstream.Options{Names: map[string]string{"best": "m"}}}, "s1")
+	b := newRelayed(t, Options{Upstreams: Upstreams{Options: upstream.Options{Names: map[string]string{"best": "m"}}}}, "s1")
 	s := b.far["s1"]
 	const own = `{"user":"me", "model":"best", "stream":%v,"messages":[]}`
 	if r := b.post("/v1/chat/completions", fmt.Sprintf(own, true)); r.err != nil || strings.Count(r.body, `"model":"best"`) != 3 || strings.Contains(r.body, `"m"`) {
@@ -468,7 +468,7 @@ func TestRelayHang(t *testing.T) {
 func TestRelayNewLimits(t *testing.T) {
 	b := newRelayed(t, Options{}, "s1")
 	b.far["s1"].does(never)
-	if err := b.g.SetLimits(Options{RequestTimeout: 50 * time.Millisecond}); err != nil {
+	if err := b.g.SetLimits(Limits{RequestTimeout: 50 * time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
 	b.post("/v1/chat/completions", ask(true, "x")).wantError(t, 504, "longer than 50ms")

@@ -195,7 +195,7 @@ func TestResumePrefersItsClass(t *testing.T) {
 // Where nobody takes a stream within the bound, it ends in a visible error.
 func TestResumeGivesUp(t *testing.T) {
 	gate := make(chan struct{})
-	b := newBed(t, Options{ResumeTimeout: 200 * time.Millisecond}, one(nodestest.Options{Gate: gate}))
+	b := newBed(t, Options{Limits: Limits{ResumeTimeout: 200 * time.Millisecond}}, one(nodestest.Options{Gate: gate}))
 	c := b.breaksOff(gate)
 	defer c.Close()
 	r := c.receive()
@@ -228,7 +228,7 @@ func TestResumeOfDeath(t *testing.T) {
 
 // More streams than the pace allows are resumed one after the other.
 func TestResumePace(t *testing.T) {
-	b := newBed(t, Options{ResumesPerSecond: 20}, one(nodestest.Options{CutAfter: 2, CutCode: nodepb.Code_CODE_OVERLOADED}))
+	b := newBed(t, Options{Limits: Limits{ResumesPerSecond: 20}}, one(nodestest.Options{CutAfter: 2, CutCode: nodepb.Code_CODE_OVERLOADED}))
 	for b.g.resumes.Allow() { // the burst is used up
 	}
 	r := b.post("/v1/completions", `{"prompt":"x","max_tokens":9}`)

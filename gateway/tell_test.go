@@ -140,7 +140,7 @@ func TestPromptLogProbsAreBounded(t *testing.T) {
 
 // How many best tokens may be asked for is the gateway's to say.
 func TestMaxLogprobs(t *testing.T) {
-	for most, o := range map[int]Options{20: {}, 100: {MaxLogprobs: 100}} {
+	for most, o := range map[int]Options{20: {}, 100: {Limits: Limits{MaxLogprobs: 100}}} {
 		b := newBed(t, o, one(nodestest.Options{}))
 		for path, fields := range map[string][]string{
 			"/v1/chat/completions": {`"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":`, `"messages":[{"role":"user","content":"x"}],"prompt_logprobs":`},

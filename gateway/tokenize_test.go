@@ -88,7 +88,7 @@ func TestTokenize(t *testing.T) {
 func TestTokenizeLimits(t *testing.T) {
 	bare := bundle()
 	bare.TokenizerJson = nil
-	b := newBed(t, Options{MaxInFlight: 1}, one(nodestest.Options{Bundle: bare}))
+	b := newBed(t, Options{Limits: Limits{MaxInFlight: 1}}, one(nodestest.Options{Bundle: bare}))
 	for path, body := range map[string]string{"/tokenize": `{"prompt":"a"}`, "/detokenize": `{"tokens":[1]}`} {
 		if r := b.post(path, body); r.StatusCode != 400 || !strings.Contains(r.body, "no tokenizer") {
 			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)

@@ -95,7 +95,7 @@ func TestTokensInAndOut(t *testing.T) {
 
 // For a model of upstreams such a request goes on as it is, counted by its tokens.
 func TestTokensRelayed(t *testing.T) {
-	b := newRelayed(t, Options{MaxPromptTokens: 3}, "s1")
+	b := newRelayed(t, Options{Limits: Limits{MaxPromptTokens: 3}}, "s1")
 	b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"request_id":"x","choices":[]}`)
 	})

@@ -313,8 +313,7 @@ func (x *Exchange) Whole(t *Timing, prompt, output int) {
 	}
 }
 
-// Finished counts n answers that ended for a reason; broken is that of one that did not
-// come to its end.
+// Finished counts n answers that ended for a reason.
 func (x *Exchange) Finished(reason string, n int) {
 	if n > 0 {
 		x.S.Meters.Set.Counter(metrics.RequestSuccess, reason).Add(float64(n))

@@ -173,7 +173,7 @@ func meteredAlerts(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	stands := func(m *meterBed) { m.measured.step = func(string) { still.pass() } }
 	metered(t, ds, seen, "a full queue", func(m *meterBed, o *gateway.Options) {
 		stands(m)
-		o.NodeBacklog, o.MaxQueuedRequests, o.QueueTimeout = 1, 5, time.Hour
+		o.Limits.NodeBacklog, o.Limits.MaxQueuedRequests, o.Limits.QueueTimeout = 1, 5, time.Hour
 	}, func(m *meterBed) {
 		still.close()
 		answers := m.crowd(60, 40, 2)
@@ -195,7 +195,7 @@ func meteredAlerts(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	})
 	metered(t, ds, seen, "no retries left", func(m *meterBed, o *gateway.Options) {
 		stands(m)
-		o.NodeBacklog, o.NodeBacklogTime, o.RetriesPerSecond = 1000, -1, 1
+		o.Limits.NodeBacklog, o.Limits.NodeBacklogTime, o.Limits.RetriesPerSecond = 1000, -1, 1
 		m.measured.decode = func(o *decode.Options) { o.MaxRequests = 1 }
 	}, func(m *meterBed) {
 		still.close()

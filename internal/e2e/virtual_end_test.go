@@ -87,7 +87,7 @@ func TestVirtualDrain(t *testing.T) {
 	inBubble(t, ds, qs, count, func(v *virtual, o *gateway.Options) {
 		v.gentle = true
 		v.behave = func(*rand.Rand) manner { return patient }
-		o.MaxAttempts = 8
+		o.Limits.MaxAttempts = 8
 	}, func(v *virtual) {
 		var clients sync.WaitGroup
 		v.at(&clients, 120, 800*time.Millisecond)

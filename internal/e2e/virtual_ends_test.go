@@ -115,7 +115,7 @@ func meteredEnds(t *testing.T, ds []*engine.Loaded, seen *watched) {
 			m.ends(map[string]float64{"error": n}, map[string]float64{"shutdown": n})
 		}},
 		{"answers that nobody can go on with", plainMeters, (*meterBed).endAlone},
-		{"a client that does not read", func(_ *meterBed, o *gateway.Options) { o.StreamTokens, o.SlowClientTimeout = 8, timeout }, func(m *meterBed) {
+		{"a client that does not read", func(_ *meterBed, o *gateway.Options) { o.StreamTokens, o.Limits.SlowClientTimeout = 8, timeout }, func(m *meterBed) {
 			c := m.stream(unlike(1, 20), 150)
 			time.Sleep(4 * timeout)
 			m.must(c.Close())

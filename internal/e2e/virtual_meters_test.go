@@ -56,7 +56,7 @@ func metered(t *testing.T, ds []*engine.Loaded, seen *watched, name string, chan
 			m = &meterBed{virtual: v, seen: seen.metrics, alerts: &seen.alerts}
 			v.measured = &measured{scheduler: func(_ string, o *scheduler.Config) { o.Pool.Blocks, o.MaxSeqs, o.MaxBatchedTokens = 26, 8, 64 }}
 			v.heard = func(string, bool) {} // the gateway believes in its members
-			o.MinRemotePrefillTokens, o.SlowClientTimeout, o.DrainDelay = 0, time.Minute, -1
+			o.MinRemotePrefillTokens, o.Limits.SlowClientTimeout, o.DrainDelay = -1, time.Minute, -1
 			dial := o.RPC.Dial
 			o.RPC.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
 				c, err := dial(ctx, addr)
@@ -461,7 +461,7 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	var slow gate
 	var sent moments
 	metered(t, ds, seen, "queues", func(m *meterBed, o *gateway.Options) {
-		o.MaxInFlight, o.NodeBacklog, o.QueueTimeout = 60, 1, time.Hour
+		o.Limits.MaxInFlight, o.Limits.NodeBacklog, o.Limits.QueueTimeout = 60, 1, time.Hour
 		m.measured.step = func(addr string) { slow.pass() }
 		m.measured.framed = func(_ string, t rpc.Type) {
 			if t == rpc.FrameGenerate {
@@ -470,7 +470,7 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		}
 	}, func(m *meterBed) { m.queues(&slow, &sent) })
 	metered(t, ds, seen, "nodes that have no room", func(m *meterBed, o *gateway.Options) {
-		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
+		o.Limits.NodeBacklog, o.Limits.NodeBacklogTime = 1000, -1
 		m.measured.step = func(addr string) { slow.pass() }
 		m.measured.decode = func(o *decode.Options) { o.MaxRequests = 4 }
 	}, func(m *meterBed) {
@@ -489,7 +489,7 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		answers()
 	})
 	metered(t, ds, seen, "prefill nodes that have no room", func(m *meterBed, o *gateway.Options) {
-		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
+		o.Limits.NodeBacklog, o.Limits.NodeBacklogTime = 1000, -1
 		m.measured.step = func(addr string) {
 			if addr[0] == 'p' {
 				slow.pass()

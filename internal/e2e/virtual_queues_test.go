@@ -146,7 +146,7 @@ func meteredQueues(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	var asked, owned, granted, steps tally
 	var p, d gate
 	metered(t, ds, seen, "queues of nodes", func(m *meterBed, o *gateway.Options) {
-		o.NodeBacklog, o.NodeBacklogTime, o.StallTimeout = 1000, -1, -1
+		o.Limits.NodeBacklog, o.Limits.NodeBacklogTime, o.StallTimeout = 1000, -1, -1
 		m.measured.scheduler = func(addr string, o *scheduler.Config) {
 			if o.Pool.Blocks, o.MaxSeqs, o.MaxBatchedTokens = ds[0].KV.Blocks, n, 64; addr[0] == 'p' {
 				o.MaxSeqs = 1
@@ -264,7 +264,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		m.shows("Decode nodes: refused and dropped", 1, failed)
 	})
 	metered(t, ds, seen, "a gateway's outboxes", func(m *meterBed, o *gateway.Options) {
-		o.RPC.OutboxBytes, o.RPC.Heartbeat, m.net.Buffer, o.StallTimeout, o.NodeBacklog, o.NodeBacklogTime, o.NodeSilence = 256, beat, 64, -1, 1000, -1, -1
+		o.RPC.OutboxBytes, o.RPC.Heartbeat, m.net.Buffer, o.StallTimeout, o.Limits.NodeBacklog, o.Limits.NodeBacklogTime, o.NodeSilence = 256, beat, 64, -1, 1000, -1, -1
 	}, func(m *meterBed) {
 		for _, d := range m.nodes[:2] {
 			m.net.Silence(d.addr, true)
@@ -293,7 +293,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	})
 	metered(t, ds, seen, "prefill nodes' outboxes", func(m *meterBed, o *gateway.Options) {
 		m.outbox, m.net.Buffer, o.StallTimeout, m.measured.heartbeat, o.NodeSilence = 64, 16, -1, beat, -1
-		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
+		o.Limits.NodeBacklog, o.Limits.NodeBacklogTime = 1000, -1
 	}, func(m *meterBed) {
 		m.well(m.crowd(8, 40, 2)()...)
 		for _, p := range m.nodes[2:] {

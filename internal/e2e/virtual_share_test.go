@@ -66,7 +66,7 @@ func TestVirtualShares(t *testing.T) {
 	inBubble(t, ds, nil, count, func(v *virtual, o *gateway.Options) {
 		v.gentle = true
 		v.key = "one"
-		o.APIKeyFile, o.NodeBacklog, o.MinRemotePrefillTokens = keys, 1, 1000
+		o.APIKeyFile, o.Limits.NodeBacklog, o.MinRemotePrefillTokens = keys, 1, 1000
 	}, func(v *virtual) {
 		var clients sync.WaitGroup
 		from, to := time.Now().Add(time.Second), time.Now().Add(shareTime)

@@ -101,9 +101,13 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 	v.door.Buffer = 2 << 10
 	l, err := v.door.Listen("gateway")
 	v.must(err)
+	remote := rng.IntN(40)
+	if remote == 0 {
+		remote = -1 // always
+	}
 	o := gateway.Options{
-		Listener: l, Metrics: v.meters, DrainDelay: -1, SlowClientTimeout: slowClientTimeout,
-		MinRemotePrefillTokens: rng.IntN(40), StreamTokens: 4 + rng.IntN(40), NodeBacklog: 1 + rng.IntN(3),
+		Listener: l, Metrics: v.meters, DrainDelay: -1, MinRemotePrefillTokens: remote, StreamTokens: 4 + rng.IntN(40),
+		Limits: gateway.Limits{SlowClientTimeout: slowClientTimeout, NodeBacklog: 1 + rng.IntN(3)},
 		RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}, Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 			return v.edges[addr].keep(v.net.Dial(ctx, addr))
 		}},
@@ -113,7 +117,7 @@ func newVirtual(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, c
 	if v.gossip != nil {
 		v.heard = v.gossip.hear
 	}
-	o.RequestTimeout = v.timeout
+	o.Limits.RequestTimeout = v.timeout
 	for i, d := range ds {
 		n := &node{c: v.storm, addr: []string{"d0", "d1", "p0", "p1", "d2"}[i], device: d}
 		v.edges[n.addr] = new(wires)
@@ -301,7 +305,7 @@ func virtualSeed(t *testing.T, seed uint64, ds []*engine.Loaded, qs []*inquiry, 
 			}
 		}
 		if v.gentle {
-			o.MaxAttempts = rounds + 1 // nobody is hit more often
+			o.Limits.MaxAttempts = rounds + 1 // nobody is hit more often
 		}
 		if v.rng.IntN(3) == 0 {
 			v.gossip = newGossip(v)

@@ -211,7 +211,7 @@ func meteredMemory(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	page := ds[0].KV.PageBytes
 	var pressed [2]atomic.Int64 // steps of each prefill node with no block to give and jobs that wait
 	metered(t, ds, seen, "prefill nodes without a block to spare", func(m *meterBed, o *gateway.Options) {
-		o.NodeBacklog, o.NodeBacklogTime = 1000, -1
+		o.Limits.NodeBacklog, o.Limits.NodeBacklogTime = 1000, -1
 		m.measured.scheduler = func(addr string, o *scheduler.Config) {
 			if o.Pool.Blocks = 13; addr[0] == 'd' {
 				o.Pool.Blocks, o.MaxSeqs = ds[0].KV.Blocks, 8

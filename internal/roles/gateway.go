@@ -224,14 +224,14 @@ func runGateway(v *command.Invocation) error {
 	defer d.End()
 	process.LimitMemory(d.Log, v.Environ, 0)
 	o := gatewayOptions(&f.g, &f.p, d)
-	if o.Foreign, err = upstreamServers(&f.u, d.Log); err != nil {
+	if o.Upstreams.Options, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
 	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, f.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
-	o.ForwardAuthorization, o.UpstreamRequests, o.Tokenizers = f.u.ForwardCredentials, f.u.MaxRequests, tokenizers
-	if f.name, o.Foreign.Names, err = servedNames(f.name); err != nil {
+	o.Upstreams.ForwardAuthorization, o.Limits.UpstreamRequests, o.Upstreams.Tokenizers = f.u.ForwardCredentials, f.u.MaxRequests, tokenizers
+	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {
 		return err
 	}
 	o.TLS, o.ServedModelName, o.ChatTemplate = tlsOf(cert), f.name, template
@@ -263,17 +263,17 @@ func runGateway(v *command.Invocation) error {
 		if err != nil {
 			return err
 		}
-		limits := gatewayOptions(&again.g, &again.p, d)
-		limits.UpstreamRequests = again.u.MaxRequests
-		if err := limits.CheckLimits(); err != nil {
+		next := gatewayOptions(&again.g, &again.p, d)
+		next.Limits.UpstreamRequests = again.u.MaxRequests
+		if err := next.Check(); err != nil {
 			return err
 		}
-		if o.Foreign.Any() {
+		if o.Upstreams.Any() {
 			if err := g.SetUpstreams(servers.Targets, servers.Sources); err != nil {
 				return err
 			}
 		}
-		return g.SetLimits(limits)
+		return g.SetLimits(next.Limits)
 	})
 	if alone {
 		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "version", version)
@@ -320,19 +320,21 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 		port = -1
 	}
 	return gateway.Options{
-		Host: g.Host, Port: port, APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile,
+		Host: g.Host, Port: port, MaxConns: g.MaxConns,
+		APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile, AllowedOrigins: g.AllowedOrigins, AllowedHosts: append(ownNames(g), g.AllowedHosts...),
 		RejectSpecialTokens: g.SpecialTokens == config.RejectSpecialTokens,
-		AllowedOrigins:      g.AllowedOrigins, AllowedHosts: append(ownNames(g), g.AllowedHosts...), MaxQueuedTokens: g.MaxQueuedTokens, MaxQueuedRequests: g.MaxQueuedRequests,
-		QueueTimeout: time.Duration(g.QueueTimeout), NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)), Version: version, Log: d.Log,
-		MinRemotePrefillTokens: g.MinRemotePrefill, RequestTimeout: time.Duration(g.RequestTimeout),
-		ResumeTimeout: never(time.Duration(g.ResumeTimeout)), StallTimeout: never(time.Duration(g.StallTimeout)), NodeSilence: never(time.Duration(g.NodeSilence)),
-		MaxAttempts: g.MaxAttempts, Policy: g.Policy,
-		ShutdownTimeout: time.Duration(p.ShutdownTimeout), MaxBodyBytes: int(g.MaxBody), MaxLogprobs: g.MaxLogprobs,
-		MaxBodyMemory: boundless(int(g.MaxBodyMemory)), HeaderTimeout: time.Duration(g.HeaderTimeout), MinBodyRate: boundless(int(g.MinBodyRate)),
-		MaxN: g.MaxN, MaxPromptTokens: g.MaxPromptTokens, MaxInFlight: g.MaxRequests, MaxConns: g.MaxConns, MaxConnsPerAddress: g.MaxConnsPerAddress,
-		SlowClientTimeout: time.Duration(g.SlowClientTimeout), StreamTokens: g.StreamTokens,
-		RetriesPerSecond: float64(g.RetriesPerSecond), ResumesPerSecond: float64(g.ResumesPerSecond),
-		Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
+		Policy:              g.Policy, MinRemotePrefillTokens: boundless(g.MinRemotePrefill), StreamTokens: g.StreamTokens,
+		StallTimeout: never(time.Duration(g.StallTimeout)), NodeSilence: never(time.Duration(g.NodeSilence)), ShutdownTimeout: time.Duration(p.ShutdownTimeout),
+		Limits: gateway.Limits{
+			HeaderTimeout: time.Duration(g.HeaderTimeout), SlowClientTimeout: time.Duration(g.SlowClientTimeout), MinBodyRate: boundless(int(g.MinBodyRate)),
+			MaxBodyBytes: int(g.MaxBody), MaxBodyMemory: boundless(int(g.MaxBodyMemory)), MaxConnsPerAddress: g.MaxConnsPerAddress,
+			MaxN: g.MaxN, MaxPromptTokens: g.MaxPromptTokens, MaxLogprobs: g.MaxLogprobs,
+			RequestTimeout: time.Duration(g.RequestTimeout), MaxAttempts: g.MaxAttempts, ResumeTimeout: never(time.Duration(g.ResumeTimeout)),
+			MaxInFlight: g.MaxRequests, MaxQueuedRequests: g.MaxQueuedRequests, MaxQueuedTokens: g.MaxQueuedTokens, QueueTimeout: time.Duration(g.QueueTimeout),
+			NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)),
+			RetriesPerSecond: float64(g.RetriesPerSecond), ResumesPerSecond: float64(g.ResumesPerSecond),
+		},
+		Version: version, Log: d.Log, Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
 	}
 }
 

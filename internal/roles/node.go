@@ -456,7 +456,7 @@ func runServe(v *command.Invocation) error {
 		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
 			return err
 		}
-		return gw.SetLimits(gatewayOptions(&again.g, &again.p, d))
+		return gw.SetLimits(gatewayOptions(&again.g, &again.p, d).Limits)
 	})
 	d.Log.Info("serving", "addr", gw.Addr(), "model", n.Bundle.ModelName, "version", version)
 	return n.whileStepping(d.Ctx, gw.Run, func() {
@@ -464,7 +464,7 @@ func runServe(v *command.Invocation) error {
 		defer cancel()
 		role.Drain(ctx)
 		alone := gatewayOptions(&g, &p, d)
-		alone.ResumeTimeout = never(0) // there is no other node to wait for
-		d.Report("limits", gw.SetLimits(alone))
+		alone.Limits.ResumeTimeout = never(0) // there is no other node to wait for
+		d.Report("limits", gw.SetLimits(alone.Limits))
 	})
 }
