@@ -40,8 +40,8 @@ BINARY := bin/tandem
 VERSION := $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//')
 LDFLAGS := $(if $(VERSION),-X main.version=$(VERSION))
 
-# Where git cannot tell the commit (an archive, somebody else's checkout), go
-# must not insist on it.
+# Go must not insist on the commit where git does not know it: in an archive, or in a
+# checkout of another user.
 ifeq ($(shell git rev-parse HEAD 2>/dev/null),)
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 endif
@@ -120,7 +120,7 @@ soak: build $(PYENV) $(NODEENV)/installed $(if $(filter guidellm,$(or $(ONLY),gu
 	@$(TESTALL) -soak -seed $(or $(SOAK_SEED),1) -minutes $(or $(SOAK_MINUTES),60) -fuzz $(or $(SOAK_FUZZ),60s) \
 		-log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log -record bench/results/$(or $(RECORD),soak.md) -run '$(RUN)' $(ONLY)
 
-train: ## train the built-in model anew, for about an hour: by hand, never in CI; WORK=dir keeps what can be continued, STEPS=n
+train: ## train the built-in model again, for about an hour: by hand, never in CI; WORK=dir keeps what can be continued, STEPS=n
 	engine/builtin/train/run.sh $(or $(WORK),.cache/train) $(STEPS)
 
 ##@ Measure
@@ -131,24 +131,24 @@ bench: ## benchmarks of kernels, scheduler, KV transfer and tokenizer
 bench-truth: build ## bench serve against a mock that knows the truth: 10, 100 and 1,000 streams, with and without a stall
 	$(PRIORITY) $(BINARY) bench truth $(ARGS)
 
-bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm beside it; installs it (PyPI, some gigabytes)
+bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm next to it; installs it (PyPI, some gigabytes)
 	$(PRIORITY) $(BINARY) bench truth --streams 10,100 --runs guidellm --guidellm $(GUIDELLM)/bin/guidellm $(ARGS)
 
-bench-engine: ## the engine beside llama.cpp, which it builds from PyPI's source package (half an hour on two cores, and 8 GB of random weights); ARGS="-only int8" picks a row
+bench-engine: ## the engine next to llama.cpp, which it builds from PyPI's source package (half an hour on two cores, and 8 GB of random weights); ARGS="-only int8" picks a row
 	bench/engine/llama.sh .cache/bench-engine/llama.cpp
 	$(PRIORITY) $(GO) run ./bench/engine $(ARGS)
 
-bench-kvtransfer: build $(KVPEERS)/installed libfabric ## KV transfer beside iperf3, C, memcpy, NIXL and Mooncake, as bench/results/kvtransfer.md; installs them (PyPI, some gigabytes)
+bench-kvtransfer: build $(KVPEERS)/installed libfabric ## KV transfer next to iperf3, C, memcpy, NIXL and Mooncake, as bench/results/kvtransfer.md; installs them (PyPI, some gigabytes)
 	@command -v iperf3 >/dev/null || $(call apt,iperf3)
 	$(PRIORITY) $(GO) run ./bench/kvtransfer --python $(KVPEERS)/bin/python --out bench/results/kvtransfer.md $(ARGS)
 	@cat bench/results/kvtransfer.md
 
-bench-links: ## KV transfer between two network namespaces with loss, delay and a slow link, iperf3 beside, as bench/results/links.md; needs root, two minutes
+bench-links: ## KV transfer between two network namespaces with loss, delay and a slow link, iperf3 next to it, as bench/results/links.md; needs root, two minutes
 	@command -v iperf3 >/dev/null || $(call apt,iperf3)
 	$(PRIORITY) $(GO) run ./bench/links --out bench/results/links.md $(ARGS)
 	@cat bench/results/links.md
 
-bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway beside nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; eight minutes; ARGS="-only requests" picks a part
+bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway next to nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; eight minutes; ARGS="-only requests" picks a part
 	@command -v nginx >/dev/null || $(call apt,nginx-light)
 	@command -v haproxy >/dev/null || $(call apt,haproxy)
 	@mkdir -p .cache/bench-gateway
@@ -157,17 +157,17 @@ bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway be
 
 DEMO_OUT := bench/results/demo-report
 
-gate: build ## the gateway beside an earlier binary of it: BEFORE=path; fails if a request or a token costs more
+gate: build ## the gateway next to an earlier binary of it: BEFORE=path; fails if a request or a token costs more
 	@mkdir -p .cache/bench-gateway
 	$(GO) build -o .cache/bench-gateway/gateway ./bench/gateway
 	$(PRIORITY) .cache/bench-gateway/gateway -before "$(BEFORE)" -tandem $(BINARY) -rounds 10 $(ARGS)
 
-demo-report: build ## one prefill and one decode node beside two that do both, each pinned to a core, as bench/results/demo-report; takes an hour
+demo-report: build ## one prefill and one decode node next to two that do both, each pinned to a core, as bench/results/demo-report; takes an hour
 	@mkdir -p .cache/bench-demo
 	$(GO) build -o .cache/bench-demo/demo ./bench/demo
 	$(PRIORITY) .cache/bench-demo/demo -tandem $(BINARY) -out $(DEMO_OUT) -commit "$(shell git describe --always --dirty)" $(ARGS)
 
-# apt installs a Debian package, or says what is missing.
+# apt installs a Debian package, or names what is missing.
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install $(1) (apt-get install $(1)), or run make as root" >&2; exit 1; }; \
 	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
 	apt-get install -y -q $(1) || { apt-get update -q && apt-get install -y -q $(1); }; }
