@@ -50,7 +50,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
 # run tests with what they need to find.
 TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NODE="$(CURDIR)/$(NODEENV)/bin/node" \
-	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/house/testall
+	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/arch/testall
 
 .DEFAULT_GOAL := help
 .PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
@@ -99,11 +99,11 @@ clean: ## remove what was built and installed here
 ##@ Check
 
 check: $(TOOLS)/staticcheck ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
-	@$(GO) run ./internal/house/testall gofmt vet staticcheck
+	@$(GO) run ./internal/arch/testall gofmt vet staticcheck
 	@$(GO) test -short ./...
 
 lint: $(TOOLS)/staticcheck ## formatting, go vet and staticcheck only
-	@$(GO) run ./internal/house/testall gofmt vet staticcheck
+	@$(GO) run ./internal/arch/testall gofmt vet staticcheck
 
 fmt: ## format all Go files
 	gofmt -w .

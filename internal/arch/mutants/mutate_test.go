@@ -138,9 +138,9 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// The sample takes part of each package that internal/house holds to be pure.
+// The sample takes part of each package that internal/arch holds to be pure.
 func TestPackages(t *testing.T) {
-	f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, "internal/house/imports_test.go"), nil, 0)
+	f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, "internal/arch/imports_test.go"), nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestPackages(t *testing.T) {
 		return true
 	})
 	if len(pure) == 0 {
-		t.Fatal("internal/house/imports_test.go has no list of pure packages")
+		t.Fatal("internal/arch/imports_test.go has no list of pure packages")
 	}
 	if want := append(pure, "decode", "prefill"); !slices.Equal(slices.Sorted(slices.Values(packages)), slices.Sorted(slices.Values(want))) {
 		t.Errorf("packages are %v: want %v", packages, want)

@@ -57,7 +57,7 @@ func page(o options, all []*sampled, failures []string, began time.Time) string 
 	var b strings.Builder
 	command := fmt.Sprintf("make soak ONLY=mutants SOAK_SEED=%d", o.seed)
 	if o.sample != wholeSample || len(o.packages) > 0 {
-		command = fmt.Sprintf("go run ./internal/house/mutants -seed %d -n %d %s", o.seed, o.sample, strings.Join(o.packages, " "))
+		command = fmt.Sprintf("go run ./internal/arch/mutants -seed %d -n %d %s", o.seed, o.sample, strings.Join(o.packages, " "))
 	}
 	fmt.Fprintf(&b, "# Mutants: whether tests notice wrong code\n\n- Machine: %s\n- Commit: %s\n- Go: %s\n- Begun: %s, lasted %v\n- Command: `%s`\n- Seed: %d\n",
 		machine(), commit(), runtime.Version(), began.UTC().Format("2006-01-02 15:04 MST"), time.Since(began).Round(time.Second), strings.TrimSpace(command), o.seed)

@@ -1,4 +1,4 @@
-// Package house holds the tests of how the tree is built: which package may
+// Package arch holds the tests of how the tree is built: which package may
 // import which, that the deciders are pure, that generated code is current; and
 // in testall the program behind `make test`.
 //
@@ -6,4 +6,4 @@
 // to see violations, on small sources that break it.
 //
 // The package has no code of its own and nothing imports it.
-package house
+package arch

@@ -34,7 +34,7 @@ func main() {
 	flag.Float64Var(&o.minutes, "minutes", wholeMinutes, "how long a soak's mixed load lasts")
 	flag.DurationVar(&o.fuzz, "fuzz", wholeFuzz, "how long a soak fuzzes each target")
 	flag.Usage = func() {
-		fmt.Fprintf(os.Stderr, "Usage: go run ./internal/house/testall [flags] [STEP ...]\n\nSteps, all of them by default:\n")
+		fmt.Fprintf(os.Stderr, "Usage: go run ./internal/arch/testall [flags] [STEP ...]\n\nSteps, all of them by default:\n")
 		for _, s := range steps {
 			fmt.Fprintf(os.Stderr, "  %-12s %s\n", s.name, s.what)
 		}
@@ -121,7 +121,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	skips, err := readSkips("internal/house/testdata/skips")
+	skips, err := readSkips("internal/arch/testdata/skips")
 	if err != nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package house
+package arch
 
 import (
 	"regexp"
@@ -23,7 +23,7 @@ var readsWallClock = regexp.MustCompile(`\.Unix(Nano|Milli|Micro)?\(\)`)
 func TestWallClock(t *testing.T) {
 	met := map[string]bool{}
 	for _, f := range goFiles(t) {
-		if strings.HasSuffix(f.path, "_test.go") || strings.HasPrefix(f.path, "bench/") || strings.HasPrefix(f.path, "internal/house/") {
+		if strings.HasSuffix(f.path, "_test.go") || strings.HasPrefix(f.path, "bench/") || strings.HasPrefix(f.path, "internal/arch/") {
 			continue
 		}
 		if line := readsWallClock.Find(f.text); line != nil {

@@ -1,4 +1,4 @@
-package house
+package arch
 
 import (
 	"bufio"
@@ -46,7 +46,7 @@ var jargon = []struct {
 
 // jargonAllowed lists lines that may use such a word, by path and part of the line, with the reason.
 var jargonAllowed = []struct{ path, part, reason string }{
-	{"internal/house/words_test.go", "", "the list itself"},
+	{"internal/arch/words_test.go", "", "the list itself"},
 }
 
 // notRewritten lists folders and files whose words are still those of before the list.

@@ -34,7 +34,7 @@ import (
 	"time"
 )
 
-// packages are what a run samples: the deciders that internal/house holds to be
+// packages are what a run samples: the deciders that internal/arch holds to be
 // pure, and the two roles of nodes.
 var packages = []string{
 	"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course",
@@ -70,7 +70,7 @@ func main() {
 	flag.StringVar(&o.record, "record", "", "file for a page of the results")
 	flag.StringVar(&o.kills, "kills", "", "file that keeps which mutants were killed: a later run with it repeats only the others")
 	flag.Usage = func() {
-		fmt.Fprintf(os.Stderr, "Usage: go run ./internal/house/mutants [flags] [PACKAGE ...]\n\nIn the module's root. Packages, all of them by default: %s\n\nFlags:\n", strings.Join(packages, ", "))
+		fmt.Fprintf(os.Stderr, "Usage: go run ./internal/arch/mutants [flags] [PACKAGE ...]\n\nIn the module's root. Packages, all of them by default: %s\n\nFlags:\n", strings.Join(packages, ", "))
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -149,7 +149,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	known, err := knownEquivalents("internal/house/mutants/testdata/equivalents", all)
+	known, err := knownEquivalents("internal/arch/mutants/testdata/equivalents", all)
 	if err != nil {
 		return err
 	}

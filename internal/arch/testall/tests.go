@@ -181,7 +181,7 @@ func (p *packageRun) take(r *report, e event) (ended bool) {
 				p.failed++
 				p.skipped--
 				p.failing = append(p.failing, e.Test)
-				p.print(e.Test, "    this skip is not listed in internal/house/testdata/skips\n")
+				p.print(e.Test, "    this skip is not listed in internal/arch/testdata/skips\n")
 			} else {
 				r.notes = append(r.notes, fmt.Sprintf("%s: %s skipped %s: %s", p.step.name, p.name, e.Test, reason))
 				delete(p.output, e.Test)

@@ -81,7 +81,7 @@ var steps = []step{
 	{name: "hostile", long: true, what: "the campaign of attacks and faults (TestBinaryHostile*): every case, each next to streams that must not change", each: true,
 		args: []string{"-run", "^TestBinaryHostile"}, packages: func([]string) []string { return []string{module + "/internal/e2e"} }},
 	{name: "mutants", soak: true, long: true, page: true, what: "320 changes of the deciders' and nodes' source, one at a time, and whether the package's own tests fail; half an hour",
-		command: []string{"go", "run", "./internal/house/mutants", "-record", "bench/results/soak-mutants.md"}},
+		command: []string{"go", "run", "./internal/arch/mutants", "-record", "bench/results/soak-mutants.md"}},
 
 	{name: "build-race", soak: true, what: "the binary with the race detector inside", command: []string{"go", "build", "-race", "-o", "bin/tandem-race", "."}},
 	{name: "binary-race", soak: true, what: "that binary, which ends at its first race", each: true,
@@ -101,9 +101,9 @@ const distorted = "Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Porta
 // detector, with the reason.
 var withoutRace = map[string]string{
 	"engine/backend/cuda": "one goroutine; what it calls is C++, which sanitize-cuda looks after",
-	"engine/kvcache":      "pure, as internal/house holds: no goroutines, and simulations that take 5 times as long",
+	"engine/kvcache":      "pure, as internal/arch holds: no goroutines, and simulations that take 5 times as long",
 	"engine/model":        "one goroutine, and 14 times as long; what is parallel below it runs in engine/backend/cpu and engine",
-	"engine/scheduler":    "pure, as internal/house holds: no goroutines, and simulations that take 8 times as long",
+	"engine/scheduler":    "pure, as internal/arch holds: no goroutines, and simulations that take 8 times as long",
 }
 
 // alsoPlain lists packages that run under the race detector and once more
