@@ -167,10 +167,11 @@ demo-report: build ## one prefill and one decode node next to two that do both, 
 	$(GO) build -o .cache/bench-demo/demo ./bench/demo
 	$(PRIORITY) .cache/bench-demo/demo -tandem $(BINARY) -out $(DEMO_OUT) -commit "$(shell git describe --always --dirty)" $(ARGS)
 
-# apt installs a Debian package, or names what is missing.
+# apt installs a Debian package, or names what is missing. It waits for another installation.
+APT := -o DPkg::Lock::Timeout=300
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install $(1) (apt-get install $(1)), or run make as root" >&2; exit 1; }; \
 	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
-	apt-get install -y -q $(1) || { apt-get update -q && apt-get install -y -q $(1); }; }
+	apt-get $(APT) install -y -q $(1) || { apt-get $(APT) update -q && apt-get $(APT) install -y -q $(1); }; }
 
 # What tests need of Debian: the compiler of node.proto, to see that what it made
 # is current, and a compiler and an emulator for ARM, to run its kernels anywhere.
