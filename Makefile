@@ -23,6 +23,7 @@ NIXL_VERSION         := 1.5.1
 MOONCAKE_VERSION     := 0.3.13.post1
 VLLM_ROUTER_VERSION  := 0.1.17
 SMG_VERSION          := 1.13.0
+ZIG_VERSION          := 0.17.1
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
@@ -33,11 +34,13 @@ VLLM_ROUTER := .cache/vllm-router-$(VLLM_ROUTER_VERSION)
 SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
+ZIG    := .cache/zig-$(ZIG_VERSION)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
 VERSION := $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//')
+RELEASE  = $(or $(VERSION),$(shell sed -n 's/^var version = "\(.*\)"/\1/p' main.go))
 LDFLAGS := $(if $(VERSION),-X main.version=$(VERSION))
 
 # Go must not insist on the commit where git does not know it: in an archive, or in a
@@ -53,7 +56,7 @@ TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/b
 	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/arch/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -93,8 +96,18 @@ prometheus:
 libfabric:
 	@/sbin/ldconfig -p | grep -q libfabric.so.1 && [ -e /usr/include/rdma/fabric.h ] || $(call apt,libfabric1 libfabric-dev)
 
+# Kernels for GPUs are in the images only where bin/ has them: make cuda release.
+release: $(ZIG)/installed mmdebstrap ## archives, packages, wheels and images for amd64 and arm64 into dist/; ARGS="-arch amd64 -only deb" picks some
+	rm -rf dist
+	cd deploy/release && $(GO) run . -root ../.. -out ../../dist -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python \
+		$(if $(wildcard bin/tandem-cuda.so),-cuda $(CURDIR)/bin/tandem-cuda.so) $(ARGS)
+	@ls -l dist
+
+mmdebstrap:
+	@command -v mmdebstrap >/dev/null && command -v qemu-aarch64 >/dev/null || $(call apt,mmdebstrap qemu-user)
+
 clean: ## remove what was built and installed here
-	rm -rf bin .cache logs
+	rm -rf bin dist .cache logs
 
 ##@ Check
 
@@ -218,6 +231,13 @@ $(CUDA)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(CUDA)
 	$(CUDA)/bin/python -m pip install -q --disable-pip-version-check 'cuda-toolkit[nvcc,cudart]==$(CUDA_VERSION)'
+	@touch $@
+
+# A C compiler with the stubs of an old glibc, for both architectures.
+$(ZIG)/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(ZIG)
+	$(ZIG)/bin/python -m pip install -q --disable-pip-version-check ziglang==$(ZIG_VERSION)
 	@touch $@
 
 # NIXL brings torch and libraries for GPUs, Mooncake asks for those of RDMA; neither needs such a device over TCP.

@@ -33,7 +33,7 @@ func (r *release) binary(ctx context.Context, arch string) error {
 		return err
 	}
 	env := []string{"CGO_ENABLED=1", "GOOS=linux", "GOARCH=" + arch, "CC=" + cc, "GOFLAGS=", "GOWORK=off"}
-	args := []string{"build", "-trimpath", "-buildvcs=auto", "-ldflags", "-s -w -buildid= -X main.version=" + r.version, "-o", out, "."}
+	args := []string{"build", "-trimpath", "-buildvcs=auto", "-ldflags", "-s -w -buildid= -extldflags=-s -X main.version=" + r.version, "-o", out, "."}
 	if _, err := command(ctx, r.root, env, "go", args...); err != nil {
 		return err
 	}

@@ -142,8 +142,41 @@ func finishBase(root string) error {
 			return err
 		}
 	}
+	// Containers mount these, and a root that is read-only cannot make them.
+	for _, dir := range []string{"dev", "proc", "sys", "run", "home", "var/lib/tandem"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(filepath.Join(root, "tmp"), 0o777|fs.ModeSticky); err != nil {
+		return err
+	}
+	if err := os.Chown(filepath.Join(root, "var/lib/tandem"), 65532, 65532); err != nil {
+		return err
+	}
+	return slim(root)
+}
+
+// kept are the programs that stay: lookups of names for debugging, and what the NVIDIA container
+// toolkit runs.
+var kept = map[string]bool{"getent": true, "ldconfig": true}
+
+// slim removes what a container does not need: other programs, some of which are setuid, and
+// documentation.
+func slim(root string) error {
 	var gone []error
-	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "var/lib/apt", "var/cache", "var/log", "var/lib/dpkg/info"} {
+	for _, dir := range []string{"usr/bin", "usr/sbin", "bin", "sbin"} {
+		entries, err := os.ReadDir(filepath.Join(root, dir))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			if !kept[e.Name()] {
+				gone = append(gone, os.RemoveAll(filepath.Join(root, dir, e.Name())))
+			}
+		}
+	}
+	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/perl5", "usr/share/debconf", "usr/share/bash-completion", "var/lib/apt", "var/cache", "var/log", "var/lib/dpkg/info"} {
 		gone = append(gone, os.RemoveAll(filepath.Join(root, dir)))
 	}
 	return errors.Join(gone...)

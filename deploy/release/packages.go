@@ -16,15 +16,14 @@ import (
 )
 
 const (
-	homepage   = "https://github.com/tandem-serving/tandem"
-	maintainer = "The Tandem authors <maintainers@tandem-serving.dev>"
-	summary    = "LLM serving on a fleet, with prefill and decode on nodes of their own"
-	// Debian indents the text itself; a line with a dot alone is an empty line.
+	homepage    = "https://github.com/tandem-serving/tandem"
+	maintainer  = "The Tandem authors <maintainers@tandem-serving.dev>"
+	summary     = "LLM serving on a fleet, with prefill and decode on nodes of their own"
 	description = summary + `
-Tandem serves large language models on one machine or many. A gateway speaks the
-OpenAI API and routes by prompt prefix, prefill nodes turn prompts into KV blocks,
-and decode nodes stream tokens. It has its own engine for CPUs and NVIDIA GPUs
-and needs neither Python nor Kubernetes.`
+Tandem serves large language models on one machine or many. A gateway
+speaks the OpenAI API and routes by prompt prefix, prefill nodes turn
+prompts into KV blocks, and decode nodes stream tokens. It has its own
+engine for CPUs and NVIDIA GPUs and needs neither Python nor Kubernetes.`
 )
 
 // pack writes a Debian or RPM package. Its layout is the Filesystem Hierarchy Standard's: the
