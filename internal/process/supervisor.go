@@ -106,20 +106,26 @@ func (r *reporter) report(checks *probes, ending bool) {
 	r.send(strings.Join(lines, "\n"))
 }
 
-// Progress returns a check for Watch and for /livez: work(), such as an engine's count of steps, has
-// to change within limit while busy() holds. now is the clock.
-func Progress(limit time.Duration, now func() time.Time, busy func() bool, work func() uint64) func() error {
+// Responsive returns a check for Watch and for /livez: ping, such as a call that a loop answers, has
+// to return within limit. At most one ping runs at a time, and it outlives the check that began it.
+func Responsive(limit time.Duration, now func() time.Time, ping func()) func() error {
 	var mu sync.Mutex
-	last, changed := work(), now()
+	var since time.Time // when the ping that runs began; zero: none runs
 	return func() error {
 		mu.Lock()
 		defer mu.Unlock()
-		at := now()
-		if n := work(); n != last || !busy() {
-			last, changed = n, at
+		if since.IsZero() {
+			since = now()
+			go func() {
+				ping()
+				mu.Lock()
+				defer mu.Unlock()
+				since = time.Time{}
+			}()
+			return nil
 		}
-		if idle := at.Sub(changed); idle > limit {
-			return fmt.Errorf("no step for %v with requests running", idle.Round(time.Second))
+		if late := now().Sub(since); late > limit {
+			return fmt.Errorf("the loop has not answered for %v", late.Round(time.Second))
 		}
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -38,25 +39,29 @@ func TestReports(t *testing.T) {
 	}
 }
 
-func TestProgress(t *testing.T) {
-	at, busy, steps := time.Unix(1000, 0), true, uint64(0)
-	alive := Progress(time.Minute, func() time.Time { return at }, func() bool { return busy }, func() uint64 { return steps })
-	wait := func(d time.Duration, ok bool) {
-		t.Helper()
-		at = at.Add(d)
-		if err := alive(); (err == nil) != ok {
-			t.Errorf("after %v: %v, want success %v", d, err, ok)
+func TestResponsive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		alive := Responsive(time.Minute, time.Now, func() { <-hang })
+		check := func(ok bool) {
+			t.Helper()
+			synctest.Wait()
+			if err := alive(); (err == nil) != ok {
+				t.Errorf("%v, want success %v", err, ok)
+			}
 		}
-	}
-	wait(59*time.Second, true)
-	wait(2*time.Second, false)
-	steps++
-	wait(time.Second, true)
-	busy = false
-	wait(time.Hour, true) // an idle engine takes no steps
-	busy = true
-	wait(59*time.Second, true)
-	wait(2*time.Second, false)
+		check(true)
+		time.Sleep(time.Minute)
+		check(true)
+		time.Sleep(time.Second)
+		check(false)
+		hang <- struct{}{}
+		check(true) // the loop answered, and is asked again
+		time.Sleep(time.Hour)
+		check(false)
+		close(hang)
+		check(true)
+	})
 }
 
 // A process under a notification socket becomes ready there, and says that it stops.
