@@ -56,7 +56,7 @@ TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/b
 	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/arch/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -102,6 +102,19 @@ release: $(ZIG)/installed mmdebstrap ## archives, packages, wheels and images fo
 	cd deploy/release && $(GO) run . -root ../.. -out ../../dist -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python \
 		$(if $(wildcard bin/tandem-cuda.so),-cuda $(CURDIR)/bin/tandem-cuda.so) $(ARGS)
 	@ls -l dist
+
+# A Debian that boots in systemd-nspawn, and a package of this tree to install there.
+SYSTEMD_ROOT := .cache/systemd-root-bookworm
+
+test-deploy: $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release ## packages and units under a real systemd, in a container; needs root, two minutes
+	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH) -only binary,pages,deb
+	TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(ls -t $(CURDIR)/.cache/release/*.deb | head -1) $(GO) test -tags deploy -count=1 -v ./deploy/systemd
+
+$(SYSTEMD_ROOT)/etc/os-release:
+	@command -v systemd-nspawn >/dev/null || $(call apt,systemd-container)
+	rm -rf $(SYSTEMD_ROOT)
+	mmdebstrap --quiet --mode=root --variant=minbase --include=systemd,systemd-sysv,dbus,curl,procps bookworm $(SYSTEMD_ROOT) \
+		$(wildcard /etc/apt/sources.list.d/debian.sources)
 
 mmdebstrap:
 	@command -v mmdebstrap >/dev/null && command -v qemu-aarch64 >/dev/null || $(call apt,mmdebstrap qemu-user)
