@@ -21,7 +21,7 @@ import (
 var page = template.Must(template.New("docs").Parse(`<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{{.Title}}</title>
 <style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}code,pre{font-size:.95em}
-pre{background:#8882;padding:.5rem .75rem;white-space:pre-wrap;overflow-wrap:anywhere}h3{font-size:1em;margin:1rem 0 0}
+pre{background:#8882;padding:.5rem .75rem;white-space:pre-wrap;overflow-wrap:anywhere}.f{margin-left:1rem}
 table{border-collapse:collapse;margin:.25rem 0 1rem}td,th{border-top:1px solid #8886;padding:.25rem .75rem .25rem 0;text-align:left;vertical-align:top}
 summary{cursor:pointer;padding:.3rem 0}.m{display:inline-block;font-weight:600;min-width:4.5rem}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8bf}}</style></head>
 <body><h1>{{.Title}} {{.Version}}</h1><p>The OpenAI API as this gateway serves it. <a href="openapi.json">openapi.json</a> has the same for programs.</p>
@@ -30,7 +30,7 @@ A field that is null counts as absent.</p>
 {{range .Groups}}<h2>{{.Name}}</h2>
 {{range .Operations}}<details{{if .Open}} open{{end}}><summary><span class="m">{{.Method}}</span> <code>{{.Path}}</code> {{.Summary}}</summary>
 <pre>{{.Example}}</pre>{{range .Fields}}
-<h3>{{.Name}}</h3><table><tr><th>field</th><th>values</th><th></th></tr>{{range .Rows}}<tr><td><code>{{.Name}}</code>{{if .Required}} (required){{end}}</td><td>{{.Values}}</td><td>{{.About}}</td></tr>{{end}}</table>{{end}}
+<details class="f"><summary>{{.Name}} ({{len .Rows}})</summary><table><tr><th>field</th><th>values</th><th></th></tr>{{range .Rows}}<tr><td><code>{{.Name}}</code>{{if .Required}} (required){{end}}</td><td>{{.Values}}</td><td>{{.About}}</td></tr>{{end}}</table></details>{{end}}
 <p>Statuses: {{.Statuses}}.</p></details>
 {{end}}{{end}}</body></html>
 `))
