@@ -12,7 +12,7 @@ import (
 // foreignMessages are messages on docs/troubleshooting.md that come from libraries.
 var foreignMessages = []string{
 	"address already in use",                      // the system
-	"No installed keys could decrypt the message", // memberlist
+	"no installed keys could decrypt the message", // memberlist
 	"certificate signed by unknown authority",     // crypto/x509
 }
 
