@@ -10,11 +10,11 @@ import (
 // ErrBroken says that a conservation law of the scheduler does not hold.
 var ErrBroken = errors.New("scheduler: state is inconsistent")
 
-// Check verifies the scheduler's conservation laws, and the pool's: every
-// request is in one queue, in order; every block's references are the tables and
-// live reservations that contain it, its incoming pins the reservations; what a
-// request will write next is its own. It takes time proportional to the pool
-// and all tables.
+// Check verifies the conservation laws of the scheduler and of the pool. Every
+// request is in one queue, in order. A block's references are the tables and live
+// reservations that contain it; its incoming pins are the reservations. The
+// blocks that a request writes next are its own. The time is proportional to the
+// pool and all tables.
 func (s *Scheduler) Check() error {
 	if err := s.pool.Check(); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (s *Scheduler) Check() error {
 	return nil
 }
 
-// owned counts, per block, who says to have it.
+// owned counts the references and incoming pins of each block by its owners.
 type owned struct{ refs, pinsIn []int }
 
 func (s *Scheduler) checkRequest(r *request, owners *owned) error {
@@ -93,9 +93,9 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 	return nil
 }
 
-// checkTable verifies that a table has just the places that its tokens need:
-// none before the window, blocks from there to the end of the step, of which
-// the complete ones are in the cache and the others the request's alone.
+// checkTable verifies that a table has exactly the places that its tokens need.
+// Places before the window are empty. The others hold blocks up to the end of the
+// step: complete blocks are in the cache, and the rest are the request's alone.
 func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
 	t, spec, end := &r.tables[g], s.groups[g], r.computed+r.scheduled+r.guesses
 	if r.ahead {
