@@ -36,11 +36,11 @@ var unknown = []int32{Unknown}
 // to score, must wait, or memory is short. So it preempts no request, and the
 // step after it has the input that it would have had, one step later.
 func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
-	if !s.stepping || len(s.then.inStep) > 0 || s.cfg.Draft != nil || s.cfg.DraftAll != nil || len(s.batch.Completed) > 0 ||
+	if !s.stepping || len(s.next.inStep) > 0 || s.cfg.Draft != nil || s.cfg.DraftAll != nil || len(s.batch.Completed) > 0 ||
 		len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
 		return Batch{}, false
 	}
-	inStep, need := s.then.inStep[:0], 0
+	inStep, need := s.next.inStep[:0], 0
 	for _, r := range s.running {
 		if !r.inStep || !r.samples || r.extra > 0 {
 			return Batch{}, false
@@ -60,16 +60,16 @@ func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
 			continue
 		}
 		inStep = append(inStep, r)
-		need += s.ending(r, len(r.tokens))
+		need += s.fullTables(r, len(r.tokens))
 	}
 	if len(inStep) == 0 || s.pool.Available()-need < s.watermark {
 		return Batch{}, false
 	}
-	a := &s.then
+	a := &s.next
 	a.inStep, a.views = inStep, a.views[:0]
 	a.batch = Batch{Seqs: a.batch.Seqs[:0], Tokens: len(inStep)}
 	for _, r := range inStep {
-		if s.ending(r, len(r.tokens)) > 0 && !s.lengthen(r, len(r.tokens)) {
+		if s.fullTables(r, len(r.tokens)) > 0 && !s.allocBlocks(r, len(r.tokens)) {
 			panic("scheduler: pool has fewer blocks than it says")
 		}
 		r.ahead = true
@@ -85,16 +85,16 @@ func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
 
 // advance makes the step ahead the running one, if there is one.
 func (s *Scheduler) advance() {
-	if s.stepping = len(s.then.inStep) > 0; !s.stepping {
+	if s.stepping = len(s.next.inStep) > 0; !s.stepping {
 		return
 	}
-	s.inStep, s.then.inStep = s.then.inStep, s.inStep[:0]
-	s.batch, s.then.batch = s.then.batch, s.batch
-	s.views, s.then.views = s.then.views, s.views
+	s.inStep, s.next.inStep = s.next.inStep, s.inStep[:0]
+	s.batch, s.next.batch = s.next.batch, s.batch
+	s.views, s.next.views = s.next.views, s.views
 }
 
-// enter moves r from the step ahead to the running step. It returns false if r is not in the step ahead.
-func (r *request) enter() bool {
+// advance moves r from the step ahead to the running step. It returns false if r is not in the step ahead.
+func (r *request) advance() bool {
 	if !r.ahead {
 		return false
 	}
@@ -102,8 +102,8 @@ func (r *request) enter() bool {
 	return true
 }
 
-// settle frees the duplicate blocks that the ended step might have read.
-func (s *Scheduler) settle() {
-	s.unref(s.doubles)
-	s.doubles = s.doubles[:0]
+// freeDuplicates frees the duplicate blocks that the ended step might have read.
+func (s *Scheduler) freeDuplicates() {
+	s.unref(s.duplicates)
+	s.duplicates = s.duplicates[:0]
 }

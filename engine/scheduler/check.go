@@ -54,7 +54,7 @@ func (s *Scheduler) Check() error {
 	if err := s.checkReservations(&owners); err != nil {
 		return err
 	}
-	for _, id := range s.doubles {
+	for _, id := range s.duplicates {
 		owners.refs[id]++
 	}
 	for i := range n {
@@ -71,15 +71,15 @@ func (s *Scheduler) Check() error {
 type owned struct{ refs, pinsIn []int }
 
 func (s *Scheduler) checkRequest(r *request, owners *owned) error {
-	end := r.computed + r.scheduled + r.guesses
+	end := r.computed + r.scheduled + r.drafts
 	switch {
-	case r.computed < 0 || end > len(r.tokens)+r.guesses || r.scored > r.score || len(r.tokens) > s.cfg.MaxModelLen:
+	case r.computed < 0 || end > len(r.tokens)+r.drafts || r.scored > r.score || len(r.tokens) > s.cfg.MaxModelLen:
 		return fmt.Errorf("%w: request %d has %d computed, %d scheduled of %d tokens",
 			ErrBroken, r.id, r.computed, r.scheduled, len(r.tokens))
 	case r.ahead && !(r.inStep && r.samples):
 		return fmt.Errorf("%w: request %d is given out ahead, in step %v", ErrBroken, r.id, r.inStep)
-	case r.guesses+r.extra > 0 && r.scheduled == 0:
-		return fmt.Errorf("%w: request %d has %d guesses and %d more rows with nothing scheduled", ErrBroken, r.id, r.guesses, r.extra)
+	case r.drafts+r.extra > 0 && r.scheduled == 0:
+		return fmt.Errorf("%w: request %d has %d guesses and %d more rows with nothing scheduled", ErrBroken, r.id, r.drafts, r.extra)
 	case r.scheduled > 0 && !(s.stepping && r.inStep), r.inStep && !s.stepping:
 		return fmt.Errorf("%w: request %d has %d tokens scheduled, in step %v", ErrBroken, r.id, r.scheduled, r.inStep)
 	case r.reservation != nil && r.state != stateHeld:
@@ -97,7 +97,7 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 // Places before the window are empty. The others hold blocks up to the end of the
 // step: complete blocks are in the cache, and the rest are the request's alone.
 func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
-	t, spec, end := &r.tables[g], s.groups[g], r.computed+r.scheduled+r.guesses
+	t, spec, end := &r.tables[g], s.groups[g], r.computed+r.scheduled+r.drafts
 	if r.ahead {
 		end++
 	}
@@ -126,8 +126,8 @@ func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
 }
 
 func (s *Scheduler) checkReservations(owners *owned) error {
-	for i, a := range s.awaiting {
-		if s.awaits(a.r) != i {
+	for i, a := range s.roomQueue {
+		if s.roomIndex(a.r) != i {
 			return fmt.Errorf("%w: request %d waits for room twice", ErrBroken, a.r.id)
 		}
 	}

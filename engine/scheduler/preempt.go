@@ -60,7 +60,7 @@ func (s *Scheduler) reclaim(r *request, need int) bool {
 	for _, behind := range [...]bool{true, false} {
 		for _, queue := range [...][]*request{s.waiting, s.held} {
 			for i, n := len(queue)-1, 0; i >= 0 && n < maxCandidates; i-- {
-				if q := queue[i]; q != r && q.holds() > 0 && r.rank.before(q.rank) == behind {
+				if q := queue[i]; q != r && q.nBlocks() > 0 && r.rank.before(q.rank) == behind {
 					s.weigh(q)
 					n++
 				}
@@ -71,7 +71,7 @@ func (s *Scheduler) reclaim(r *request, need int) bool {
 		}
 	}
 	victim := 0
-	if s.broken == faultPreemptByRank {
+	if s.fault == faultPreemptByRank {
 		for i, q := range s.victims {
 			if s.victims[victim].rank.before(q.rank) {
 				victim = i

@@ -50,20 +50,20 @@ type request struct {
 	score  int // leading tokens whose following logits are wanted
 	scored int // of these, tokens whose logits have been computed
 
-	scheduled int  // tokens that the step computes
-	guesses   int  // draft tokens after them, beyond len(tokens) in the same array
-	hints     int  // drafts after those that the step does not compute, 0 or 1
-	extra     int  // rows of logits beyond the first that the step makes for it
-	inStep    bool // in the batch (or its Completed) between Schedule and Update
-	samples   bool // its Seq samples
-	ahead     bool // also in the step ahead
+	scheduled  int  // tokens that the step computes
+	drafts     int  // draft tokens after them, beyond len(tokens) in the same array
+	uncomputed int  // drafts after those that the step does not compute, 0 or 1
+	extra      int  // rows of logits beyond the first that the step makes for it
+	inStep     bool // in the batch (or its Completed) between Schedule and Update
+	samples    bool // its Seq samples
+	ahead      bool // also in the step ahead
 
-	reservation *reservation // the live one
-	lacks       int          // blocks that the last Reserve needed
-	looked      bool         // counted in prefixQueries
-	asked       bool         // counted in externalQueries
-	admitted    bool         // counted in admitted
-	arrived     int          // of computed, tokens whose KV came from another node
+	reservation     *reservation // the live one
+	reserveBlocks   int          // blocks that the last Reserve needed
+	prefixCounted   bool         // counted in prefixQueries
+	externalCounted bool         // counted in externalQueries
+	admitted        bool         // counted in admitted
+	arrived         int          // of computed, tokens whose KV came from another node
 }
 
 // table is a request's blocks of one group, one reference each. The first gone
@@ -74,8 +74,8 @@ type table struct {
 	hashed int // leading places that are gone or in the prefix cache
 }
 
-// holds returns the number of blocks in a table.
-func (t *table) holds() int { return len(t.blocks) - t.gone }
+// nBlocks returns the number of blocks in a table.
+func (t *table) nBlocks() int { return len(t.blocks) - t.gone }
 
 // newRequest copies q, with buffers for the tokens that it may get.
 func (s *Scheduler) newRequest(q Request) *request {
@@ -144,8 +144,8 @@ func (s *Scheduler) unhold(r *request) {
 	r.state = stateWaiting
 }
 
-// leave removes a request from its queue and its ID from the index. It keeps its blocks.
-func (s *Scheduler) leave(r *request) {
+// remove removes a request from its queue and its ID from the index. It keeps its blocks.
+func (s *Scheduler) remove(r *request) {
 	switch r.state {
 	case stateHeld:
 		s.held = remove(s.held, r)
@@ -158,21 +158,21 @@ func (s *Scheduler) leave(r *request) {
 	delete(s.byID, r.id)
 }
 
-// holds returns the number of blocks that r has.
-func (r *request) holds() (n int) {
+// nBlocks returns the number of blocks that r has.
+func (r *request) nBlocks() (n int) {
 	for g := range r.tables {
-		n += r.tables[g].holds()
+		n += r.tables[g].nBlocks()
 	}
 	return n
 }
 
-// lacks returns the most blocks that r still needs at once until it has the KV of
+// blocksNeeded returns the most blocks that r still needs at once until it has the KV of
 // all its tokens, if it starts at token n: at r.computed, or after a hit.
-func (s *Scheduler) lacks(r *request, n int) int {
+func (s *Scheduler) blocksNeeded(r *request, n int) int {
 	sum := 0
 	for g, spec := range s.groups {
 		t := &r.tables[g]
-		gone, holds := t.gone, t.holds()
+		gone, holds := t.gone, t.nBlocks()
 		if n > r.computed {
 			gone, holds = spec.First(n), spec.End(n)-spec.First(n)
 		}
@@ -199,19 +199,19 @@ func (s *Scheduler) lookup(r *request) (nTokens int) {
 		}
 	}
 	limit := len(r.tokens)
-	if !r.computeOnly && s.broken != faultSharedWritten {
+	if !r.computeOnly && s.fault != faultSharedWritten {
 		limit--
 	}
-	if r.scored < r.score && s.broken != faultScoreHits {
+	if r.scored < r.score && s.fault != faultScoreHits {
 		limit = r.scored
 	}
 	s.pool.Extend(&r.chain, r.tokens)
 	return max(r.computed, s.pool.Match(&r.chain, limit))
 }
 
-// hit calls visit with the group, the place and the cached block of each block
+// eachHit calls visit with the group, the place and the cached block of each block
 // that r lacks to start after n tokens. lookup has found that they are cached.
-func (s *Scheduler) hit(r *request, n int, visit func(group, place int, id kvcache.BlockID)) {
+func (s *Scheduler) eachHit(r *request, n int, visit func(group, place int, id kvcache.BlockID)) {
 	for g, spec := range s.groups {
 		for place := max(len(r.tables[g].blocks), spec.First(n)); place < spec.End(n); place++ {
 			visit(g, place, s.pool.Find(g, &r.chain, place))
@@ -222,32 +222,32 @@ func (s *Scheduler) hit(r *request, n int, visit func(group, place int, id kvcac
 // attach moves r's start to the end of the longest cached prefix.
 func (s *Scheduler) attach(r *request) {
 	if n := s.lookup(r); n > r.computed {
-		s.hit(r, n, func(g, place int, id kvcache.BlockID) {
+		s.eachHit(r, n, func(g, place int, id kvcache.BlockID) {
 			s.pool.Ref(id)
-			s.put(&r.tables[g], place, id)
+			s.appendBlock(&r.tables[g], place, id)
 		})
 		r.computed = n
 		for g := range r.tables {
-			s.put(&r.tables[g], s.groups[g].First(n), kvcache.NoBlock)
+			s.appendBlock(&r.tables[g], s.groups[g].First(n), kvcache.NoBlock)
 			r.tables[g].hashed = len(r.tables[g].blocks)
 		}
-		s.trim(r)
+		s.freeOutsideWindow(r)
 	}
-	if s.broken == faultSharedWritten && !r.computeOnly {
+	if s.fault == faultSharedWritten && !r.computeOnly {
 		r.computed = min(r.computed, len(r.tokens)-1)
 	}
-	if !r.looked && !r.noCacheRead {
-		r.looked = true
+	if !r.prefixCounted && !r.noCacheRead {
+		r.prefixCounted = true
 		s.counters.prefixQueries += uint64(len(r.tokens))
 		s.counters.prefixHits += uint64(r.computed)
 	}
 }
 
-// put adds a block at a place at or after a table's end. The places between are
+// appendBlock adds a block at a place at or after a table's end. The places between are
 // outside the window and hold no block. It adds only those if id is NoBlock.
-func (s *Scheduler) put(t *table, place int, id kvcache.BlockID) {
+func (s *Scheduler) appendBlock(t *table, place int, id kvcache.BlockID) {
 	if len(t.blocks) < place {
-		s.drop(t, len(t.blocks))
+		s.freeBefore(t, len(t.blocks))
 		for len(t.blocks) < place {
 			t.blocks = append(t.blocks, kvcache.NoBlock)
 		}
@@ -258,21 +258,21 @@ func (s *Scheduler) put(t *table, place int, id kvcache.BlockID) {
 	}
 }
 
-// trim frees the blocks that fell out of their group's window.
-func (s *Scheduler) trim(r *request) {
+// freeOutsideWindow frees the blocks that fell out of their group's window.
+func (s *Scheduler) freeOutsideWindow(r *request) {
 	for g, spec := range s.groups {
-		if spec.Window > 0 && s.broken != faultWindowKept {
+		if spec.Window > 0 && s.fault != faultWindowKept {
 			first := spec.First(r.computed)
-			if s.broken == faultWindowShort {
+			if s.fault == faultWindowShort {
 				first = max(0, r.computed-spec.Window+2) / spec.BlockTokens
 			}
-			s.drop(&r.tables[g], min(first, len(r.tables[g].blocks)))
+			s.freeBefore(&r.tables[g], min(first, len(r.tables[g].blocks)))
 		}
 	}
 }
 
-// drop frees the blocks before a place, last to first.
-func (s *Scheduler) drop(t *table, before int) {
+// freeBefore frees the blocks before a place, last to first.
+func (s *Scheduler) freeBefore(t *table, before int) {
 	for place := before - 1; place >= t.gone; place-- {
 		s.pool.Unref(t.blocks[place])
 		t.blocks[place] = kvcache.NoBlock
@@ -296,8 +296,8 @@ func (s *Scheduler) store(r *request) {
 			if kept != own {
 				s.pool.Ref(kept)
 				t.blocks[t.hashed] = kept
-				if r.inStep && s.broken != faultDoublesFree {
-					s.doubles = append(s.doubles, own)
+				if r.inStep && s.fault != faultDoublesFree {
+					s.duplicates = append(s.duplicates, own)
 				} else {
 					s.pool.Unref(own)
 				}

@@ -92,7 +92,7 @@ func (s *Scheduler) reserve(r *request, upTo int) (Reservation, error) {
 		first, end := Places(g, from, upTo)
 		nBlocks += end - first
 	}
-	r.lacks = nBlocks
+	r.reserveBlocks = nBlocks
 	if nBlocks > s.maxArriving {
 		return Reservation{}, fmt.Errorf("%w: %w: request %d needs %d blocks, at most %d may ever arrive at once",
 			ErrNoRoom, ErrNeverFits, id, nBlocks, s.maxArriving)
@@ -113,8 +113,8 @@ func (s *Scheduler) reserve(r *request, upTo int) (Reservation, error) {
 	}
 	r.reservation = res
 	s.reservations = append(s.reservations, res)
-	if !r.asked {
-		r.asked = true
+	if !r.externalCounted {
+		r.externalCounted = true
 		s.counters.externalQueries += uint64(upTo - from)
 	}
 	return res.Reservation, nil
@@ -134,17 +134,17 @@ func (s *Scheduler) ReserveInTurn(id RequestID, upTo int) (Reservation, error) {
 	if err != nil {
 		return Reservation{}, err
 	}
-	if s.awaits(r) >= 0 {
+	if s.roomIndex(r) >= 0 {
 		return Reservation{}, fmt.Errorf("%w: request %d waits for room already", ErrReserved, id)
 	}
-	if n := len(s.awaiting); n > 0 {
-		r.lacks = 0 // counted when its turn comes
-		s.awaiting = append(s.awaiting, awaited{r, upTo})
+	if n := len(s.roomQueue); n > 0 {
+		r.reserveBlocks = 0 // counted when its turn comes
+		s.roomQueue = append(s.roomQueue, roomWaiter{r, upTo})
 		return Reservation{}, fmt.Errorf("%w: request %d waits behind %d others", ErrNoRoom, id, n)
 	}
 	res, err := s.reserve(r, upTo)
 	if errors.Is(err, ErrNoRoom) && !errors.Is(err, ErrNeverFits) {
-		s.awaiting = append(s.awaiting, awaited{r, upTo})
+		s.roomQueue = append(s.roomQueue, roomWaiter{r, upTo})
 	}
 	return res, err
 }
@@ -154,17 +154,17 @@ func (s *Scheduler) ReserveInTurn(id RequestID, upTo int) (Reservation, error) {
 // wait of that request only. It is cheap while there is no room, so that it may be
 // called after each step.
 func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok bool) {
-	if len(s.awaiting) == 0 {
+	if len(s.roomQueue) == 0 {
 		return 0, Reservation{}, nil, false
 	}
-	next := s.awaiting[0]
+	next := s.roomQueue[0]
 	r := next.r
 	switch {
 	case s.byID[r.id] != r || r.state != stateHeld:
 		err = fmt.Errorf("%w: request %d went on without it", ErrNotHeld, r.id)
 	case r.reservation != nil:
 		err = fmt.Errorf("%w: request %d, reservation %d", ErrReserved, r.id, r.reservation.ID)
-	case !s.roomFor(r.lacks):
+	case !s.roomFor(r.reserveBlocks):
 		return 0, Reservation{}, nil, false
 	default:
 		res, err = s.reserve(r, next.upTo)
@@ -172,7 +172,7 @@ func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok
 			return 0, Reservation{}, nil, false
 		}
 	}
-	s.awaiting = slices.Delete(s.awaiting, 0, 1)
+	s.roomQueue = slices.Delete(s.roomQueue, 0, 1)
 	return r.id, res, err, true
 }
 
@@ -180,21 +180,21 @@ func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok
 // several requests had the ID in turn, it is the current one, if any.
 func (s *Scheduler) StopWaiting(id RequestID) bool {
 	r := s.byID[id]
-	at := slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r == r || r == nil && a.r.id == id })
+	at := slices.IndexFunc(s.roomQueue, func(a roomWaiter) bool { return a.r == r || r == nil && a.r.id == id })
 	if at < 0 {
 		return false
 	}
-	s.awaiting = slices.Delete(s.awaiting, at, at+1)
+	s.roomQueue = slices.Delete(s.roomQueue, at, at+1)
 	return true
 }
 
-// awaits returns a request's index among those that wait for room, or -1.
-func (s *Scheduler) awaits(r *request) int {
-	return slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r == r })
+// roomIndex returns a request's index among those that wait for room, or -1.
+func (s *Scheduler) roomIndex(r *request) int {
+	return slices.IndexFunc(s.roomQueue, func(a roomWaiter) bool { return a.r == r })
 }
 
-// awaited is a request that waits for room for its first upTo tokens.
-type awaited struct {
+// roomWaiter is a request that waits for room for its first upTo tokens.
+type roomWaiter struct {
 	r    *request
 	upTo int
 }
@@ -238,9 +238,9 @@ func (s *Scheduler) Arrived(id ReservationID) error {
 	r := res.r
 	r.reservation = nil
 	s.attach(r)
-	s.take(r, res)
+	s.appendArrived(r, res)
 	s.store(r)
-	s.trim(r)
+	s.freeOutsideWindow(r)
 	if r.state == stateGone {
 		s.release(r)
 		return nil
@@ -249,11 +249,11 @@ func (s *Scheduler) Arrived(id ReservationID) error {
 	return nil
 }
 
-// take appends arrived blocks to r's tables. If the cached prefix has grown
+// appendArrived appends arrived blocks to r's tables. If the cached prefix has grown
 // meanwhile, some of them are not needed. If it was evicted, none can be used.
-func (s *Scheduler) take(r *request, res *reservation) {
+func (s *Scheduler) appendArrived(r *request, res *reservation) {
 	if r.computed < res.From || r.computed >= res.UpTo {
-		res.unref(s)
+		res.release(s)
 		return
 	}
 	for g := range res.Groups {
@@ -261,7 +261,7 @@ func (s *Scheduler) take(r *request, res *reservation) {
 		drop := min(max(0, len(t.blocks)-got.First), len(got.Blocks))
 		s.unref(got.Blocks[:drop])
 		for i, id := range got.Blocks[drop:] {
-			s.put(t, got.First+drop+i, id)
+			s.appendBlock(t, got.First+drop+i, id)
 		}
 	}
 	r.arrived = res.UpTo - r.computed
@@ -271,8 +271,8 @@ func (s *Scheduler) take(r *request, res *reservation) {
 	}
 }
 
-// unref releases the references of a reservation.
-func (res *reservation) unref(s *Scheduler) {
+// release releases the references of a reservation.
+func (res *reservation) release(s *Scheduler) {
 	for _, g := range res.Groups {
 		s.unref(g.Blocks)
 	}
@@ -323,8 +323,8 @@ func (s *Scheduler) findReservation(id ReservationID, tried string) (at int, err
 func (s *Scheduler) giveUp(res *reservation) {
 	res.live = false
 	res.r.reservation = nil
-	res.unref(s)
-	if s.broken == faultLostFrees {
+	res.release(s)
+	if s.fault == faultLostFrees {
 		s.unpin(res)
 		res.Groups = nil
 	}

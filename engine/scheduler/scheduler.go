@@ -134,15 +134,15 @@ type Config struct {
 	// once. It may leave a request without drafts. It is not called for a request's
 	// first sample. The number of drafts does not adapt, because each draft costs a
 	// run of DraftAll's model and none is free to be compared with the samples.
-	DraftAll func(asks []Ask)
+	DraftAll func(requests []DraftRequest)
 }
 
-// Ask is a request that may get draft tokens: at most Most of them are to be
+// DraftRequest is a request that may get draft tokens: at most MaxDrafts of them are to be
 // appended to Tokens, which are all tokens of the request.
-type Ask struct {
-	ID     RequestID
-	Tokens []int32
-	Most   int
+type DraftRequest struct {
+	ID        RequestID
+	Tokens    []int32
+	MaxDrafts int
 }
 
 // DraftLimit bounds MaxDrafts: drafts further ahead are almost never accepted.
@@ -161,24 +161,24 @@ type Scheduler struct {
 	waiting      []*request
 	running      []*request
 	reservations []*reservation // by ID, live and lost
-	awaiting     []awaited      // requests that wait for room, in order
+	roomQueue    []roomWaiter   // requests that wait for room, in order
 	lastID       ReservationID
 	arrivals     uint64 // requests added so far
 
 	// The step between Schedule and Update; the slices are reused.
-	stepping   bool
-	budget     int        // tokens left while a batch is made
-	spare      int        // rows of logits left after one for each request
-	scoreRows  int        // prompt rows that may still be scored in this step
-	placed     []*request // in batch order, preempted ones included
-	inStep     []*request // requests of the batch, then those of Completed
-	batch      Batch
-	candidates []candidate // requests that may be preempted
-	victims    []*request  // the requests of candidates
-	asks       []Ask
-	asking     []*request // the requests of asks
-	done       []RequestID
-	views      [][]kvcache.BlockID // block tables of Batch, [placed × groups]
+	stepping      bool
+	budget        int        // tokens left while a batch is made
+	spare         int        // rows of logits left after one for each request
+	scoreRows     int        // prompt rows that may still be scored in this step
+	placed        []*request // in batch order, preempted ones included
+	inStep        []*request // requests of the batch, then those of Completed
+	batch         Batch
+	candidates    []candidate // requests that may be preempted
+	victims       []*request  // the requests of candidates
+	draftRequests []DraftRequest
+	drafting      []*request // the requests of draftRequests
+	done          []RequestID
+	views         [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 
 	maxScores int // of LimitScores; 0: none
 	maxTokens int // of LimitTokens; 0: none
@@ -186,11 +186,11 @@ type Scheduler struct {
 	order func([]Work) // of OrderBy; nil: by arrival
 	work  []Work       // reused
 
-	then    ahead             // the step after it, if Ahead has returned one
-	doubles []kvcache.BlockID // duplicates removed from tables, which the step ahead may read
+	next       ahead             // the step after it, if Ahead has returned one
+	duplicates []kvcache.BlockID // duplicates removed from tables, which the step ahead may read
 
 	counters counters
-	broken   fault // rule that a test switches off; zero otherwise
+	fault    fault // rule that a test switches off; zero otherwise
 }
 
 // counters only grow.
@@ -357,12 +357,12 @@ func (s *Scheduler) Abort(id RequestID) error {
 	if r == nil {
 		return fmt.Errorf("%w: abort %d", ErrUnknownRequest, id)
 	}
-	s.leave(r)
+	s.remove(r)
 	if r.inStep {
-		if s.broken != faultAbortFrees {
+		if s.fault != faultAbortFrees {
 			return nil
 		}
-		r.scheduled, r.guesses, r.extra = 0, 0, 0
+		r.scheduled, r.drafts, r.extra = 0, 0, 0
 	}
 	s.release(r)
 	return nil
@@ -490,7 +490,7 @@ func (s *Scheduler) wanted() (n int) {
 	for _, queue := range [...][]*request{s.running, s.waiting, s.held} {
 		for _, r := range queue {
 			if r.reservation == nil {
-				n += s.lacks(r, r.computed)
+				n += s.blocksNeeded(r, r.computed)
 			}
 		}
 	}

@@ -96,7 +96,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 			r.samples = r.computed+r.scheduled == len(r.tokens) && !r.computeOnly
 		}
 	}
-	s.guess()
+	s.draft()
 	s.views = slices.Grow(s.views, len(s.placed)*len(s.groups)) // so that no append moves them
 	for _, r := range s.placed {
 		if r.scheduled == 0 {
@@ -104,8 +104,8 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 		}
 		end := r.computed + r.scheduled
 		q := Seq{
-			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.guesses], Tables: s.view(r),
-			Sample: r.samples, Drafts: r.guesses,
+			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.drafts], Tables: s.view(r),
+			Sample: r.samples, Drafts: r.drafts,
 		}
 		if from, to := max(r.computed, r.scored), min(end, r.score); from < to {
 			q.ScoreFrom, q.ScoreTo = from, to
@@ -126,9 +126,9 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 // returns how many. If none fits, r is unchanged and tries again in the next step.
 func (s *Scheduler) grow(r *request) int {
 	want := r.computed + s.rows(r, s.share(r))
-	end := s.covered(r)
-	for end < want && s.lengthen(r, end) {
-		end = s.covered(r)
+	end := s.capacity(r)
+	for end < want && s.allocBlocks(r, end) {
+		end = s.capacity(r)
 	}
 	n := min(want, end) - r.computed
 	if n > 0 {
@@ -196,68 +196,68 @@ func (r *request) scores() int {
 	return max(0, min(r.computed+r.scheduled, r.score)-max(r.computed, r.scored))
 }
 
-// guess adds draft tokens for the requests that sample in this step. It uses only
+// draft adds draft tokens for the requests that sample in this step. It uses only
 // the budget, rows and free memory that are left and preempts no request.
-func (s *Scheduler) guess() {
+func (s *Scheduler) draft() {
 	switch {
 	case s.cfg.DraftAll != nil:
-		s.guessAll()
+		s.draftAll()
 	case s.cfg.Draft != nil:
 		for _, r := range s.placed {
-			if most := s.mostGuesses(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
+			if most := s.maxDrafts(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
 				most = min(most, r.credit)
-				s.draft(r, s.cfg.Draft(r.tokens, most+1), most) // one more than computed, for learn
+				s.placeDrafts(r, s.cfg.Draft(r.tokens, most+1), most) // one more than computed, for learn
 			}
 		}
 	}
 }
 
-// guessAll drafts for all decoding requests at once. Each gets an equal share of
+// draftAll drafts for all decoding requests at once. Each gets an equal share of
 // what is left, because a sequence's first draft is worth more than another's last.
-func (s *Scheduler) guessAll() {
-	s.asks, s.asking = s.asks[:0], s.asking[:0]
+func (s *Scheduler) draftAll() {
+	s.draftRequests, s.drafting = s.draftRequests[:0], s.drafting[:0]
 	for _, r := range s.placed {
 		if r.inStep && r.samples && r.scheduled == 1 {
-			s.asking = append(s.asking, r)
+			s.drafting = append(s.drafting, r)
 		}
 	}
 	left := min(s.budget, s.spare)
-	if len(s.asking) == 0 || left < 1 || s.cfg.MaxDrafts < 1 {
+	if len(s.drafting) == 0 || left < 1 || s.cfg.MaxDrafts < 1 {
 		return
 	}
-	share := max(1, left/len(s.asking))
-	for _, r := range s.asking {
-		most := s.mostGuesses(r, min(share, left, s.cfg.MaxDrafts))
-		s.asks = append(s.asks, Ask{ID: r.id, Tokens: r.tokens, Most: max(0, most)})
+	share := max(1, left/len(s.drafting))
+	for _, r := range s.drafting {
+		most := s.maxDrafts(r, min(share, left, s.cfg.MaxDrafts))
+		s.draftRequests = append(s.draftRequests, DraftRequest{ID: r.id, Tokens: r.tokens, MaxDrafts: max(0, most)})
 		left -= max(0, most)
 	}
-	s.cfg.DraftAll(s.asks)
-	for i, r := range s.asking {
-		s.draft(r, s.asks[i].Tokens, s.asks[i].Most)
+	s.cfg.DraftAll(s.draftRequests)
+	for i, r := range s.drafting {
+		s.placeDrafts(r, s.draftRequests[i].Tokens, s.draftRequests[i].MaxDrafts)
 	}
 }
 
-// mostGuesses returns how many of n drafts r may have.
-func (s *Scheduler) mostGuesses(r *request, n int) int {
+// maxDrafts returns how many of n drafts r may have.
+func (s *Scheduler) maxDrafts(r *request, n int) int {
 	return min(n, s.budget, s.spare, s.cfg.MaxModelLen-len(r.tokens)-1)
 }
 
-// draft places the drafts that follow r's tokens in all, as far as free memory allows.
-func (s *Scheduler) draft(r *request, all []int32, most int) {
+// placeDrafts places the drafts that follow r's tokens in all, as far as free memory allows.
+func (s *Scheduler) placeDrafts(r *request, all []int32, most int) {
 	n := len(r.tokens)
 	r.tokens = all[:n]
-	guesses := min(len(all)-n, most)
-	end := s.covered(r)
-	for end < n+guesses && s.pool.Available()-s.ending(r, end) >= s.watermark && s.lengthen(r, end) {
-		end = s.covered(r)
+	nDrafts := min(len(all)-n, most)
+	end := s.capacity(r)
+	for end < n+nDrafts && s.pool.Available()-s.fullTables(r, end) >= s.watermark && s.allocBlocks(r, end) {
+		end = s.capacity(r)
 	}
-	r.guesses = max(0, min(guesses, end-n))
-	r.hints = min(1, len(all)-n-r.guesses)
-	s.budget -= r.guesses
-	s.spare -= r.guesses
-	if r.guesses > 0 {
+	r.drafts = max(0, min(nDrafts, end-n))
+	r.uncomputed = min(1, len(all)-n-r.drafts)
+	s.budget -= r.drafts
+	s.spare -= r.drafts
+	if r.drafts > 0 {
 		s.counters.drafts++
-		s.counters.drafted += uint64(r.guesses)
+		s.counters.drafted += uint64(r.drafts)
 	}
 }
 
@@ -275,8 +275,8 @@ func (r *request) appendTables(dst [][]kvcache.BlockID) [][]kvcache.BlockID {
 	return dst
 }
 
-// covered returns how many tokens r's tables have places for, in every group.
-func (s *Scheduler) covered(r *request) int {
+// capacity returns how many tokens r's tables have places for, in every group.
+func (s *Scheduler) capacity(r *request) int {
 	least := len(r.tables[0].blocks) * s.groups[0].BlockTokens
 	for g, spec := range s.groups[1:] {
 		least = min(least, len(r.tables[g+1].blocks)*spec.BlockTokens)
@@ -284,8 +284,8 @@ func (s *Scheduler) covered(r *request) int {
 	return least
 }
 
-// ending returns how many of r's tables end at token end.
-func (s *Scheduler) ending(r *request, end int) (n int) {
+// fullTables returns how many of r's tables end at token end.
+func (s *Scheduler) fullTables(r *request, end int) (n int) {
 	for g, spec := range s.groups {
 		if len(r.tables[g].blocks)*spec.BlockTokens == end {
 			n++
@@ -294,10 +294,10 @@ func (s *Scheduler) ending(r *request, end int) (n int) {
 	return n
 }
 
-// lengthen adds a block to each of r's tables that end at token end. It adds to
+// allocBlocks adds a block to each of r's tables that end at token end. It adds to
 // none and returns false if memory does not suffice for all.
-func (s *Scheduler) lengthen(r *request, end int) bool {
-	need := s.ending(r, end)
+func (s *Scheduler) allocBlocks(r *request, end int) bool {
+	need := s.fullTables(r, end)
 	for s.pool.Available() < need {
 		if !s.reclaim(r, need-s.pool.Available()) {
 			return false
@@ -319,9 +319,9 @@ func (s *Scheduler) lengthen(r *request, end int) bool {
 // evicted; r recomputes the rest. Blocks of a reservation are not in the tables.
 func (s *Scheduler) preempt(r *request) {
 	s.release(r)
-	if s.broken == faultPreemptFreesArriving && r.reservation != nil {
+	if s.fault == faultPreemptFreesArriving && r.reservation != nil {
 		s.unpin(r.reservation)
-		r.reservation.unref(s)
+		r.reservation.release(s)
 		r.reservation.Groups = nil
 	}
 	if r.state == stateHeld {
@@ -358,7 +358,7 @@ func (s *Scheduler) admit(now time.Duration, longest int, before *request) {
 	}
 	claimed := 0 // blocks that running requests need for the tokens they have
 	for _, r := range s.running {
-		claimed += s.lacks(r, r.computed)
+		claimed += s.blocksNeeded(r, r.computed)
 	}
 	for s.budget > 0 && len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
 		if len(s.batch.Preempted) > 0 {
@@ -383,16 +383,16 @@ func (s *Scheduler) admit(now time.Duration, longest int, before *request) {
 			s.counters.queueTime += now - r.queuedAt
 			s.batch.Admitted = append(s.batch.Admitted, Admission{ID: r.id, Cached: r.computed - r.arrived, Arrived: r.arrived})
 		}
-		claimed += s.lacks(r, r.computed)
+		claimed += s.blocksNeeded(r, r.computed)
 	}
 }
 
 // fits reports whether r's tokens fit above the watermark, in addition to claimed blocks.
 func (s *Scheduler) fits(r *request, claimed int) bool {
 	n := s.lookup(r)
-	need := s.lacks(r, n)
+	need := s.blocksNeeded(r, n)
 	if n > r.computed {
-		s.hit(r, n, func(_, _ int, id kvcache.BlockID) {
+		s.eachHit(r, n, func(_, _ int, id kvcache.BlockID) {
 			if s.pool.Info(id).Reusable {
 				need++ // cached and unreferenced: a reference makes one less available
 			}
@@ -412,16 +412,16 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 		panic(fmt.Sprintf("scheduler: Update of a batch of %d, the step has %d", len(b.Seqs)+len(b.Completed), len(s.inStep)))
 	}
 	s.done = s.done[:0]
-	s.settle()
+	s.freeDuplicates()
 	used := 0 // results so far
 	for _, r := range s.inStep {
-		hinted := r.tokens[len(r.tokens) : len(r.tokens)+r.guesses+r.hints]
-		guesses := hinted[:r.guesses]
+		drafted := r.tokens[len(r.tokens) : len(r.tokens)+r.drafts+r.uncomputed]
+		drafts := drafted[:r.drafts]
 		r.computed += r.scheduled
 		r.scored = max(r.scored, min(r.computed, r.score))
-		r.scheduled, r.guesses, r.hints, r.extra, r.inStep = 0, 0, 0, 0, false
+		r.scheduled, r.drafts, r.uncomputed, r.extra, r.inStep = 0, 0, 0, 0, false
 		finished := r.computeOnly && r.missing() == 0
-		again := r.enter()
+		ahead := r.advance()
 		if r.samples {
 			if used == len(results) {
 				panic(fmt.Sprintf("scheduler: Update with %d results, request %d has none", len(results), r.id))
@@ -429,24 +429,24 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 			result := results[used]
 			used++
 			if r.state != stateGone {
-				s.learn(r, hinted, result.Tokens)
-				s.extend(r, guesses, result.Tokens)
+				s.learn(r, drafted, result.Tokens)
+				s.extend(r, drafts, result.Tokens)
 				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
-			} else if again {
-				s.extend(r, guesses, result.Tokens) // the step ahead computes it
+			} else if ahead {
+				s.extend(r, drafts, result.Tokens) // the step ahead computes it
 			}
 		}
-		if len(guesses) > 0 {
-			s.shorten(r)
+		if len(drafts) > 0 {
+			s.freeRejected(r)
 		}
 		s.store(r)
-		s.trim(r)
-		again = again && s.broken != faultAheadFrees
+		s.freeOutsideWindow(r)
+		ahead = ahead && s.fault != faultAheadFrees
 		if finished && r.state != stateGone {
-			s.leave(r)
+			s.remove(r)
 			s.done = append(s.done, r.id)
 		}
-		if r.state == stateGone && !again {
+		if r.state == stateGone && !ahead {
 			s.release(r)
 		}
 	}
@@ -462,9 +462,9 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 // not compute counts as well, so that a request without credit gains some once its
 // text repeats itself. The bound keeps all drafts of a long quote after a single
 // rejected one.
-func (s *Scheduler) learn(r *request, guesses, sampled []int32) {
-	for i := range min(len(guesses), len(sampled)) {
-		if guesses[i] == sampled[i] {
+func (s *Scheduler) learn(r *request, drafts, sampled []int32) {
+	for i := range min(len(drafts), len(sampled)) {
+		if drafts[i] == sampled[i] {
 			r.credit = min(r.credit+1, 2*s.cfg.MaxDrafts)
 		} else {
 			r.credit /= 2
@@ -473,23 +473,23 @@ func (s *Scheduler) learn(r *request, guesses, sampled []int32) {
 }
 
 // extend appends the sampled tokens. The KV of accepted drafts is kept.
-func (s *Scheduler) extend(r *request, guesses, sampled []int32) {
+func (s *Scheduler) extend(r *request, drafts, sampled []int32) {
 	kept := len(sampled) - 1
-	if kept < 0 || kept > len(guesses) || !slices.Equal(sampled[:kept], guesses[:kept]) {
-		panic(fmt.Sprintf("scheduler: Update of request %d with %v after guesses %v", r.id, sampled, guesses))
+	if kept < 0 || kept > len(drafts) || !slices.Equal(sampled[:kept], drafts[:kept]) {
+		panic(fmt.Sprintf("scheduler: Update of request %d with %v after drafts %v", r.id, sampled, drafts))
 	}
 	for i := range kept {
 		s.counters.accepted[i]++
 	}
 	r.tokens = append(r.tokens, sampled...)
 	r.computed += kept
-	if s.broken == faultDraftsKept && kept < len(guesses) {
+	if s.fault == faultDraftsKept && kept < len(drafts) {
 		r.computed++
 	}
 }
 
-// shorten frees the blocks of rejected drafts.
-func (s *Scheduler) shorten(r *request) {
+// freeRejected frees the blocks of rejected drafts.
+func (s *Scheduler) freeRejected(r *request) {
 	for g, spec := range s.groups {
 		t, need := &r.tables[g], spec.End(r.computed)
 		s.unref(t.blocks[need:])
@@ -508,14 +508,14 @@ func (s *Scheduler) Discard(b Batch) (gone []RequestID) {
 	s.stepping = false
 	s.done = s.done[:0]
 	for _, r := range s.inStep {
-		r.scheduled, r.guesses, r.hints, r.extra, r.inStep, r.ahead = 0, 0, 0, 0, false, false
+		r.scheduled, r.drafts, r.uncomputed, r.extra, r.inStep, r.ahead = 0, 0, 0, 0, false, false
 		if r.state != stateGone {
-			s.leave(r)
+			s.remove(r)
 			s.done = append(s.done, r.id)
 		}
 		s.release(r)
 	}
-	s.then.inStep = s.then.inStep[:0] // all of them were in b
-	s.settle()
+	s.next.inStep = s.next.inStep[:0] // all of them were in b
+	s.freeDuplicates()
 	return s.done
 }

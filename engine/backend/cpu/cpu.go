@@ -79,8 +79,8 @@ type Options struct {
 	// shares them with other processes. They must stay until Close.
 	MapKV func(n int) ([]byte, error)
 
-	// Ranks are those that compute the model together; nil: this one does it alone.
-	Ranks backend.Ranks
+	// Group are those that compute the model together; nil: this one does it alone.
+	Group backend.WorkerGroup
 
 	// FaultBatchOrder is for tests of other packages only: Linear splits its
 	// reduction in two halves whenever the step has more than one row. Results

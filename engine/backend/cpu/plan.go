@@ -334,7 +334,7 @@ func (c *CPU) Sample(logits backend.Buf) {
 // Mark records that all KV of a layer has been stored. That of other ranks has
 // been where they come together next.
 func (c *CPU) Mark(layer int) {
-	if c.opts.Ranks != nil {
+	if c.opts.Group != nil {
 		p := c.plan()
 		p.marks = append(p.marks, layer)
 		return
@@ -350,16 +350,16 @@ func (c *CPU) stop(s stop) {
 }
 
 func (c *CPU) rank() int {
-	if c.opts.Ranks == nil {
+	if c.opts.Group == nil {
 		return 0
 	}
-	return c.opts.Ranks.Rank()
+	return c.opts.Group.Rank()
 }
 
 // AllReduce records x = the sum of all ranks' x.
 func (c *CPU) AllReduce(x backend.Buf) {
 	b := c.buf(x)
-	if c.opts.Ranks == nil {
+	if c.opts.Group == nil {
 		return
 	}
 	c.stop(stop{kind: stopReduce, buf: b})
@@ -375,11 +375,11 @@ func (c *CPU) AllReduce(x backend.Buf) {
 func (c *CPU) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
 	need(d.rows == a.rows, "AllGather: row sets %d and %d", a.rows, d.rows)
-	if c.opts.Ranks == nil {
+	if c.opts.Group == nil {
 		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
 		return
 	}
-	from, end := backend.Cut(d.cols, 1, c.rank(), c.opts.Ranks.Ranks())
+	from, end := backend.Cut(d.cols, 1, c.rank(), c.opts.Group.Size())
 	need(d != a && a.cols == end-from, "AllGather: rank %d has %d columns of %d, want %d", c.rank(), a.cols, d.cols, end-from)
 	c.stop(stop{kind: stopGather, buf: d, part: a})
 	delete(c.recording.quantized, d)

@@ -66,8 +66,8 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 	for _, r := range p.heads {
 		r.all(c.step.live(r.rows))
 	}
-	if c.opts.Ranks != nil && c.rank() == 0 {
-		if err := c.opts.Ranks.Begin(step); err != nil {
+	if c.opts.Group != nil && c.rank() == 0 {
+		if err := c.opts.Group.Begin(step); err != nil {
 			return err
 		}
 	}
@@ -99,9 +99,9 @@ func (c *CPU) halt(s *stop, step *backend.Step) error {
 	data := s.buf.data[:live*s.buf.cols]
 	switch s.kind {
 	case stopReduce:
-		return c.opts.Ranks.AllReduce(data)
+		return c.opts.Group.AllReduce(data)
 	case stopGather:
-		return c.opts.Ranks.AllGather(data, s.part.data[:live*s.part.cols], live)
+		return c.opts.Group.AllGather(data, s.part.data[:live*s.part.cols], live)
 	}
 	c.draw(draws{c, data, s.buf.cols, step.Sampled})
 	return nil

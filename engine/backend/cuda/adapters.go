@@ -39,8 +39,8 @@ func (c *CUDA) AllocAdapters(places, rank int, targets []backend.Weight) error {
 	if c.adapt.targets != nil || len(c.plans) > 0 || places < 1 || places > maxAdapters || rank < 1 || rank > maxCols {
 		return fmt.Errorf("%w: %d adapters of rank %d, at most %d, once and before the first step", backend.ErrShape, places, rank, maxAdapters)
 	}
-	if r := c.opts.Ranks; r != nil {
-		return fmt.Errorf("%w: adapters of a model that %d GPUs compute", backend.ErrShape, r.Ranks())
+	if r := c.opts.Group; r != nil {
+		return fmt.Errorf("%w: adapters of a model that %d GPUs compute", backend.ErrShape, r.Size())
 	}
 	t := adapters{
 		places: places, rank: rank, targets: map[*weight]*adapted{}, loaded: make([]bool, places), plans: map[backend.Key]*plan{},

@@ -59,11 +59,11 @@ const (
 
 // Options say how to run.
 type Options struct {
-	Library string         // path of the shared object; empty: LibraryName beside the program
-	Device  int            // number of the GPU
-	Limits  backend.Limits // largest step
-	Eager   bool           // no graphs: every operation is started by itself
-	Ranks   backend.Ranks  // that compute the model together, a device each; nil: this one does it alone
+	Library string              // path of the shared object; empty: LibraryName beside the program
+	Device  int                 // number of the GPU
+	Limits  backend.Limits      // largest step
+	Eager   bool                // no graphs: every operation is started by itself
+	Group   backend.WorkerGroup // that compute the model together, a device each; nil: this one does it alone
 
 	// BLAS is cuBLASLt for products of many rows: BLASAuto takes it where programs
 	// find it, BLASNone does without, else it is the library's path.
@@ -165,8 +165,8 @@ type Device struct {
 	Total, Free int64 // bytes of memory
 }
 
-// Look opens a device only to say what it is.
-func Look(library string, number int) (Device, error) {
+// Probe opens a device only to say what it is.
+func Probe(library string, number int) (Device, error) {
 	c, err := New(Options{Library: library, Device: number, Limits: backend.Limits{Tokens: 1, Outputs: 1, Seqs: 1, Blocks: 1}})
 	if err != nil {
 		return Device{}, err
@@ -207,8 +207,8 @@ func New(o Options) (*CUDA, error) {
 		int64(l.Seqs)*int64(l.Blocks) > 1<<31-1 {
 		return nil, fmt.Errorf("%w: limits %+v", backend.ErrShape, l)
 	}
-	if o.Deterministic && o.Ranks != nil && o.Ranks.Ranks() > 2 {
-		return nil, fmt.Errorf("%w: one order for all sums holds at one or two GPUs, not at %d: NCCL chooses an order of ranks by the size of what it adds up", backend.ErrShape, o.Ranks.Ranks())
+	if o.Deterministic && o.Group != nil && o.Group.Size() > 2 {
+		return nil, fmt.Errorf("%w: one order for all sums holds at one or two GPUs, not at %d: NCCL chooses an order of ranks by the size of what it adds up", backend.ErrShape, o.Group.Size())
 	}
 	lib, err := open(o.Library)
 	if err != nil {

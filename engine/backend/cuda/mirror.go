@@ -128,7 +128,7 @@ func (c *CUDA) await(what string, there func() bool) error {
 		}
 		if now := time.Now(); now.Sub(since) > ask {
 			since = now
-			if r := c.opts.Ranks; r != nil {
+			if r := c.opts.Group; r != nil {
 				if err := r.Waiting(began); err != nil {
 					return err
 				}

@@ -239,7 +239,7 @@ func (c *CUDA) Rows(dst, src backend.Buf) {
 func (c *CUDA) Sample(logits backend.Buf) {
 	b := c.buf(logits)
 	need(b.rows == backend.OutputRows && c.plan().logits == nil, "Sample: logits must have output rows, and be sampled once")
-	if c.opts.Ranks != nil && c.opts.Ranks.Rank() > 0 {
+	if c.opts.Group != nil && c.opts.Group.Rank() > 0 {
 		return
 	}
 	if c.ruled[b] == 0 {

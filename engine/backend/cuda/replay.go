@@ -63,12 +63,12 @@ func (c *CUDA) Capture(keys []backend.Key, record func()) (graphs int, err error
 // where ranks compute together ends all of them.
 func (c *CUDA) Replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
 	err := c.replay(key, step, record, onMark)
-	if r := c.opts.Ranks; err != nil && r != nil && !errors.Is(err, backend.ErrShape) {
+	if r := c.opts.Group; err != nil && r != nil && !errors.Is(err, backend.ErrShape) {
 		c.dev.leave()
 		if lost := r.Err(); lost != nil {
 			return lost
 		}
-		return fmt.Errorf("%w: rank %d of %d: %w", backend.ErrLost, r.Rank(), r.Ranks(), err)
+		return fmt.Errorf("%w: rank %d of %d: %w", backend.ErrLost, r.Rank(), r.Size(), err)
 	}
 	return err
 }
@@ -81,7 +81,7 @@ func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark
 	if err != nil {
 		return err
 	}
-	if r := c.opts.Ranks; r != nil && r.Rank() == 0 {
+	if r := c.opts.Group; r != nil && r.Rank() == 0 {
 		if err := r.Begin(step); err != nil {
 			return err
 		}
@@ -146,8 +146,8 @@ func (c *CUDA) Finish(sampled []int32) error {
 	return nil
 }
 
-// MostProbs is how many best tokens the device finds, and one.
-func (c *CUDA) MostProbs() int { return 1 + topProbs }
+// MaxLogProbs is how many best tokens the device finds, and one.
+func (c *CUDA) MaxLogProbs() int { return 1 + topProbs }
 
 // tell keeps what LogProbs tells of: the memory of the step that has ended, which is
 // not filled again before the one behind it has ended too.
@@ -263,7 +263,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		}
 	}
 	for i := range step.Outputs {
-		if p := step.Outputs[i].Probs; p < 0 || p > c.MostProbs() {
+		if p := step.Outputs[i].LogProbs; p < 0 || p > c.MaxLogProbs() {
 			return fmt.Errorf("%w: output %d wants %d best tokens, at most %d", backend.ErrShape, i, p-1, topProbs)
 		}
 		if r := step.Outputs[i].Row; r < 0 || int(r) >= n {
@@ -285,7 +285,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		to.outRows[i] = o.Row
 		to.draws[i] = draw{
 			seed: o.Params.Seed, choice: o.Params.Choice, position: o.Position, temperature: o.Params.Temperature,
-			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.Probs),
+			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.LogProbs),
 		}
 		switch k := o.Params.Controls; {
 		case k == nil || p.logits == nil:

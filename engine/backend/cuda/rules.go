@@ -20,7 +20,7 @@ func OutputBytes(vocab int) int64 { return ruleWords*8 + 4*int64(vocab) }
 
 // wordsOf is the most words that the rules of a request take.
 func wordsOf(c *sample.Controls) int {
-	return headWords + len(c.Allowed()) + banWords*c.MostBans() + markWords*len(c.Marks())
+	return headWords + len(c.Allowed()) + banWords*c.MaxBans() + markWords*len(c.Marks())
 }
 
 // Rules says whether the device draws by such rules, of which it takes so many words;

@@ -15,8 +15,8 @@ const NCCLName = "libnccl.so.2"
 
 const ncclIDBytes = 128
 
-// RanksID makes the name by which the ranks of a model find each other.
-func RanksID(libraryPath, nccl string) ([]byte, error) {
+// NewGroupID makes the name by which the ranks of a model find each other.
+func NewGroupID(libraryPath, nccl string) ([]byte, error) {
 	l, err := open(libraryPath)
 	if err != nil {
 		return nil, err
@@ -28,13 +28,13 @@ func RanksID(libraryPath, nccl string) ([]byte, error) {
 	return id, nil
 }
 
-// Meet waits until all ranks have called it with the name that one of them made.
-func (c *CUDA) Meet(nccl string, id []byte) error {
-	r := c.opts.Ranks
+// JoinGroup waits until all ranks have called it with the name that one of them made.
+func (c *CUDA) JoinGroup(nccl string, id []byte) error {
+	r := c.opts.Group
 	if r == nil || len(id) != ncclIDBytes {
 		return fmt.Errorf("%w: a name of %d bytes for ranks", backend.ErrShape, len(id))
 	}
-	if !c.dev.ranks(nccl, id, r.Rank(), r.Ranks()) {
+	if !c.dev.ranks(nccl, id, r.Rank(), r.Size()) {
 		return c.failed("meeting the other ranks")
 	}
 	return nil
@@ -43,7 +43,7 @@ func (c *CUDA) Meet(nccl string, id []byte) error {
 // AllReduce records x = the sum of all ranks' x.
 func (c *CUDA) AllReduce(x backend.Buf) {
 	b := c.buf(x)
-	if c.opts.Ranks != nil {
+	if c.opts.Group != nil {
 		c.record(b, op{kind: opAllReduce, n: int32(b.cols), dst: b.data})
 	}
 }
@@ -52,12 +52,12 @@ func (c *CUDA) AllReduce(x backend.Buf) {
 // so that narrower parts are filled up.
 func (c *CUDA) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
-	if c.opts.Ranks == nil {
+	if c.opts.Group == nil {
 		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
 		return
 	}
-	n := c.opts.Ranks.Ranks()
-	from, end := backend.Cut(d.cols, 1, c.opts.Ranks.Rank(), n)
+	n := c.opts.Group.Size()
+	from, end := backend.Cut(d.cols, 1, c.opts.Group.Rank(), n)
 	need(d != a && d.rows == a.rows && a.cols == end-from, "AllGather: %d columns of %d, want %d", a.cols, d.cols, end-from)
 	wide := (d.cols + n - 1) / n
 	if c.gathered == nil {
