@@ -3,7 +3,7 @@
 package kernels
 
 /*
-// ISO C, because GCC then fuses no products and sums unless it is told to. -g1 is enough
+// ISO C, so that GCC fuses products and sums only where the code requests it. -g1 is enough
 // for debugging and halves the compiler's time. Sanitizers make it five times as long at
 // -O3.
 #cgo !asan CFLAGS: -O3

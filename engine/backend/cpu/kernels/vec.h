@@ -478,8 +478,8 @@ enum { VPT = 16 / VL }; // registers per tile
 
 // v16_where_least returns v where x is at least lo, else 0, also for a NaN. v16_above has
 // a bit for each lane. v16_round returns the nearest integer to x, ties to even, and stores
-// in n the input of v16_raise, which multiplies v by two to the power of that integer. Both
-// must be normal numbers. w16 has 16 lanes of double precision.
+// in n the input of v16_raise, which multiplies v by two to the power of that integer. v and
+// the result must be normal numbers. w16 has 16 lanes of double precision.
 
 // v16_fp8 reads every other one of 32 bytes as E4M3 and returns exactly a 256th of their
 // values: their bits in half precision, whose exponent is one bit longer. v16_fp8_four
