@@ -6,16 +6,16 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// Devices of one model meet by NCCL, which the shared object opens when it is told
-// of them. Steps come over backend.Ranks, which knows when a rank is lost: then the
-// meeting is ended, since a device would wait for ever.
+// Devices of one model communicate by NCCL, which the shared object opens on demand.
+// Steps come through backend.WorkerGroup, which knows when a worker is lost. Then the NCCL
+// communicator is aborted, because a device would wait for ever.
 
-// NCCLName is the file that is looked for where no other is named.
+// NCCLName is the default file name of NCCL.
 const NCCLName = "libnccl.so.2"
 
 const ncclIDBytes = 128
 
-// NewGroupID makes the name by which the ranks of a model find each other.
+// NewGroupID returns the id of a new NCCL communicator.
 func NewGroupID(libraryPath, nccl string) ([]byte, error) {
 	l, err := open(libraryPath)
 	if err != nil {
@@ -28,19 +28,19 @@ func NewGroupID(libraryPath, nccl string) ([]byte, error) {
 	return id, nil
 }
 
-// JoinGroup waits until all ranks have called it with the name that one of them made.
+// JoinGroup waits until all workers have called it with the same id.
 func (c *CUDA) JoinGroup(nccl string, id []byte) error {
 	r := c.opts.Group
 	if r == nil || len(id) != ncclIDBytes {
 		return fmt.Errorf("%w: a name of %d bytes for ranks", backend.ErrShape, len(id))
 	}
-	if !c.dev.ranks(nccl, id, r.Rank(), r.Size()) {
+	if !c.dev.joinGroup(nccl, id, r.Rank(), r.Size()) {
 		return c.failed("meeting the other ranks")
 	}
 	return nil
 }
 
-// AllReduce records x = the sum of all ranks' x.
+// AllReduce records x = the sum of all workers' x.
 func (c *CUDA) AllReduce(x backend.Buf) {
 	b := c.buf(x)
 	if c.opts.Group != nil {
@@ -48,8 +48,8 @@ func (c *CUDA) AllReduce(x backend.Buf) {
 	}
 }
 
-// AllGather records dst = all ranks' src, side by side. NCCL wants as much of each,
-// so that narrower parts are filled up.
+// AllGather records dst = all workers' src, side by side. NCCL requires parts of equal
+// size, so that narrower parts are padded.
 func (c *CUDA) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
 	if c.opts.Group == nil {
