@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// ErrOption is behind every refusal of an option.
+// ErrOption is wrapped by every error about an option.
 var ErrOption = errors.New("bench: bad option")
 
 // Options are the flags of bench serve, with the names and defaults of vLLM's.
@@ -58,8 +58,8 @@ type Options struct {
 
 	nativeDial func(ctx context.Context, addr string) (net.Conn, error) // for tests; nil: TCP
 
-	metrics []string       // URLs to read beside the run
-	set     *pflag.FlagSet // which of the flags without a default were given
+	metrics []string       // URLs to read during the run
+	set     *pflag.FlagSet // tells which of the flags without a default were given
 }
 
 // Register declares the flags.
@@ -160,7 +160,7 @@ func (o *Options) registerData(s *pflag.FlagSet) {
 	s.IntVar(&d.CustomOutput, "custom-output-len", 256, "output tokens; -1: the dataset's")
 }
 
-// RegisterOffline declares the flags that choose the requests, alone.
+// RegisterOffline declares only the flags that choose the requests.
 func (o *Options) RegisterOffline(s *pflag.FlagSet) {
 	o.set = s
 	o.registerData(s)
@@ -171,7 +171,7 @@ func (o *Options) RegisterOffline(s *pflag.FlagSet) {
 	s.StringVar(&o.Data.Path, "dataset", "", "the dataset's file; older name of --dataset-path")
 }
 
-// Requests makes the requests that the flags ask for.
+// Requests makes the requests that the flags describe.
 func (o *Options) Requests(v dataset.Vocabulary, seed uint64) ([]dataset.Request, error) {
 	o.Seed = seed
 	if err := o.completeData(); err != nil {
@@ -184,7 +184,7 @@ func (o *Options) Requests(v dataset.Vocabulary, seed uint64) ([]dataset.Request
 // lists are the flags that take several words: --goodput ttft:100 tpot:20.
 var lists = []string{"--header", "--goodput", "--metadata", "--random-mix", "--lora-modules", "--bfcl-categories"}
 
-// JoinLists writes flags of several words as one flag per word.
+// JoinLists rewrites flags of several words as one flag per word.
 func JoinLists(args []string) []string {
 	var out []string
 	for i := 0; i < len(args); i++ {
@@ -204,10 +204,10 @@ func JoinLists(args []string) []string {
 	return out
 }
 
-// chat says that the API is the chat's.
+// chat reports whether the API is chat completions.
 func (o *Options) chat() bool { return o.Backend == "openai-chat" }
 
-// complete checks the options and fills in what depends on others.
+// complete checks the options and fills in those that depend on others.
 func (o *Options) complete() error {
 	if why := otherBackends[o.Backend]; why != "" {
 		return fmt.Errorf("%w: --backend %s: %s", ErrOption, o.Backend, why)
@@ -302,10 +302,10 @@ func (o *Options) completeData() error {
 	return nil
 }
 
-// selfTimed says that arrivals are the trace's.
+// selfTimed reports whether the trace sets the arrivals.
 func (o *Options) selfTimed() bool { return o.Data.Name == "timed_trace" && !o.NoSelfTimed }
 
-// goodput is the objectives in milliseconds.
+// goodput returns the objectives in milliseconds.
 func (o *Options) goodput() (map[string]float64, error) {
 	slo := map[string]float64{}
 	for _, spec := range o.GoodputSpec {
@@ -319,8 +319,8 @@ func (o *Options) goodput() (map[string]float64, error) {
 	return slo, nil
 }
 
-// header is what goes with each request. OPENAI_API_KEY is the key that clients
-// of this API take from the environment.
+// header returns the headers of each request. Clients of this API read the key from the
+// environment variable OPENAI_API_KEY.
 func (o *Options) header() (http.Header, error) {
 	h := http.Header{}
 	if key := os.Getenv("OPENAI_API_KEY"); key != "" {
@@ -336,7 +336,7 @@ func (o *Options) header() (http.Header, error) {
 	return h, nil
 }
 
-// metadata is what goes into the JSON.
+// metadata returns the extra fields of the JSON.
 func (o *Options) metadata() (report.Object, error) {
 	var m report.Object
 	for _, s := range o.Metadata {
@@ -349,7 +349,7 @@ func (o *Options) metadata() (report.Object, error) {
 	return m, nil
 }
 
-// arrivals is the process that the flags ask for.
+// arrivals returns the arrival process of the flags.
 func (o *Options) arrivals() load.Arrivals {
 	return load.Arrivals{Rate: o.RequestRate, Burstiness: o.Burstiness, Ramp: o.Ramp, From: float64(o.RampStart), To: float64(o.RampEnd), Seed: o.Seed}
 }

@@ -1,15 +1,15 @@
-// Command demo shows what disaggregation changes where engines are the limit: one
-// prefill and one decode node beside two nodes that do both, on the same two cores.
+// Command demo shows the effect of disaggregation when engines are the bottleneck: one
+// prefill and one decode node next to two colocated nodes, on the same two cores.
 //
-// The model has about 125M random parameters in int8, and each node one thread,
-// pinned to a core of its own, so that a node is as far from the other as two
-// machines are. What the gateway and the client take of the cores is measured with
-// every run. The load is four fifths of chats and a fifth of long prompts, at shares
-// of what two colocated nodes at their best chunk size can answer; that is found
-// first. Each repetition starts all nodes anew, and goes around both fleets.
+// The model has about 125M random parameters in int8. Each node has one thread, pinned
+// to a core of its own, so that the nodes share as little as two machines do. Each run
+// also measures how much of the cores the gateway and the client use. Four fifths of the
+// load are chats and one fifth long prompts, at shares of the capacity of two colocated
+// nodes at their best chunk size, which is measured first. Each repetition restarts all
+// nodes, and goes around both fleets.
 //
-// Invariant: both fleets are sent the same requests at the same times, and every
-// figure of the page is of this run.
+// Invariant: both fleets get the same requests at the same times, and every figure of
+// the page is from this run.
 package main
 
 import (
@@ -49,8 +49,8 @@ const (
 	colocated     = "2 that do both"
 )
 
-// tolerable is by how much a chunk size's median time to first token may exceed the
-// lowest one's, for its inter-token latencies to count.
+// tolerable is the largest factor by which a chunk size's median time to first token may
+// exceed the lowest one, for its inter-token latency to be considered.
 const tolerable = 1.25
 
 // options are the command's flags.
@@ -61,8 +61,8 @@ type options struct {
 	shares, chunks   string
 	ttft, tpot       time.Duration
 	kv               string
-	chunk            int     // 0: found
-	capacity         float64 // requests a second; 0: found
+	chunk            int     // 0: measured
+	capacity         float64 // requests per second; 0: measured
 	commit           string
 }
 
@@ -81,7 +81,7 @@ func main() {
 	}
 }
 
-// nodes runs a fleet, every node on a core of its own.
+// nodes runs a fleet, with every node on a core of its own.
 func nodes(ctx context.Context, args []string) error {
 	var l launch.Local
 	f := flag.NewFlagSet("nodes", flag.ContinueOnError)
@@ -193,7 +193,7 @@ func parameters() (n int) {
 	return n
 }
 
-// fleet is the command line of one.
+// fleet returns the command line of a fleet.
 func (o *options) fleet(prefill, decode int) string {
 	self, err := os.Executable()
 	if err != nil {
@@ -203,7 +203,7 @@ func (o *options) fleet(prefill, decode int) string {
 		self, o.tandem, filepath.Join(o.dir, "model"), o.dir, o.kv, o.port, prefill, decode)
 }
 
-// sweep runs with the load's flags.
+// sweep runs a sweep with the load's flags.
 func (o *options) sweep(ctx context.Context, out, errOut io.Writer, dir string, so bench.SweepOptions, more ...string) ([]report.Point, error) {
 	args := append([]string{"--port", strconv.Itoa(o.port), "--tokenizer", filepath.Join(o.dir, "model"), "--ignore-eos", "--temperature", "0", "--num-warmups", "1",
 		"--goodput", fmt.Sprintf("ttft:%d", o.ttft.Milliseconds()), "--goodput", fmt.Sprintf("tpot:%d", o.tpot.Milliseconds()), "--disable-tqdm"}, more...)
@@ -220,8 +220,8 @@ func (o *options) sweep(ctx context.Context, out, errOut io.Writer, dir string, 
 	return bench.Points(ctx, &b, so, out, errOut)
 }
 
-// trial finds the colocated nodes' capacity and their best chunk size, as far as
-// neither was given.
+// trial measures the colocated nodes' capacity and their best chunk size, unless flags
+// set them.
 func (o *options) trial(ctx context.Context, out, errOut io.Writer) error {
 	chunks := o.chunks
 	if o.chunk > 0 {
@@ -249,8 +249,8 @@ func (o *options) trial(ctx context.Context, out, errOut io.Writer) error {
 	return err
 }
 
-// best is the chunk size with the lowest inter-token latency of those whose first
-// tokens come about as soon as any's.
+// best returns the chunk size with the lowest inter-token latency among those with about
+// the shortest time to first token.
 func best(points []report.Point, chunks []string) (int, error) {
 	if len(points) != len(chunks) {
 		return 0, fmt.Errorf("%d runs for %d chunk sizes", len(points), len(chunks))
@@ -268,7 +268,7 @@ func best(points []report.Point, chunks []string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(chunks[at]))
 }
 
-// page is the summary: for each load medians over the repetitions of both fleets.
+// page returns the summary: for each load, medians over the repetitions of both fleets.
 func (o *options) page(points []report.Point, rates []float64, names []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# What disaggregation changes\n\nOne prefill and one decode node beside two nodes that do both (`make demo-report`; [plots](report.html), [runs](sweep.csv)).\n\n")
@@ -296,7 +296,7 @@ func (o *options) page(points []report.Point, rates []float64, names []string) s
 	return b.String()
 }
 
-// cores is what processes used together, the gateway being a server's first.
+// cores returns the cores that all processes used together. The gateway is a server's first.
 func cores(nodes []report.Node) (sum float64) {
 	for i := range nodes {
 		sum += nodes[i].Cores()
@@ -304,7 +304,7 @@ func cores(nodes []report.Node) (sum float64) {
 	return sum
 }
 
-// median is a figure's over a fleet's runs of a load.
+// median returns the median of a figure over a fleet's runs of a load.
 func median(points []report.Point, server string, rate float64, of func(*report.Point) float64) float64 {
 	var v []float64
 	for i := range points {

@@ -59,8 +59,8 @@ func TestWhy(t *testing.T) {
 		t.Errorf("of a server that tells nothing: %q", lines)
 	}
 	// Tokens: more answers in a step, or fewer prompts.
-	a, _ := run("d", 1, pair(0, 0, 0, 0, 0.004)).spent()
-	b, _ := run("a", 1, alone(0, 0, 0.002)).spent()
+	a, _ := run("d", 1, pair(0, 0, 0, 0, 0.004)).costs()
+	b, _ := run("a", 1, alone(0, 0, 0.002)).costs()
 	if got := tokenWhy(&a, &b, true); !strings.Contains(got, "takes 4 ms against 2 ms and carries 4 tokens of answers against 2 and 0 of prompts against 4") ||
 		!strings.Contains(got, "What makes it are the answers in each step: more, since they are on fewer nodes (1 against 2)") {
 		t.Error(got)

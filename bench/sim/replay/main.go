@@ -3,8 +3,8 @@
 //
 //	go run ./bench/sim/replay -trace TRACE.jsonl[.gz] -fleet 0P8D,6P2D -policy round_robin,prefix -speedup 3
 //
-// The figures carry the names of `tandem bench serve`. Times are virtual: they
-// depend on the trace and the flags alone.
+// The figures have the names of `tandem bench serve`. Times are virtual: they depend only
+// on the trace and the flags.
 package main
 
 import (
