@@ -247,16 +247,16 @@ func runPlots(points []Point) []plotted {
 		{title: "Throughput against KV fill", x: "% of the node's KV blocks in use", y: "tokens/s of the node"},
 		{title: "KV fill over the run", x: "s since the run's start", y: "% of KV blocks in use"},
 	}
-	told := false
+	hasFill := false
 	for i := range points {
 		p := &points[i]
 		for n, s := range []series{distribution(p.Name(), p.Summary.Samples("ttft")), distribution(p.Name(), p.Summary.Samples("itl")), timeline(p), tokenTimeline(p), fillSeries(p), fillTimeline(p)} {
 			ps[n].all = append(ps[n].all, s)
 		}
-		told = told || len(ps[4].all[i].x) > 0
+		hasFill = hasFill || len(ps[4].all[i].x) > 0
 	}
 	ps[4].note = "Each point is half a second of a node. Where the load is below what the node can do, it shows the load."
-	if !told {
+	if !hasFill {
 		ps[4].note = "The server does not tell vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
 	}
 	return ps

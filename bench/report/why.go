@@ -122,9 +122,9 @@ func apart(a, b repeated, of func(*Point) float64) (mine, theirs float64, clear 
 // whys returns, for one load of two servers, the reasons that their nodes' metrics give if
 // one is clearly ahead. It returns nothing if neither is or the nodes have no metrics.
 func whys(a, b repeated) (lines []string) {
-	mine, told := a.costs()
+	mine, known := a.costs()
 	theirs, alike := b.costs()
-	if !told || !alike {
+	if !known || !alike {
 		return nil
 	}
 	nameA, nameB := a[0].Server, b[0].Server
