@@ -44,7 +44,7 @@ var (
 	ErrConfig = errors.New("engine: options do not fit together")
 	ErrToken  = errors.New("engine: token id outside the vocabulary")
 	ErrStep   = errors.New("engine: the step failed")
-	ErrStuck  = errors.New("engine: all blocks wait for pushes of jobs that wait for blocks")
+	ErrStuck  = errors.New("engine: all KV blocks are pinned by jobs that wait for blocks")
 )
 
 // Model is what the step loop needs of a loaded model. *model.Model implements it.
@@ -420,7 +420,7 @@ func (e *Engine) unstick() {
 		}
 	}
 	if youngest != 0 {
-		e.log.Warn("job gives up its blocks", "id", youngest, "err", ErrStuck)
+		e.log.Warn("prefill job failed: all KV blocks are pinned", "id", youngest, "err", ErrStuck)
 		e.abort(youngest)
 		e.fail(youngest, ErrStuck)
 	}

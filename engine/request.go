@@ -174,7 +174,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 		return 0, 0, err
 	}
 	if j.Direct && e.direct == nil {
-		return 0, 0, fmt.Errorf("%w: a push that reads the device's memory, which nobody reaches", ErrConfig)
+		return 0, 0, fmt.Errorf("%w: a push from device memory, which the network cannot reach", ErrConfig)
 	}
 	id = scheduler.RequestID(e.next.Add(1))
 	came := e.now()

@@ -88,7 +88,7 @@ var (
 	ErrShape    = errors.New("backend: shapes do not fit")
 	ErrMemory   = errors.New("backend: out of memory")
 	ErrNoDevice = errors.New("backend: device not available")
-	ErrDigest   = errors.New("backend: a page is not what was sent")
+	ErrDigest   = errors.New("backend: page checksum mismatch")
 )
 
 // Rows is a set of rows of a buffer that are live in a step.

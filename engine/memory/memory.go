@@ -59,7 +59,7 @@ func (n *Need) check() error {
 		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1 || l.Latent < 0 || l.Latent > l.HeadDim
 	}
 	if bad {
-		return fmt.Errorf("%w: a need without sizes: %+v", ErrBudget, *n)
+		return fmt.Errorf("%w: missing or invalid sizes: %+v", ErrBudget, *n)
 	}
 	return nil
 }

@@ -307,7 +307,7 @@ func (s *Scheduler) allocBlocks(r *request, end int) bool {
 		if t := &r.tables[g]; len(t.blocks)*spec.BlockTokens == end {
 			id, ok := s.pool.Alloc()
 			if !ok {
-				panic("scheduler: pool has fewer blocks than it says")
+				panic("scheduler: pool has fewer blocks than Available returned")
 			}
 			t.blocks = append(t.blocks, id)
 		}

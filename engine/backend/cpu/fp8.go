@@ -15,7 +15,7 @@ func checkFP8(t *backend.Tensor) error {
 		return fmt.Errorf("%w: scales of tensor %s %v", backend.ErrShape, t.Name, t.Shape)
 	}
 	if !t.Finite() {
-		return fmt.Errorf("tensor %s: fp8 with a value or a scale that is no finite number", t.Name)
+		return fmt.Errorf("tensor %s: fp8 with a value or a scale that is not finite", t.Name)
 	}
 	return nil
 }

@@ -376,7 +376,7 @@ func (c *CPU) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
 	need(d.rows == a.rows, "AllGather: row sets %d and %d", a.rows, d.rows)
 	if c.opts.Group == nil {
-		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
+		need(d == a, "AllGather: %d of %d columns with one worker", a.cols, d.cols)
 		return
 	}
 	from, end := backend.Cut(d.cols, 1, c.rank(), c.opts.Group.Size())

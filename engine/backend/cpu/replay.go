@@ -223,7 +223,7 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 		}
 		for r := next; r < next+int(sp.Tokens); r++ {
 			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
-				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
+				return fmt.Errorf("%w: row %d has position %d, its span has %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
 			s.rowSpan[r] = int32(i)
 		}
