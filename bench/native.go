@@ -39,11 +39,11 @@ var unsupportedNative = []string{"endpoint", "header", "insecure", "extra-body",
 func (o *Options) completeNative() error {
 	for _, name := range unsupportedNative {
 		if o.set.Changed(name) {
-			return fmt.Errorf("%w: --%s: the backend tandem sends token ids to a node and takes its model as it is; leave this out, or load a gateway with --backend openai", ErrOption, name)
+			return fmt.Errorf("%w: --%s: the backend tandem sends token ids to a node and uses its model as it is; omit this flag, or load a gateway with --backend openai", ErrOption, name)
 		}
 	}
 	if o.TLSDir == "" && o.nativeDial == nil {
-		return fmt.Errorf("%w: --backend tandem: give --tls-dir, a gateway's folder made by `tandem ca DIR gateway/NAME`: nodes take requests from gateways alone", ErrOption)
+		return fmt.Errorf("%w: --backend tandem: give --tls-dir, a gateway's folder made by `tandem ca DIR gateway/NAME`: nodes accept requests only from gateways", ErrOption)
 	}
 	if !o.set.Changed("port") {
 		o.Port = nativePort
@@ -65,7 +65,7 @@ func (r *run) prepareNative(ctx context.Context) error {
 			return fmt.Errorf("%w: --tls-dir: %w", ErrOption, err)
 		}
 		if id := m.Identity(); id.Role == tlsconf.Node {
-			return fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q: nodes take requests from gateways alone; `tandem ca DIR gateway/NAME` issues a gateway's", ErrOption, r.TLSDir, id.Name)
+			return fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q: nodes accept requests only from gateways; `tandem ca DIR gateway/NAME` issues a gateway's", ErrOption, r.TLSDir, id.Name)
 		}
 		no.TLS = m.Client()
 	}

@@ -360,7 +360,7 @@ func (r *run) configuredRate() float64 {
 // remarks prints notes for which the block has no line.
 func (r *run) remarks(rec *load.Record, s *report.Summary, guessed bool) {
 	if guessed {
-		fmt.Fprintln(r.errOut, "note: the server told no usage and there is no tokenizer: chunks are counted as output tokens")
+		fmt.Fprintln(r.errOut, "note: the server reported no usage and there is no tokenizer: chunks are counted as output tokens")
 	}
 	if s.Completed > 0 {
 		ttft, e2el := s.Samples("ttft_from_schedule"), s.Samples("e2el_including_client_queue")

@@ -80,7 +80,7 @@ func (s *server) ask(ctx context.Context, method, path string, body, v any) erro
 }
 
 // errNoJSON means that an answer is not JSON. Some servers answer with a status only.
-var errNoJSON = errors.New("the answer is no JSON")
+var errNoJSON = errors.New("the answer is not JSON")
 
 // firstModel returns the first model that the server lists.
 func (s *server) firstModel(ctx context.Context) (string, error) {

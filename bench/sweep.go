@@ -280,6 +280,6 @@ func (s *sweep) write() error {
 			return fmt.Errorf("write %s: %w", f.Name(), err)
 		}
 	}
-	_, err := fmt.Fprintf(s.out, "\nWrote %s with sweep.csv and sweep.json beside it.\n", filepath.Join(s.Dir, "report.html"))
+	_, err := fmt.Fprintf(s.out, "\nWrote %s with sweep.csv and sweep.json next to it.\n", filepath.Join(s.Dir, "report.html"))
 	return err
 }

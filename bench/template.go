@@ -37,7 +37,7 @@ func (r *run) template(ctx context.Context) error {
 			err := s.ask(ctx, http.MethodPost, "/tokenize", map[string]any{"model": r.model, "add_generation_prompt": true,
 				"messages": []map[string]string{{"role": "user", "content": q.Text}}}, &answer)
 			if err == nil && len(answer.Tokens) == 0 {
-				err = fmt.Errorf("its /tokenize gave no tokens")
+				err = fmt.Errorf("its /tokenize returned no tokens")
 			}
 			if err != nil {
 				return fmt.Errorf("%w: --dataset-name custom puts prompts into the model's chat template, and the server did not for number %d: %s, or --backend openai-chat to send them as chats: %w",

@@ -124,8 +124,8 @@ func estimate(sizes []int, shares []float64) (string, error) {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "## The same mix on GPUs: an estimate\n\n"+
-		"In virtual time, by the router, scheduler and KV pool of the product (`bench/sim/fleet`). Nobody has measured this: step times are an %s; a node holds %d tokens of KV, transfers run at 100 Gbit/s, prompts have nothing in common. "+
-		"Each fleet has its best split and step size at %.0f %% of the load, of those that keep as many requests within %v and %v a token. 100 %% is what the colocated nodes answer when everything comes at once.\n\n",
+		"In virtual time, by the router, scheduler and KV pool of the product (`bench/sim/fleet`). These are not measurements: step times are an %s; a node holds %d tokens of KV, transfers run at 100 Gbit/s, prompts share no prefix. "+
+		"Each fleet has its best split and step size at %.0f %% of the load, among those that keep as many requests within %v and %v per token. 100 %% is the throughput of the colocated nodes when all requests arrive at once.\n\n",
 		steps.Source, estimatePool, 100*trialShare, estimateGoals.TTFT, estimateGoals.TPOT)
 	b.WriteString("| nodes | fleets | requests/s | load | ITL p99, ms | TTFT p50, ms | TTFT p99, ms | goodput |\n|---|---|---|---|---|---|---|---|\n")
 	for _, n := range sizes {

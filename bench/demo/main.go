@@ -46,7 +46,7 @@ var mix = []string{"0.8:64:96", "0.2:1024:16"}
 // Labels of the fleets.
 const (
 	disaggregated = "1 prefill + 1 decode"
-	colocated     = "2 that do both"
+	colocated     = "2 colocated"
 )
 
 // tolerable is the largest factor by which a chunk size's median time to first token may
@@ -127,9 +127,9 @@ func demo(ctx context.Context, args []string, out, errOut io.Writer) error {
 	f.IntVar(&o.seconds, "seconds", 60, "of arrivals in each run")
 	f.IntVar(&o.repeat, "repeat", 5, "repetitions, each around both fleets")
 	f.StringVar(&o.shares, "shares", "0.3,0.45,0.6,0.75,0.9", "loads, of the capacity of two colocated nodes")
-	f.StringVar(&o.chunks, "chunks", "128,256,512,1024", "chunk sizes that colocated nodes try")
-	f.IntVar(&o.chunk, "chunk", 0, "the chunk size of both fleets; 0: the colocated nodes' best is found")
-	f.Float64Var(&o.capacity, "capacity", 0, "requests a second that two colocated nodes can answer; 0: found")
+	f.StringVar(&o.chunks, "chunks", "128,256,512,1024", "chunk sizes to try with colocated nodes")
+	f.IntVar(&o.chunk, "chunk", 0, "the chunk size of both fleets; 0: the colocated nodes' best, measured")
+	f.Float64Var(&o.capacity, "capacity", 0, "capacity of two colocated nodes in requests per second; 0: measured")
 	f.DurationVar(&o.ttft, "ttft", time.Second, "goodput: longest time to the first token")
 	f.DurationVar(&o.tpot, "tpot", 20*time.Millisecond, "goodput: longest mean time per further token")
 	f.StringVar(&o.kv, "kv", "512MiB", "KV memory of a node")
@@ -158,7 +158,7 @@ func demo(ctx context.Context, args []string, out, errOut io.Writer) error {
 	points, err := o.sweep(ctx, out, errOut, o.out, bench.SweepOptions{
 		Rates: rates, RunSeconds: o.seconds, Repeat: o.repeat, Alternate: true,
 		Commands: []string{o.fleet(1, 1) + " " + flags, o.fleet(0, 2) + " " + flags}, Labels: []string{disaggregated, colocated},
-		Title: "One prefill and one decode node, or two that do both",
+		Title: "One prefill and one decode node, or two colocated nodes",
 		Notes: []string{
 			fmt.Sprintf("Each node has one thread on a core of its own; int8 weights of %.1f million random parameters; gateway and client share the two cores with them.", float64(parameters())/1e6),
 			fmt.Sprintf("Load: %s (share:prompt tokens:answer tokens), at shares of %.2f requests/s, the capacity of two colocated nodes; steps of up to %d tokens in all nodes.", strings.Join(mix, ", "), o.capacity, o.chunk),
@@ -271,7 +271,7 @@ func best(points []report.Point, chunks []string) (int, error) {
 // page returns the summary: for each load, medians over the repetitions of both fleets.
 func (o *options) page(points []report.Point, rates []float64, names []string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# What disaggregation changes\n\nOne prefill and one decode node beside two nodes that do both (`make demo-report`; [plots](report.html), [runs](sweep.csv)).\n\n")
+	fmt.Fprintf(&b, "# What disaggregation changes\n\nOne prefill and one decode node, and two colocated nodes (`make demo-report`; [plots](report.html), [runs](sweep.csv)).\n\n")
 	fmt.Fprintf(&b, "- Machine: %s\n- Commit: %s\n", report.Machine(), o.commit)
 	fmt.Fprintf(&b, "- Model: %.1f million random parameters in int8, vocabulary of %d; each node one thread on a core of its own.\n", float64(parameters())/1e6, shape.Vocab)
 	fmt.Fprintf(&b, "- Load: %s (share:prompt tokens:answer tokens) for %d s a run, %d repetitions that alternate between the fleets.\n", strings.Join(mix, ", "), o.seconds, o.repeat)

@@ -57,9 +57,9 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.dir, "dir", ".cache/bench-engine", "folder for the random models, some 8 GB, and for results")
-	flag.StringVar(&o.peer, "peer", ".cache/bench-engine/llama.cpp/avx512vnni", "folder with llama-bench and llama-batched-bench; empty: ours alone")
+	flag.StringVar(&o.peer, "peer", ".cache/bench-engine/llama.cpp/avx512vnni", "folder with llama-bench and llama-batched-bench; empty: only our engine")
 	flag.StringVar(&o.kernels, "kernels", "avx512vnni", "our kernels, as --cpu-kernels")
-	flag.StringVar(&o.only, "only", "", "one row: int8, int4 or none (as stored, bf16)")
+	flag.StringVar(&o.only, "only", "", "only one row: int8, int4 or none (as stored, bf16)")
 	flag.StringVar(&o.out, "out", "bench/results/engine.md", "the table's file; empty: none")
 	flag.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads of each side")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds, whose median counts")

@@ -103,8 +103,8 @@ func table(all []result) string {
 // page returns the file of results.
 func page(all []result) string {
 	var b strings.Builder
-	b.WriteString("# The engine beside llama.cpp\n\nTokens per second, ours, theirs and how many times theirs ours is; random weights in the shape of Llama-3.2-1B, both sides in turn.\n" +
-		"Written by `make bench-engine`; bench/engine says what is timed.\n\n")
+	b.WriteString("# The engine and llama.cpp\n\nTokens per second: ours, theirs and the ratio; random weights in the shape of Llama-3.2-1B, both sides in turn.\n" +
+		"Written by `make bench-engine`; bench/engine documents what is timed.\n\n")
 	b.WriteString(table(all))
 	b.WriteString("\n")
 	seen := map[string]bool{}
@@ -136,7 +136,7 @@ func machine() string {
 			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
 		}
 	}
-	return "a processor without a name"
+	return "unknown processor"
 }
 
 func commit() string {

@@ -119,7 +119,7 @@ func (c *Client) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	case <-k.Done():
 		return nil, fmt.Errorf("%w: %w", ErrLost, k.Err())
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: it does not tell its model: %w", ErrLost, ctx.Err())
+		return nil, fmt.Errorf("%w: no answer to the request for its model: %w", ErrLost, ctx.Err())
 	}
 }
 

@@ -253,7 +253,7 @@ func PrintRows(w io.Writer, rows []Row) error {
 		fmt.Fprintf(b, "%-34s %12.2f %12.2f %+8.1f%%  %s%s\n", r.Name, r.A, r.B, r.Change*100, interval, mark)
 	}
 	if !latencies {
-		fmt.Fprintln(b, "No latencies: they are compared where both sides were saved with --save-detailed.")
+		fmt.Fprintln(b, "No latencies: comparing them needs --save-detailed on both sides.")
 	}
 	return b.Flush()
 }

@@ -224,7 +224,7 @@ func curves(points []Point, objectives bool) []plotted {
 		add(&good, "completed", rate, func(p *Point) float64 { return p.Summary.RequestThroughput() })
 		if objectives {
 			add(&good, "met every objective", rate, func(p *Point) float64 { return p.Summary.Goodput() })
-			knee := "its knee is below every rate here"
+			knee := "its knee is below every rate of the sweep"
 			if r, found := Knee(of[server]); found {
 				knee = fmt.Sprintf("knee at %g requests/s", r)
 			}
@@ -232,7 +232,7 @@ func curves(points []Point, objectives bool) []plotted {
 		}
 	}
 	if objectives {
-		good.note += fmt.Sprintf("The knee is the highest rate here at which %.0f %% of the requests meet every objective.", 100*kneeShare)
+		good.note += fmt.Sprintf("The knee is the highest rate of the sweep at which %.0f %% of the requests meet every objective.", 100*kneeShare)
 	}
 	return []plotted{ttft, tpot, good}
 }
@@ -257,7 +257,7 @@ func runPlots(points []Point) []plotted {
 	}
 	ps[4].note = "Each point is half a second of a node. Where the load is below what the node can do, it shows the load."
 	if !hasFill {
-		ps[4].note = "The server does not tell vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
+		ps[4].note = "The server does not export vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
 	}
 	return ps
 }
@@ -314,7 +314,7 @@ func writeRuns(b *strings.Builder, points []Point) {
 	}
 	b.WriteString("</table>\n")
 	if most > 1 {
-		fmt.Fprintf(b, "<p>Each load was run %d times: medians, and below them the least and the most. Plots by throughput or load show medians, all others the run of the middle median TTFT.</p>\n", most)
+		fmt.Fprintf(b, "<p>Each load was run %d times. The table has medians, with minimum and maximum below. Plots by throughput or load show medians; all others show the run with the middle median TTFT.</p>\n", most)
 	}
 }
 
@@ -330,7 +330,7 @@ func writeContest(b *strings.Builder, points []Point) {
 		return
 	}
 	for _, server := range servers[1:] {
-		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>What %s has, for each of the other's 100 %%; green: better by more than %.0f %%, red: worse.</p>\n<table><tr><th>load</th>",
+		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>Figures of %s as a share of the other's. Green: better by more than %.0f %%; red: worse.</p>\n<table><tr><th>load</th>",
 			html.EscapeString(servers[0]), html.EscapeString(server), html.EscapeString(servers[0]), 100*clearly)
 		for _, c := range sweepColumns {
 			if c.better != 0 {

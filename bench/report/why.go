@@ -54,7 +54,7 @@ type costs struct {
 const (
 	partTurn    = "waiting for a turn" // at the node that generates or, for its KV, at a prefill node
 	partCompute = "computing prompts"
-	partExposed = "KV that is still on its way when its prompt is computed"
+	partExposed = "KV transfers after the prompt is computed"
 )
 
 // addRun adds one run.
@@ -167,15 +167,15 @@ func firstWhy(a, b *costs, behind bool) string {
 	}
 	text := "Of a request's mean wait: " + strings.Join(all, ", ") + ". "
 	if most == "" {
-		return text + "None of these differs that way: it is the few that wait long, or the way between the nodes and the client."
+		return text + "None of these explains the difference: it comes from the few requests that wait long, or from the network between nodes and client."
 	}
-	text += fmt.Sprintf("What makes it is %s, %.3g ms of it", most, by)
+	text += fmt.Sprintf("The main cause is %s, %.3g ms of it", most, by)
 	switch {
 	case most == partTurn && behind && a.others > 0:
-		text += fmt.Sprintf(": %s the prompts that %s beside their answers, and short ones wait behind long ones though it is busy for %.0f %% of the time only", oneNode(a.others, "prefill node has", "prefill nodes have"),
+		text += fmt.Sprintf(": %s the prompts that %s in addition to their answers, and short prompts wait behind long ones although it is busy only %.0f %% of the time", oneNode(a.others, "prefill node has", "prefill nodes have"),
 			oneNode(b.generators, "node computes", "nodes compute"), 100*a.prefill)
 	case most == partTurn && !behind && a.others > 0:
-		text += fmt.Sprintf(": no prompt waits for a node's steps that are full of others' answers (%.3g requests in each)", b.running)
+		text += fmt.Sprintf(": no prompt waits for steps that are full of other requests' tokens (%.3g requests in each)", b.running)
 	}
 	return text + "."
 }
@@ -202,11 +202,11 @@ func tokenWhy(a, b *costs, behind bool) string {
 	}
 	switch {
 	case prompts > 0 && prompts >= answers:
-		return text + fmt.Sprintf("What makes it are chunks of others' prompts: %s in each step.", more)
+		return text + fmt.Sprintf("The cause is chunks of other requests' prompts: %s in each step.", more)
 	case answers > 0:
-		return text + fmt.Sprintf("What makes it are the answers in each step: %s, since they are %s (%d against %d).", more, less, a.generators, b.generators)
+		return text + fmt.Sprintf("The cause is the number of answers in each step: %s, because they are %s (%d against %d).", more, less, a.generators, b.generators)
 	}
-	return text + "Neither differs that way: it is the few steps that last long, or the processor that all processes share " + fmt.Sprintf("(%.2f cores of it against %.2f).", a.cores, b.cores)
+	return text + "Neither explains the difference: it comes from the few steps that last long, or from the processor that all processes share " + fmt.Sprintf("(%.2f cores of it against %.2f).", a.cores, b.cores)
 }
 
 // writeWhys writes why the first server is ahead of the others or behind them.
@@ -220,7 +220,7 @@ func writeWhys(b *strings.Builder, mine, others []repeated) {
 	if len(lines) == 0 {
 		return
 	}
-	b.WriteString("<p>Why, by what the nodes themselves told of these runs:</p>\n<ul>")
+	b.WriteString("<p>Causes, by the nodes' own metrics of these runs:</p>\n<ul>")
 	for _, l := range lines {
 		fmt.Fprintf(b, "<li>%s</li>", html.EscapeString(l))
 	}

@@ -252,13 +252,13 @@ func (o *Options) one(ctx context.Context, n int, stall bool) error {
 			right++
 			continue
 		}
-		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: %s is told as %.3f and was %.3f", ErrWrong, n, name, r.Name, r.Got, r.Truth))
+		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: %s is reported as %.3f and was %.3f", ErrWrong, n, name, r.Name, r.Got, r.Truth))
 	}
 	w := Worst(rows)
 	fmt.Fprintf(o.Out, "| %d | %s | %d | %.0f | %d of %d | %s | %.2f | %.2f | %.3f | %v | %v |\n", n, name, m.got.Output, m.got.Throughput(), right, len(rows),
 		w.Name, w.Got, w.Truth, m.self.Cores, m.cpuPerToken().Round(100*time.Nanosecond), m.self.Lag.Round(10*time.Microsecond))
 	if cores := m.cpuPerToken().Seconds() * float64(n) * tokensPerSecond; o.MaxCores > 0 && max(cores, m.self.Cores) > o.MaxCores {
-		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: the client takes %.2f cores, want at most %.2f", ErrWrong, n, name, cores, o.MaxCores))
+		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: the client uses %.2f cores, want at most %.2f", ErrWrong, n, name, cores, o.MaxCores))
 	}
 	if stall {
 		for _, key := range []string{"ttft", "e2el"} {

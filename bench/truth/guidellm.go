@@ -63,7 +63,7 @@ func (o *Options) compareGuidellm(ctx context.Context, n int) error {
 		return err
 	}
 	if a, err := postNothing(ctx, s.url+"/truth/forget"); err != nil || a != 200 {
-		return fmt.Errorf("the mock does not forget: status %d: %w", a, err)
+		return fmt.Errorf("the mock's record cannot be cleared: status %d: %w", a, err)
 	}
 	theirs, cpu, err := o.runGuidellm(ctx, s, n, requests)
 	if err != nil {
@@ -88,7 +88,7 @@ func (o *Options) reportGuidellm(n int, ours *measured, theirs *guidellmReport, 
 	m := &theirs.Benchmarks[0].Metrics
 	st := func(key string) report.Stats { return ours.got.Stats[key] }
 	var wrong []error
-	fmt.Fprintf(o.Out, "\n| %d streams | tandem bench serve | truth of its run | guidellm | apart |\n|---|---|---|---|---|\n", n)
+	fmt.Fprintf(o.Out, "\n| %d streams | tandem bench serve | truth of its run | guidellm | difference |\n|---|---|---|---|---|\n", n)
 	for _, r := range []struct {
 		name            string
 		a, truth, other float64
