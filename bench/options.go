@@ -59,7 +59,7 @@ type Options struct {
 	nativeDial func(ctx context.Context, addr string) (net.Conn, error) // for tests; nil: TCP
 
 	metrics []string       // URLs to read during the run
-	set     *pflag.FlagSet // tells which of the flags without a default were given
+	set     *pflag.FlagSet // shows which of the flags without a default were given
 }
 
 // Register declares the flags.

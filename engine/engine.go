@@ -230,7 +230,7 @@ func (e *Engine) Run(ctx context.Context) {
 		more := e.stepOnce()
 		e.reserveWaiting()
 		if !more && e.stopErr == nil {
-			e.blockEvents() // an arrival nobody waits for changes the cache without a step
+			e.blockEvents() // an arrival for an aborted request changes the cache without a step
 			e.publish()
 			select {
 			case <-e.wake:
@@ -240,7 +240,7 @@ func (e *Engine) Run(ctx context.Context) {
 		}
 	}
 	for len(e.inflight) > 0 {
-		e.collect(nil) // with none behind it, or it would go on to the requests' ends
+		e.collect(nil) // submits no further step, which would continue to the requests' ends
 	}
 	e.shutdown()
 }
@@ -605,7 +605,7 @@ func (e *Engine) blockEvents() {
 // PublishBlocks requests a call of OnBlocks with a snapshot of the prefix cache. It
 // does not wait for the call.
 func (e *Engine) PublishBlocks() {
-	// An engine that has stopped has nothing to tell.
+	// An engine that has stopped has no blocks to publish.
 	_ = e.post(func() {
 		if e.o.OnBlocks == nil {
 			return

@@ -11,7 +11,7 @@ type event struct {
 	choices    bool   // it has a choice
 	text       []byte // raw JSON string without its quotes; nil: none or empty
 	failed     []byte // the event is an error
-	prompt     int    // usage; -1: not told
+	prompt     int    // usage; -1: not reported
 	completion int
 }
 

@@ -171,7 +171,7 @@ func progress(f func(done, failed, running int), done, failed, running *atomic.I
 	if f == nil {
 		return func() {}
 	}
-	tell := func() { f(int(done.Load()), int(failed.Load()), int(running.Load())) }
+	report := func() { f(int(done.Load()), int(failed.Load()), int(running.Load())) }
 	quit, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -180,9 +180,9 @@ func progress(f func(done, failed, running int), done, failed, running *atomic.I
 		for {
 			select {
 			case <-t.C:
-				tell()
+				report()
 			case <-quit:
-				tell()
+				report()
 				return
 			}
 		}

@@ -3,8 +3,9 @@
 //
 // It is a Hugging Face folder like any other, embedded as files: a Llama of 3.7 million parameters
 // in bf16, trained by the recipe in train/. Invariant: the folder is complete and small (MaxBytes),
-// and its weights are exactly those that config.json describes, which the package's test checks. The
-// package does not load, parse or run the model. engine/model does that, from FS as from any folder.
+// and its weights are exactly those that config.json describes, which the package's test checks.
+// The package does not load, parse or run the model. engine/model does that, from FS as from any
+// folder.
 package builtin
 
 import (

@@ -93,7 +93,8 @@ func (s *Scheduler) advance() {
 	s.views, s.next.views = s.next.views, s.views
 }
 
-// advance moves r from the step ahead to the running step. It returns false if r is not in the step ahead.
+// advance moves r from the step ahead to the running step. It returns false if r is not in the
+// step ahead.
 func (r *request) advance() bool {
 	if !r.ahead {
 		return false

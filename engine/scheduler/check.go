@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// ErrBroken says that a conservation law of the scheduler does not hold.
+// ErrBroken means that a conservation law of the scheduler does not hold.
 var ErrBroken = errors.New("scheduler: state is inconsistent")
 
 // Check verifies the conservation laws of the scheduler and of the pool. Every

@@ -34,7 +34,9 @@ type Batch struct {
 	Seqs      []Seq       // single tokens first, then chunks, each by rank
 	Tokens    int         // sum over Seqs
 	Preempted []RequestID // lost their KV and wait again; only to be counted
-	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq; Update returns them, Tables is valid until then
+	// Completed are ComputeOnly requests that were wholly cached. They have no Seq. Update
+	// returns them, and Tables is valid until then.
+	Completed []RequestID
 	Admitted  []Admission // requests that run for the first time, Completed ones included
 }
 

@@ -122,7 +122,7 @@ func (l *Leader) start(rank int, o *Options) error {
 		l.MarkLost(rank, why)
 		select {
 		case l.lost <- l.Err():
-		default: // it has been told of another one
+		default: // another lost worker was reported before
 		}
 	})
 	if err := p.to.Encode(hello{rank, o.Size, o.Mailbox, len(o.Files), o.Timeout}); err != nil {

@@ -44,7 +44,7 @@ const (
 )
 
 // spins is how often a word is polled before sleeping, which takes a few microseconds.
-// nap bounds one sleep.
+// maxSleep bounds one sleep.
 const (
 	spins    = 4000
 	maxSleep = 250 * time.Millisecond

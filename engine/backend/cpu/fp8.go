@@ -6,7 +6,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// checkFP8 returns an error for an FP8 matrix without valid scales or with a value that is not finite.
+// checkFP8 returns an error for an FP8 matrix without valid scales or with a value that is not
+// finite.
 func checkFP8(t *backend.Tensor) error {
 	if t.DType != backend.FP8 {
 		return nil

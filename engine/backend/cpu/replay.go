@@ -235,7 +235,8 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 	return nil
 }
 
-// tablePart is the number of entries of a block table that are compared at once: one page of memory.
+// tablePart is the number of entries of a block table that are compared at once: one page of
+// memory.
 const tablePart = 1024
 
 // takeTable checks one span's block table of a group. It copies the parts that differ
