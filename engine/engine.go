@@ -391,12 +391,12 @@ func (e *Engine) complete(b scheduler.Batch) bool {
 	e.results, e.sampled = e.results[:0], e.sampled[:0]
 	if len(b.Seqs) == 0 && len(done) == 0 {
 		if len(b.Preempted) > 0 {
-			return true // who gave way was kept out of this step only
+			return true // a preempted request is kept out of this step only
 		}
 		e.unstick()
 		return false
 	}
-	e.publish() // before anybody can act on what the step brought
+	e.publish() // before a receiver acts on the results of the step
 	for _, id := range done {
 		e.finish(id)
 	}
