@@ -110,12 +110,11 @@ type Job struct {
 	// support it.
 	Direct bool
 
-	// Layer is called when the KV of the first upTo tokens of this layer is stored in
-	// the blocks of tables, as far as the tokens are still in the group's window. It
-	// is called on the step goroutine, in order of layers for each chunk, and again
-	// with the same or smaller upTo after a preemption. The blocks from First on do
-	// not change until ReleaseJob. The slices, one per group, are valid during the
-	// call.
+	// Layer is called when the KV of the first upTo tokens of this layer is stored in the
+	// blocks of tables. Tokens that fell out of the group's window are left out. It is
+	// called on the step goroutine, in order of layers for each chunk, and again with the
+	// same or smaller upTo after a preemption. The blocks from First on do not change
+	// until ReleaseJob. The slices, one per group, are valid during the call.
 	Layer func(layer, upTo int, tables [][]kvcache.BlockID)
 	// Done is called once on the step goroutine, unless ReleaseJob came first. err
 	// is nil if Layer was called for every layer.

@@ -3,10 +3,10 @@
 //
 // The model has about 125M random parameters in int8. Each node has one thread, pinned
 // to a core of its own, so that the nodes share as little as two machines do. Each run
-// also measures how much of the cores the gateway and the client use. Four fifths of the
-// load are chats and one fifth long prompts, at shares of the capacity of two colocated
-// nodes at their best chunk size, which is measured first. Each repetition restarts all
-// nodes, and goes around both fleets.
+// also measures how much of the cores the gateway and the client use. Four fifths of
+// the load are chats and one fifth long prompts. Its rates are shares of the capacity
+// of two colocated nodes at their best chunk size, which is measured first. Each
+// repetition restarts all nodes, and goes around both fleets.
 //
 // Invariant: both fleets get the same requests at the same times, and every figure of
 // the page is from this run.

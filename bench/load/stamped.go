@@ -7,8 +7,8 @@ import (
 
 // Stamped is a connection that records when the bytes of its last Read arrived. If the
 // kernel reports it (TCP on Linux), that is their arrival at this machine, however long
-// this process then took to wake up and read them, so that a busy client does not make a
-// server look slow. Otherwise it is when Read returned.
+// this process then took to read them. So a busy client does not make a server look
+// slow. Otherwise it is when Read returned.
 //
 // Bytes that arrive at different times and are read together all have the time of the
 // last ones.

@@ -3,9 +3,9 @@
 // and Replay, which records a forward pass the first time and repeats it after.
 //
 // Invariant: what an operation computes for one row depends only on that row, the
-// weights and the KV of its own sequence. It depends neither on which other rows share
-// the step nor on how a prompt was cut into chunks, so that the same token at the same
-// position gives the same bits on every path.
+// weights and the KV of its own sequence. It depends neither on the other rows of the
+// step nor on the chunks of a prompt. So the same token at the same position gives the
+// same bits on every path.
 //
 // The package decides nothing and computes nothing. It holds the interface and the
 // plain types of its calls. backend/cpu is the CPU implementation.

@@ -55,9 +55,8 @@ const (
 	// DefaultArrivingFraction leaves half the pool to running requests, however
 	// many prompts arrive at once.
 	DefaultArrivingFraction = 0.5
-	// DefaultWatermark is the part of the pool that admission and reservations
-	// leave free, so that running requests can grow for some steps before one of
-	// them has to be preempted.
+	// DefaultWatermark is the part of the pool that admission and reservations leave free.
+	// Running requests can then grow for some steps before one of them is preempted.
 	DefaultWatermark = 0.01
 	// DefaultPriorityHeadStart is how much earlier one priority level makes a
 	// request rank. It is longer than usual queues, so that priorities are strict

@@ -2,10 +2,10 @@
 // made by `make cuda`) at run time, so that one binary serves with and without a GPU.
 //
 // A step is a recorded list of operations over device memory. What varies from step to
-// step is written into pinned memory that the shared object owns and that the
-// operations read, so that decode steps replay one graph per bucket. The device samples
-// the tokens and then writes the step's number, which the host polls. Two steps can be
-// queued at once: the second reads the first one's tokens from device memory.
+// step is written into pinned memory that the shared object owns and the operations
+// read. So decode steps replay one graph per bucket. The device samples the tokens and
+// then writes the step's number, which the host polls. Two steps can be queued at once:
+// the second reads the first one's tokens from device memory.
 //
 // Invariant: apart from the step's memory, the inputs of a plan's operations are fixed
 // when they are recorded. The shared object may be the host twin, which runs the same
