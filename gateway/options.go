@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
@@ -150,34 +151,7 @@ type Options struct {
 }
 
 // Limits of clients and their requests. They may change while the gateway runs.
-type Limits struct {
-	// Of connections and bodies.
-	HeaderTimeout      time.Duration // for a request's head
-	SlowClientTimeout  time.Duration // for one write
-	MinBodyRate        int           // bytes of a request per second
-	MaxBodyBytes       int
-	MaxBodyMemory      int // bytes of all large bodies together
-	MaxConnsPerAddress int // of a client; zero: no bound
-
-	// Of one request.
-	MaxN            int // choices
-	MaxPromptTokens int // of each prompt; zero: what the model takes
-	MaxLogprobs     int // best tokens told about with each token; at most openai.MaxLogprobs
-	RequestTimeout  time.Duration
-	MaxAttempts     int           // nodes that a choice is tried on without getting a token
-	ResumeTimeout   time.Duration // how long a choice with tokens waits for a node
-
-	// Of all requests.
-	MaxInFlight       int
-	MaxQueuedRequests int           // that wait here while the fleet has no room
-	MaxQueuedTokens   int           // prompt tokens of those
-	QueueTimeout      time.Duration // how long one waits
-	NodeBacklog       int           // requests that wait on each decode node
-	NodeBacklogTime   time.Duration // of computing prompts that are before the nodes
-	UpstreamRequests  int           // that each upstream is given at once; zero: any number
-	RetriesPerSecond  float64
-	ResumesPerSecond  float64
-}
+type Limits = exchange.Limits
 
 // Upstreams are servers of another kind, which answer for the models that they list;
 // without targets there are none.
@@ -201,13 +175,13 @@ func (o *Options) setDefaults() {
 	or(&o.MaxConns, DefaultMaxConns)
 	or(&o.StallTimeout, DefaultStallTimeout)
 	or(&o.NodeSilence, DefaultNodeSilence)
-	o.Limits.setDefaults()
+	setLimitDefaults(&o.Limits)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 }
 
-func (l *Limits) setDefaults() {
+func setLimitDefaults(l *Limits) {
 	or(&l.RequestTimeout, DefaultRequestTimeout)
 	or(&l.SlowClientTimeout, DefaultSlowClientTimeout)
 	or(&l.MaxBodyBytes, DefaultMaxBodyBytes)
@@ -235,8 +209,8 @@ func or[T comparable](v *T, d T) {
 	}
 }
 
-// check refuses limits beyond those of the API.
-func (l *Limits) check() error {
+// checkLimits refuses limits beyond those of the API.
+func checkLimits(l *Limits) error {
 	switch {
 	case l.MaxLogprobs < 1 || l.MaxLogprobs > openai.MaxLogprobs:
 		return fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", l.MaxLogprobs, openai.MaxLogprobs)
@@ -252,5 +226,5 @@ func (o Options) Check() error {
 	if o.NodeSilence > 0 && o.NodeSilence < liveness.MinSilence {
 		return fmt.Errorf("gateway: --node-silence %v: want at least %v, as nodes send a heartbeat every 500ms, or 0 for never", o.NodeSilence, liveness.MinSilence)
 	}
-	return o.Limits.check()
+	return checkLimits(&o.Limits)
 }

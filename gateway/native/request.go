@@ -43,7 +43,11 @@ func (j *job) parse() (fault *openai.Error) {
 		return fault
 	}
 	req := j.req
-	if fault := fl.checkLimits(req); fault != nil {
+	l := fl.Limits()
+	if fault := req.CheckLogprobs(l.MaxLogprobs); fault != nil {
+		return fault
+	}
+	if fault := l.CheckChoices(req.N); fault != nil {
 		return fault
 	}
 	fl.WarnUnknown(req.Unknown)
@@ -55,11 +59,15 @@ func (j *job) parse() (fault *openai.Error) {
 		return fault
 	}
 	prompts, fault := m.Prompts(req, charge)
-	if fault == nil {
-		fault = fl.checkPrompts(req, prompts)
-	}
 	if fault != nil {
 		return fault
+	}
+	for i := range prompts {
+		n := len(prompts[i].Tokens)
+		if fault := l.CheckPrompt(req.Endpoint, n); fault != nil {
+			return fault
+		}
+		j.nPrompt += n
 	}
 	if id := j.Ctx.Request.Header.Peek(exchange.RequestIDHeader); openai.ValidID(id) {
 		req.RequestID = string(id)
@@ -68,9 +76,6 @@ func (j *job) parse() (fault *openai.Error) {
 	} else {
 		j.Ctx.Response.Header.Set(exchange.RequestIDHeader, req.RequestID)
 		j.ID = j.Ctx.Response.Header.Peek(exchange.RequestIDHeader)
-	}
-	for i := range prompts {
-		j.nPrompt += len(prompts[i].Tokens)
 	}
 	if fault := j.LetIn(j.nPrompt); fault != nil {
 		return fault
