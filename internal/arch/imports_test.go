@@ -50,10 +50,10 @@ var mayImport = map[string][]string{
 	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/native/nodes/nodestest":      {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
-	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
+	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 	"prefill/line":  {"engine/scheduler", "internal/lengths"}, // and what a scheduler is ordered by
 	"decode/course": {},
-	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
+	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
 	"cuda":       {},
 	"cuda/build": {"cuda"},
@@ -115,6 +115,7 @@ var mayImport = map[string][]string{
 	"internal/obs/metrics":  {"internal/obs/logs", "internal/netio"},
 	"internal/netlab":       {}, // networks for tests and benchmarks
 	"internal/netio":        {},
+	"internal/node":         {"engine", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
 	"internal/offspring":    {},
 	"internal/jsonscan":     {}, // JSON without a tree
 	"gateway/api/openai":    {"internal/jsonscan"},
