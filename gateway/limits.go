@@ -14,7 +14,7 @@ import (
 // SetLimits changes the limits; any goroutine may call it while the gateway runs. What has
 // been let in stays.
 func (g *Gateway) SetLimits(l Limits) error {
-	setLimitDefaults(&l)
+	l = l.WithDefaults()
 	if err := checkLimits(&l); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -221,7 +222,7 @@ func TestResumeOfDeath(t *testing.T) {
 	for _, n := range b.nodes {
 		asked += len(n.Requests())
 	}
-	if asked != 1+DefaultMaxAttempts {
+	if asked != 1+limits.Default().MaxAttempts {
 		t.Errorf("%d attempts", asked)
 	}
 }

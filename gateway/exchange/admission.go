@@ -422,7 +422,7 @@ func (s *Service) QueueOf(key any, room int64) *Admission {
 	if a, ok := s.queues.Load(key); ok {
 		return a.(*Admission)
 	}
-	a := NewAdmission(s.Limits().queue())
+	a := NewAdmission(s.queueLimits())
 	a.SetRoom(room, math.MaxInt64)
 	first, _ := s.queues.LoadOrStore(key, a)
 	return first.(*Admission)

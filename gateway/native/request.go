@@ -43,11 +43,10 @@ func (j *job) parse() (fault *openai.Error) {
 		return fault
 	}
 	req := j.req
-	l := fl.Limits()
-	if fault := req.CheckLogprobs(l.MaxLogprobs); fault != nil {
+	if fault := req.CheckLogprobs(fl.Limits().MaxLogprobs); fault != nil {
 		return fault
 	}
-	if fault := l.CheckChoices(req.N); fault != nil {
+	if fault := fl.CheckChoices(req.N); fault != nil {
 		return fault
 	}
 	fl.WarnUnknown(req.Unknown)
@@ -64,7 +63,7 @@ func (j *job) parse() (fault *openai.Error) {
 	}
 	for i := range prompts {
 		n := len(prompts[i].Tokens)
-		if fault := l.CheckPrompt(req.Endpoint, n); fault != nil {
+		if fault := fl.CheckPrompt(req.Endpoint, n); fault != nil {
 			return fault
 		}
 		j.nPrompt += n

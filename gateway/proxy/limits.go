@@ -15,7 +15,7 @@ import (
 // checkLimits refuses a request that asks for more than this gateway allows.
 func (r *relay) checkLimits() *openai.Error {
 	l := r.S.Limits()
-	if fault := l.CheckChoices(r.look.N); fault != nil {
+	if fault := r.S.CheckChoices(r.look.N); fault != nil {
 		return fault
 	}
 	switch look := &r.look; {
@@ -31,8 +31,8 @@ func (r *relay) checkLimits() *openai.Error {
 	if r.look.Several {
 		n, exact = upstream.MostTokens(r.body)
 	}
-	if exact || l.PromptFits(n) {
-		return l.CheckPrompt(r.On, n)
+	if exact || r.S.PromptFits(n) {
+		return r.S.CheckPrompt(r.On, n)
 	}
 	return openai.BadRequest(exchange.PromptParam(r.On), "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
 }

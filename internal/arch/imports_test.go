@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
 		"gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
-		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
+		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
 		"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/route",
@@ -36,7 +36,7 @@ var mayImport = map[string][]string{
 	},
 	"gateway/admit":                       {},
 	"gateway/auth":                        {"gateway/admit", "internal/obs/metrics", "internal/regular"},
-	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/obs/metrics", "internal/obs/trace"},
+	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/limits", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
 	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
@@ -104,7 +104,7 @@ var mayImport = map[string][]string{
 
 	"internal/cluster":      {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/command":      {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
-	"internal/config":       {"internal/regular"},
+	"internal/config":       {"internal/limits", "internal/regular"},
 	"internal/console":      {},
 	"internal/e2e":          {},
 	"internal/arch":         {},
@@ -124,6 +124,7 @@ var mayImport = map[string][]string{
 	"internal/rpc":          {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
 	"internal/rpc/nodepb":   {},
 	"internal/lengths":      {},
+	"internal/limits":       {}, // settings and their defaults
 	"internal/regular":      {},
 	"internal/tlsconf":      {"internal/regular"},
 	"internal/obs/trace":    {"internal/regular", "internal/rpc/nodepb"},

@@ -464,7 +464,7 @@ func runServe(v *command.Invocation) error {
 		defer cancel()
 		role.Drain(ctx)
 		alone := gatewayOptions(&g, &p, d)
-		alone.Limits.ResumeTimeout = never(0) // there is no other node to wait for
+		alone.Limits.ResumeTimeout = -1 // there is no other node to wait for
 		d.Report("limits", gw.SetLimits(alone.Limits))
 	})
 }
