@@ -1,9 +1,11 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -29,14 +31,7 @@ func adaptersOf(told []*nodepb.Adapter) (all []Adapter) {
 }
 
 // Adapters are what the node has told of on its present connection.
-func (n *Node) Adapters() []Adapter {
-	if l := n.link.Load(); l != nil {
-		if h := l.heart.Load(); h != nil {
-			return h.adapters
-		}
-	}
-	return nil
-}
+func (n *Node) Adapters() []Adapter { return n.link.Load().last().adapters }
 
 // Adapters are those that decode nodes which serve the model have loaded, by name.
 // Where nodes disagree on what a name stands for, the one that most have counts.
@@ -56,17 +51,7 @@ func (s *Snapshot) Adapters(fingerprint uint64) []Adapter {
 			best[a.Name] = a
 		}
 	}
-	all := make([]Adapter, 0, len(best))
-	for _, a := range best {
-		all = append(all, a)
-	}
-	slices.SortFunc(all, func(a, b Adapter) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
-	return all
+	return slices.SortedFunc(maps.Values(best), func(a, b Adapter) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // LoadAdapter has every connected node of the fleet load an adapter from a folder
@@ -115,36 +100,15 @@ func (f *Fleet) askAll(ctx context.Context, t rpc.Type, m proto.Message) error {
 
 // askAdapter asks one node, and waits for its answer while ctx lasts.
 func (n *Node) askAdapter(ctx context.Context, t rpc.Type, m proto.Message) error {
-	l, err := n.connect(ctx)
+	reply, err := n.ask(ctx, t, m, "an adapter")
 	if err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
+		return err
 	}
-	id, ch := l.conn.NewStream(), make(chan *nodepb.AdapterDone, 1)
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return fmt.Errorf("%w: %s", ErrLost, n.Name)
+	switch d, ok := reply.(*nodepb.AdapterDone); {
+	case !ok:
+		return fmt.Errorf("%w: %s gave no answer", ErrNode, n.Name)
+	case d.Code != 0:
+		return fmt.Errorf("%s: %w", n.Name, &CodeError{d.Code, d.Message})
 	}
-	l.loads[id] = ch
-	l.mu.Unlock()
-	defer func() {
-		l.mu.Lock()
-		delete(l.loads, id)
-		l.mu.Unlock()
-	}()
-	if err := l.conn.Send(t, id, m); err != nil {
-		return fmt.Errorf("%w: asking %s for an adapter: %w", ErrLost, n.Name, err)
-	}
-	select {
-	case d, ok := <-ch:
-		switch {
-		case !ok:
-			return fmt.Errorf("%w: %s", ErrLost, n.Name)
-		case d.Code != 0:
-			return fmt.Errorf("%s: %w", n.Name, &CodeError{d.Code, d.Message})
-		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("upstream: adapter on %s: %w", n.Name, ctx.Err())
-	}
+	return nil
 }

@@ -17,16 +17,19 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -238,17 +241,7 @@ func (f *Fleet) node(n *Node, m Member) *Node {
 }
 
 func byName(nodes map[string]*Node) []*Node {
-	var out []*Node
-	for _, n := range nodes {
-		out = append(out, n)
-	}
-	slices.SortFunc(out, func(a, b *Node) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
-	return out
+	return slices.SortedFunc(maps.Values(nodes), func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 func ringNodes(nodes []*Node) []route.Node {
@@ -365,18 +358,6 @@ func (f *Fleet) Closed(c *rpc.Conn, err error) {
 // Member is what is known of the node from outside.
 func (n *Node) Member() Member { return *n.member.Load() }
 
-// Stats is the node's last heartbeat on its present connection; false: none.
-func (n *Node) Stats() (running, waiting, held int, steps uint64, draining, ok bool) {
-	l := n.link.Load()
-	if l == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := &l.stats
-	return int(s.Running), int(s.Waiting), int(s.Held), s.Steps, s.Draining, l.heard && !l.closed
-}
-
 // Status is a decode node as its last heartbeat on the present connection has
 // it, for people; zero where there was none.
 type Status struct {
@@ -387,18 +368,8 @@ type Status struct {
 
 // Status is the node's state for people.
 func (n *Node) Status() Status {
-	s := Status{Connected: n.connected()}
-	l := n.link.Load()
-	if l == nil {
-		return s
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if st := &l.stats; l.heard {
-		s.Draining, s.Running, s.Waiting, s.Held = st.Draining, int(st.Running), int(st.Waiting), int(st.Held)
-		s.KVUsage = float64(st.BlocksUsed) / float64(max(1, st.BlocksTotal))
-	}
-	return s
+	h := n.link.Load().last()
+	return Status{Connected: n.connected(), Draining: h.draining, Running: h.Running, Waiting: h.Waiting, Held: h.Held, KVUsage: h.kvUsage}
 }
 
 // connected says whether the node's connection is open.
@@ -444,33 +415,47 @@ func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, err)
 	}
+	reply, err := n.ask(ctx, rpc.FrameBundleRequest, &nodepb.BundleRequest{}, "its bundle")
+	if err != nil {
+		return nil, err
+	}
+	b, ok := reply.(*nodepb.Bundle)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s gave no bundle", ErrNode, n.Name)
+	}
+	return b, nil
+}
+
+// ask sends a request to the node and returns the reply on its stream; nil: the node refused. what
+// names the request in errors.
+func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string) (proto.Message, error) {
 	l, err := n.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
 	}
-	id, ch := l.conn.NewStream(), make(chan *nodepb.Bundle, 1)
+	id, ch := l.conn.NewStream(), make(chan proto.Message, 1)
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
 		return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
 	}
-	l.bundles[id] = ch
+	l.replies[id] = ch
 	l.mu.Unlock()
 	defer func() {
 		l.mu.Lock()
-		delete(l.bundles, id)
+		delete(l.replies, id)
 		l.mu.Unlock()
 	}()
-	if err := l.conn.Send(rpc.FrameBundleRequest, id, &nodepb.BundleRequest{}); err != nil {
-		return nil, fmt.Errorf("%w: asking %s for its bundle: %w", ErrLost, n.Name, err)
+	if err := l.conn.Send(t, id, m); err != nil {
+		return nil, fmt.Errorf("%w: asking %s for %s: %w", ErrLost, n.Name, what, err)
 	}
 	select {
-	case b, ok := <-ch:
+	case reply, ok := <-ch:
 		if !ok {
-			return nil, fmt.Errorf("%w: %s gave no bundle", ErrNode, n.Name)
+			return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
 		}
-		return b, nil
+		return reply, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, ctx.Err())
+		return nil, fmt.Errorf("upstream: asking %s for %s: %w", n.Name, what, ctx.Err())
 	}
 }

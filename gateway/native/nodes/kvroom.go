@@ -67,12 +67,7 @@ func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
 		if !n.serves(fingerprint) {
 			continue
 		}
-		l := n.link.Load()
-		if l == nil {
-			return true
-		}
-		h := l.heart.Load()
-		if h == nil || h.Memory.Holds(d) {
+		if h := n.link.Load().last(); h.number == 0 || h.Memory.Holds(d) {
 			return true
 		}
 		known = true

@@ -34,11 +34,14 @@ func (e *CodeError) Error() string {
 	return fmt.Sprintf("upstream: node answered %s: %s", e.Code, e.Message)
 }
 
-// heartbeat is of a node's Stats what routing looks at.
+// heartbeat is the last Stats of a node on a connection. It is not changed once made.
 type heartbeat struct {
 	route.Report
-	maxRunning int // 0: not told
-	own        int // streams of this connection then
+	number     uint64 // among those of the connection, from 1; 0: none has come
+	steps      uint64
+	kvUsage    float64 // share of blocks in use
+	maxRunning int     // requests; 0: not reported
+	own        int     // streams of this connection then
 	draining   bool
 	adapters   []Adapter
 }
@@ -56,17 +59,34 @@ type link struct {
 	mu      sync.Mutex
 	closed  bool
 	streams map[uint64]*Stream
-	bundles map[uint64]chan *nodepb.Bundle
-	loads   map[uint64]chan *nodepb.AdapterDone
-	stats   nodepb.Stats // the last heartbeat
-	heard   bool         // stats is of this connection
-	beats   uint64       // heartbeats heard
+	replies map[uint64]chan proto.Message // of Node.ask, by stream; each has room for one
 }
 
 func newLink(c *rpc.Conn, stale *metrics.Value) *link {
-	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, bundles: map[uint64]chan *nodepb.Bundle{}, loads: map[uint64]chan *nodepb.AdapterDone{}}
+	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, replies: map[uint64]chan proto.Message{}}
 	l.token = l.take
 	return l
+}
+
+// last returns the last heartbeat; of a nil link, or before the first, a zero one.
+func (l *link) last() *heartbeat {
+	if l != nil {
+		if h := l.heart.Load(); h != nil {
+			return h
+		}
+	}
+	return &noHeart
+}
+
+// noHeart is what is known of a node that has sent no heartbeat.
+var noHeart heartbeat
+
+// reply delivers the answer to Node.ask; nil: it was refused. The caller holds l.mu.
+func (l *link) reply(stream uint64, m proto.Message) {
+	if ch := l.replies[stream]; ch != nil {
+		delete(l.replies, stream)
+		ch <- m
+	}
 }
 
 // Stream is one attempt of one choice on a node. The fleet delivers its events
@@ -248,9 +268,8 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
 			l.forget(s)
 			s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: &CodeError{m.Code, m.Message}})
-		} else if ch := l.bundles[stream]; ch != nil {
-			delete(l.bundles, stream)
-			close(ch)
+		} else {
+			l.reply(stream, nil)
 		}
 	case *nodepb.LogProbs:
 		for _, p := range m.Tokens {
@@ -264,11 +283,8 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		}
 	case *nodepb.Stats:
 		l.reported()
-		proto.Reset(&l.stats)
-		proto.Merge(&l.stats, m)
-		l.heard = true
-		l.beats++
 		l.heart.Store(&heartbeat{
+			number: l.last().number + 1, steps: m.Steps, kvUsage: float64(m.BlocksUsed) / float64(max(1, m.BlocksTotal)),
 			Report: route.Report{
 				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
 				Queued: int(m.QueuedTokens), ShortFirst: len(m.QueuedByLength) >= lengths.N, Lengths: lengthsOf(m),
@@ -277,16 +293,8 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
 			adapters: adaptersOf(m.Adapters),
 		})
-	case *nodepb.AdapterDone:
-		if ch := l.loads[stream]; ch != nil {
-			delete(l.loads, stream)
-			ch <- m // buffered for this one
-		}
-	case *nodepb.Bundle:
-		if ch := l.bundles[stream]; ch != nil {
-			delete(l.bundles, stream)
-			ch <- m // buffered for this one
-		}
+	case *nodepb.AdapterDone, *nodepb.Bundle:
+		l.reply(stream, m)
 	}
 	return nil
 }
@@ -300,12 +308,8 @@ func (l *link) lost(err error) {
 		l.forget(s)
 		s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: fmt.Errorf("%w: %w", ErrLost, err)})
 	}
-	for id, ch := range l.bundles {
-		delete(l.bundles, id)
-		close(ch)
-	}
-	for id, ch := range l.loads {
-		delete(l.loads, id)
+	for id, ch := range l.replies {
+		delete(l.replies, id)
 		close(ch)
 	}
 }

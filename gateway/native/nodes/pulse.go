@@ -51,9 +51,8 @@ func (n *Node) watch(ctx context.Context, l *link) bool {
 		case <-l.conn.Done():
 			return true
 		case now := <-look.C:
-			l.mu.Lock()
-			beats, steps, busy := l.beats, l.stats.Steps, l.stats.Running+l.stats.Waiting > 0
-			l.mu.Unlock()
+			h := l.last()
+			beats, steps, busy := h.number, h.steps, h.Running+h.Waiting > 0
 			before := n.pulse.steps
 			// A gateway that was stopped does not take its own pause for the node's.
 			n.clock = n.clock.Add(min(now.Sub(last), maxLookGap*n.f.o.ProbeInterval))

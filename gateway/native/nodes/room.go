@@ -51,18 +51,12 @@ func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Roo
 	return r
 }
 
-func backlog(h heartbeat, busy time.Duration) int64 {
+func backlog(h *heartbeat, busy time.Duration) int64 {
 	return max(leastBacklog, int64(h.Rate*busy.Seconds()))
 }
 
-// takes says whether the node takes new work, and how it fares.
-func (n *Node) takes(fingerprint uint64) (h heartbeat, ok bool) {
-	l := n.link.Load()
-	if l == nil || !n.connected() || n.stalled.Load() || n.quiet.Load() || !n.serves(fingerprint) {
-		return h, false
-	}
-	if p := l.heart.Load(); p != nil {
-		h = *p
-	}
-	return h, !h.draining
+// takes returns the node's last heartbeat, and whether the node takes new work of the model.
+func (n *Node) takes(fingerprint uint64) (h *heartbeat, ok bool) {
+	h = n.link.Load().last()
+	return h, n.usable(fingerprint) && !n.stalled.Load() && !n.quiet.Load()
 }

@@ -122,19 +122,12 @@ func fill(nodes []*Node, states []route.State, b *Blocks, held []int32, q *Query
 	}
 }
 
-// noHeart is what is known of a node that has not told anything.
-var noHeart heartbeat
-
 // state writes what is known of the node; it is usable where it fits and is of the
 // first level. A request looks at a thousand nodes: each is read once, and what is
 // cheapest to know is asked first.
 func (n *Node) state(s *route.State, q *Query) {
-	h, l := &noHeart, n.link.Load()
-	if l != nil {
-		if p := l.heart.Load(); p != nil {
-			h = p
-		}
-	}
+	l := n.link.Load()
+	h := l.last()
 	s.Usable = l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && n.takesFor(l, h, q) && !slices.Contains(q.Avoid, n)
 	s.Local, s.Held = n.Local.Load(), 0
 	sent := route.Sent{Requests: int(n.InFlight.Load()), Blocks: l.taken()}
@@ -144,13 +137,8 @@ func (n *Node) state(s *route.State, q *Query) {
 
 // fits says whether the node may get the request, connected or not.
 func (n *Node) fits(q *Query) bool {
-	h, l := &noHeart, n.link.Load()
-	if l != nil {
-		if p := l.heart.Load(); p != nil {
-			h = p
-		}
-	}
-	return n.takesFor(l, h, q)
+	l := n.link.Load()
+	return n.takesFor(l, l.last(), q)
 }
 
 func (n *Node) takesFor(l *link, h *heartbeat, q *Query) bool {
@@ -190,40 +178,33 @@ func (n *Node) adapts(digest uint64) bool {
 // Breakers is the number of decode nodes whose breaker is in the state: closed,
 // half-open or open.
 func (s *Snapshot) Breakers(state string) int {
-	count := 0
-	for _, n := range s.Decode {
-		if n.breaker.State().String() == state {
-			count++
-		}
-	}
-	return count
+	return s.count(func(n *Node) bool { return n.breaker.State().String() == state })
 }
 
 // Usable is the number of decode nodes that a request of the model could be sent
 // to now over an open connection.
 func (s *Snapshot) Usable(fingerprint uint64) int {
-	count := 0
-	for _, n := range s.Decode {
-		if _, _, _, _, draining, _ := n.Stats(); n.connected() && !draining && n.serves(fingerprint) {
-			count++
-		}
-	}
-	return count
-}
-
-// Usable says that the node is connected and takes work.
-func (n *Node) Usable() bool {
-	_, _, _, _, draining, _ := n.Stats()
-	return n.connected() && !draining && n.serves(0)
+	return s.count(func(n *Node) bool { return n.usable(fingerprint) })
 }
 
 // Ready is the number of decode nodes that serve the model, connected or not.
 func (s *Snapshot) Ready(fingerprint uint64) int {
-	count := 0
-	for _, n := range s.Decode {
-		if n.serves(fingerprint) {
-			count++
+	return s.count(func(n *Node) bool { return n.serves(fingerprint) })
+}
+
+// count is the number of decode nodes for which is holds.
+func (s *Snapshot) count(is func(*Node) bool) (n int) {
+	for _, node := range s.Decode {
+		if is(node) {
+			n++
 		}
 	}
-	return count
+	return n
+}
+
+// Usable says that the node is connected and takes work.
+func (n *Node) Usable() bool { return n.usable(0) }
+
+func (n *Node) usable(fingerprint uint64) bool {
+	return n.connected() && !n.link.Load().last().draining && n.serves(fingerprint)
 }
