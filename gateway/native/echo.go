@@ -46,12 +46,8 @@ func (j *job) echoed(c *choice) *openai.Error {
 	if c.stream != nil {
 		c.stream.Cancel("nothing but the prompt was asked for")
 	}
-	j.leave(c)
-	c.state.Finish()
-	c.stream, c.finish.Reason = nil, metrics.ReasonLength
-	j.Release()
-	j.live--
-	j.emit(c, "")
+	c.delta.Finish.Reason = metrics.ReasonLength
+	j.finish(c, "")
 	return nil
 }
 
@@ -74,20 +70,22 @@ func (j *job) told(c *choice) *openai.Told {
 	return t
 }
 
-// opening is what stands before a choice's own text and log-probabilities.
-func (j *job) opening(c *choice) (text string, probs []openai.TokenProb) {
+// begin adds to a choice's first Delta what precedes its own text and log-probabilities.
+func (j *job) begin(c *choice) {
+	d := &c.delta
+	d.Prompt = j.told(c)
 	if !j.req.Echo {
-		return "", nil
+		return
 	}
+	d.Text = append([]byte(c.prompt.Echo), d.Text...)
 	if j.echoProbs() {
-		probs = j.promptProbs(c)
+		d.Probs = append(j.promptProbs(c), d.Probs...)
 	}
-	return c.prompt.Echo, probs
 }
 
 // promptProbs is a prompt's tokens as those of the answer are told about.
 func (j *job) promptProbs(c *choice) []openai.TokenProb {
-	all := make([]openai.TokenProb, 0, len(c.prompt.Tokens)+len(c.probs)) // and not what max_tokens would allow
+	all := make([]openai.TokenProb, 0, len(c.prompt.Tokens)+len(c.delta.Probs)) // and not what max_tokens would allow
 	offset := 0
 	for i, id := range c.prompt.Tokens {
 		t := openai.TokenProb{First: true}
@@ -108,24 +106,17 @@ func (j *job) promptProbs(c *choice) []openai.TokenProb {
 	return all
 }
 
-// emit hands on a choice's text and, when it is done, its finish.
+// emit adds text to a choice's Delta. The Delta of a stream is encoded and starts again, unless it
+// waits for more tokens.
 func (j *job) emit(c *choice, piece string) {
-	if !j.req.Stream {
-		c.body = append(c.body, piece...)
+	d := &c.delta
+	d.Text = append(d.Text, piece...)
+	if n := j.req.StreamInterval; !j.req.Stream || n > 1 && !d.Begin && !c.done() && len(c.output)-c.sent < n {
 		return
 	}
-	if n := j.req.StreamInterval; n > 1 {
-		if c.roleSent && !c.done() && len(c.output)-c.sent < n {
-			c.pending = append(c.pending, piece...)
-			return
-		}
-		piece = string(append(c.pending, piece...))
-		c.pending = c.pending[:0]
-	}
-	if piece == "" && len(c.probs) == 0 && !c.done() && !j.req.ContinuousUsage && !j.req.TokenIDs {
+	if len(d.Text) == 0 && len(d.Probs) == 0 && !c.done() && !j.req.ContinuousUsage && !j.req.TokenIDs {
 		return
 	}
-	d := openai.Delta{Index: c.index, Text: piece, Probs: c.probs, Finish: c.finish}
 	if j.req.ContinuousUsage {
 		now := j.usage()
 		d.Usage = &now
@@ -134,27 +125,22 @@ func (j *job) emit(c *choice, piece string) {
 		d.Tokens = append([]int32{}, c.output[c.sent:]...) // never nil
 	}
 	c.sent = len(c.output)
-	if !c.roleSent {
-		c.roleSent, d.Begin, d.Prompt = true, true, j.told(c)
-		text, probs := j.opening(c)
-		d.Text, d.Probs = text+d.Text, append(probs, d.Probs...)
+	if d.Begin {
+		j.begin(c)
 	}
-	j.buf = j.encoder.AppendDelta(j.buf, &d)
-	if c.probs != nil {
-		c.probs = c.probs[:0]
-	}
+	j.buf = j.encoder.AppendDelta(j.buf, d)
+	d.Begin, d.Prompt, d.Text, d.Probs = false, nil, d.Text[:0], d.Probs[:0]
 }
 
 // response is the whole answer in one piece.
 func (j *job) response() []byte {
-	out := make([]openai.Choice, len(j.choices))
+	out := make([]openai.Delta, len(j.choices))
 	for i := range j.choices {
 		c := &j.choices[i]
-		text, probs := j.opening(c)
-		out[i] = openai.Choice{Text: append([]byte(text), c.body...), Probs: append(probs, c.probs...), Prompt: j.told(c), Finish: c.finish}
-		if j.req.TokenIDs {
-			out[i].Tokens = append([]int32{}, c.output...)
+		if j.begin(c); j.req.TokenIDs {
+			c.delta.Tokens = append([]int32{}, c.output...)
 		}
+		out[i] = c.delta
 	}
 	return j.encoder.AppendWhole(nil, out, j.usage())
 }

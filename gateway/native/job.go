@@ -43,20 +43,15 @@ type job struct {
 
 // choice is one answer of a request.
 type choice struct {
-	index    int // in the response
-	number   int // among the answers to its prompt: part of the sampling key
-	prompt   *render.Prompt
-	text     *render.Text       // nil: the model has no tokenizer
-	output   []int32            // every token taken so far
-	body     []byte             // text so far; whole responses only
-	probs    []openai.TokenProb // of tokens not sent yet, or of all; nil: not asked for
-	pending  []byte             // text not sent yet, where events wait for several tokens
-	sent     int                // tokens of output that events have brought
-	cached   int                // tokens of the prompt that the node of its first token found in its cache
-	textEnd  int                // bytes of token texts so far, for their offsets
-	finish   openai.Finish
-	state    fsm.Choice[*nodes.Node]
-	roleSent bool
+	number  int // among the answers to its prompt: part of the sampling key
+	prompt  *render.Prompt
+	text    *render.Text // nil: the model has no tokenizer
+	output  []int32      // every token taken so far
+	delta   openai.Delta // what is not sent yet: the next event, or all of a whole response
+	sent    int          // tokens of output that events have brought
+	cached  int          // tokens of the prompt that the node of its first token found in its cache
+	textEnd int          // bytes of token texts so far, for their offsets
+	state   fsm.Choice[*nodes.Node]
 
 	stream   *nodes.Stream     // of the current attempt
 	home     *nodes.Node       // that holds its prompt's KV; nil: not known
@@ -94,7 +89,7 @@ func (j *job) startAll() *openai.Error {
 
 // follow starts the other choices of a prompt whose first has its first token.
 func (j *job) follow(first *choice) *openai.Error {
-	for i := first.index + 1; i < len(j.choices) && j.choices[i].number > 0; i++ {
+	for i := first.delta.Index + 1; i < len(j.choices) && j.choices[i].number > 0; i++ {
 		c := &j.choices[i]
 		c.home = first.node
 		if fault := j.attempt(c); fault != nil {
@@ -118,7 +113,7 @@ func (j *job) attempt(c *choice) *openai.Error {
 			c.describeAttempt(decision)
 		}
 		ctx, cancel := context.WithDeadline(context.Background(), j.Deadline)
-		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
+		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.delta.Index))
 		cancel()
 		if err == nil {
 			c.state.Sent()
@@ -373,7 +368,7 @@ func (j *job) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 		c.output = append(c.output, e.Token)
 		c.state.Token()
 		if e.Probs != nil {
-			c.probs = append(c.probs, j.model.prob(c, e.Token, e.Probs, j.req.TokensAsIDs))
+			c.delta.Probs = append(c.delta.Probs, j.model.prob(c, e.Token, e.Probs, j.req.TokensAsIDs))
 		}
 		if !j.hidden(e) {
 			piece, hit = c.push(e.Token)
@@ -389,12 +384,12 @@ func (j *job) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 		j.emit(c, piece)
 		return nil
 	case reason == nodepb.FinishReason_FINISH_REASON_STOP:
-		c.finish.Reason = metrics.ReasonStop
+		c.delta.Finish.Reason = metrics.ReasonStop
 		if slices.Contains(j.req.StopTokens, e.Token) {
-			c.finish.Token = e.Token
+			c.delta.Finish.Token = e.Token
 		}
 	case reason == nodepb.FinishReason_FINISH_REASON_LENGTH:
-		c.finish.Reason = metrics.ReasonLength
+		c.delta.Finish.Reason = metrics.ReasonLength
 	default: // nobody here has cancelled it
 		return j.retry(c, &nodes.CodeError{Code: nodepb.Code_CODE_CANCELLED, Message: "the node aborted the request"})
 	}
@@ -405,16 +400,21 @@ func (j *job) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 	}
 	if hit {
 		stop, _ := c.text.Stopped()
-		c.finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
+		c.delta.Finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
 	}
+	j.model.queue.Answered(len(c.output))
+	j.finish(c, piece)
+	return nil
+}
+
+// finish ends a choice with its last text.
+func (j *job) finish(c *choice, piece string) {
 	j.leave(c)
 	c.state.Finish()
 	c.stream = nil
-	j.model.queue.Answered(len(c.output))
 	j.Release()
 	j.live--
 	j.emit(c, piece)
-	return nil
 }
 
 // push turns a token into text.
@@ -540,7 +540,7 @@ func (j *job) Stop() {
 		switch {
 		case c.done():
 			j.Whole(&c.times, len(c.prompt.Tokens), len(c.output))
-			j.Finished(c.finish.Reason, 1)
+			j.Finished(c.delta.Finish.Reason, 1)
 		case j.Admitted:
 			j.Finished(j.Broken(), 1)
 		}
@@ -566,7 +566,7 @@ func (j *job) Ending() exchange.Ending {
 	for i := range j.choices {
 		c := &j.choices[i]
 		if c.done() {
-			e.Finish = c.finish.Reason
+			e.Finish = c.delta.Finish.Reason
 		}
 		if c.state.Started() || c.done() {
 			e.Unserved = 0

@@ -31,7 +31,7 @@ func testJob(t testing.TB) *job {
 	s := &exchange.Service{Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m"))}
 	j := &job{Exchange: exchange.Exchange{S: s, Start: time.Now()}, fleet: &Fleet{Service: s}, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), encoder: openai.NewEncoder(openai.Chat, "id", 1, "m", "fp")}
 	j.in = nodes.NewInbox(100)
-	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
+	j.choices = []choice{{prompt: &j.prompts[0], delta: openai.Delta{Begin: true, Finish: openai.NotFinished}, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
 	j.choices[0].state.Begin()
 	j.choices[0].state.Sent()
 	return j

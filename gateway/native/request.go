@@ -96,7 +96,8 @@ func (j *job) parse() (fault *openai.Error) {
 	j.choices = make([]choice, len(prompts)*req.N)
 	for i := range j.choices {
 		c := &j.choices[i]
-		c.index, c.number, c.prompt, c.finish = i, i%req.N, &j.prompts[i/req.N], openai.NotFinished
+		c.number, c.prompt = i%req.N, &j.prompts[i/req.N]
+		c.delta = openai.Delta{Index: i, Begin: true, Finish: openai.NotFinished}
 		if m.Text != nil {
 			c.text = m.Text.Output(req)
 		}

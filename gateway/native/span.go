@@ -14,7 +14,7 @@ func (j *job) describe() {
 	var reasons []string
 	for i := range j.choices {
 		if c := &j.choices[i]; c.done() {
-			reasons = append(reasons, c.finish.Reason)
+			reasons = append(reasons, c.delta.Finish.Reason)
 		}
 	}
 	s.Set(trace.ResponseModel.String(j.model.Name), trace.ResponseID.String(j.answerID), trace.FinishReasons.StringSlice(reasons))
@@ -34,6 +34,6 @@ func (j *job) describe() {
 
 // describeAttempt adds to the span of an attempt where it goes, and why.
 func (c *choice) describeAttempt(d route.Decision) {
-	c.span.Set(trace.Choice.Int(c.index), trace.Resumed.Int(c.state.From()),
+	c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From()),
 		trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 }
