@@ -10,10 +10,10 @@ import (
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
-// Hear makes the gateway listen to what nodes cache, so that prompts go where
-// their prefix is. It is called before Run, at most once.
-func (g *Gateway) Hear(bus *cluster.Bus) {
-	g.native.Hear(bus)
+// FollowEvents subscribes to the block events of nodes, so that prompts are routed to cached
+// prefixes. It is called before Run, at most once.
+func (g *Gateway) FollowEvents(bus *cluster.Bus) {
+	g.native.FollowEvents(bus)
 }
 
 // fleetView is the answer of /debug/nodes.

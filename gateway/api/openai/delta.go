@@ -11,7 +11,7 @@ type Delta struct {
 	Text   []byte
 	Probs  []TokenProb // nil: not requested
 	Tokens []int32     // of Text; nil: not requested
-	Prompt *Told       // with Begin; nil: nothing is requested
+	Prompt *PromptInfo // with Begin; nil: nothing is requested
 	Finish Finish
 	Usage  *Usage // of the request so far; nil: not requested
 }
@@ -59,8 +59,8 @@ func (f Finish) append(dst []byte) []byte {
 	return append(dst, "null"...)
 }
 
-// Told is what a client asked to be told of its prompt.
-type Told struct {
+// PromptInfo is what a client requested about its prompt.
+type PromptInfo struct {
 	Tokens []int32 // its ids; nil: not asked for
 	Text   *string // as the template rendered it; nil: not asked for
 	Probs  *PromptProbs
@@ -69,7 +69,7 @@ type Told struct {
 }
 
 // append appends the fields, each after a comma.
-func (p *Told) append(dst []byte) []byte {
+func (p *PromptInfo) append(dst []byte) []byte {
 	if p == nil {
 		return dst
 	}
