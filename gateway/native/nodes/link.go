@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// Errors of attempts. A CodeError is the node's own word.
+// Errors of attempts.
 var (
 	ErrLost     = errors.New("upstream: connection to the node lost")
 	ErrPosition = errors.New("upstream: the node sent a token out of order")
@@ -23,7 +23,7 @@ var (
 	ErrStalled  = errors.New("upstream: the node has work and makes no steps")
 )
 
-// CodeError is how a node ended an attempt.
+// CodeError is the code with which a node ended an attempt.
 type CodeError struct {
 	Code    nodepb.Code
 	Message string
@@ -46,15 +46,15 @@ type heartbeat struct {
 	adapters   []Adapter
 }
 
-// link is what the fleet keeps for one open connection to a node.
+// link is the state of one open connection to a node.
 type link struct {
 	conn  *rpc.Conn
-	said  uint64 // the fingerprint that the node itself told; 0: none
+	model uint64 // fingerprint in the node's Hello; 0: none
 	stale *metrics.Value
-	token func(rpc.Token)           // l.take, made once: a method value allocates
-	heart atomic.Pointer[heartbeat] // the last; nil: none yet
+	token func(rpc.Token)           // l.take, made once because a method value allocates
+	heart atomic.Pointer[heartbeat] // the last one; nil: none yet
 
-	blocks atomic.Int64 // KV blocks that streams took or gave back since the last heartbeat
+	blocks atomic.Int64 // KV blocks that streams took or released since the last heartbeat
 
 	mu      sync.Mutex
 	closed  bool
@@ -78,7 +78,7 @@ func (l *link) last() *heartbeat {
 	return &noHeart
 }
 
-// noHeart is what is known of a node that has sent no heartbeat.
+// noHeart is the heartbeat of a node that has sent none.
 var noHeart heartbeat
 
 // reply delivers the answer to Node.ask; nil: it was refused. The caller holds l.mu.
@@ -89,8 +89,8 @@ func (l *link) reply(stream uint64, m proto.Message) {
 	}
 }
 
-// Stream is one attempt of one choice on a node. The fleet delivers its events
-// to its Inbox until one ends it.
+// Stream is one attempt of one choice on a node. The fleet delivers its events to its Inbox until
+// one ends it.
 type Stream struct {
 	l       *link
 	in      *Inbox
@@ -98,13 +98,13 @@ type Stream struct {
 	choice  int32
 	attempt uint32
 	next    uint32 // position of the next token; guarded by l.mu
-	// scored is the position of the prompt's next token to be told about, prompt
-	// where that ends; equal where nothing is, or was asked for. Guarded by l.mu.
+	// scored is the position of the prompt's next log-probabilities, and prompt where they end.
+	// They are equal if none are missing or requested. Guarded by l.mu.
 	scored, prompt uint32
-	// probs are those of tokens that the next Tokens frame brings; guarded by l.mu.
+	// probs belong to the tokens of the next Tokens frame; guarded by l.mu.
 	probs []*nodepb.TokenLogProbs
-	// blocks are what the request is expected to take of the node's KV memory;
-	// accepted: the node's next heartbeat knows of it. Guarded by l.mu.
+	// blocks is what the request is expected to take of the node's KV memory. accepted: the node's
+	// next heartbeat includes it. Guarded by l.mu.
 	blocks   int
 	accepted bool
 }
@@ -125,21 +125,21 @@ func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, err
 	l.mu.Unlock()
 	if err := l.conn.Send(rpc.FrameGenerate, s.id, req); err != nil {
 		if !l.drop(s) {
-			return s, nil // the connection's end has reached the inbox already
+			return s, nil // the connection's end is in the inbox already
 		}
 		return nil, fmt.Errorf("%w: sending to %s: %w", ErrLost, l.conn.RemoteAddr(), err)
 	}
 	return s, nil
 }
 
-// count returns how many streams the link has.
+// count returns the number of the link's streams.
 func (l *link) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.streams)
 }
 
-// drop forgets the stream; false when it had ended before.
+// drop removes the stream. It returns false if the stream had ended before.
 func (l *link) drop(s *Stream) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,24 +148,23 @@ func (l *link) drop(s *Stream) bool {
 	return was
 }
 
-// Cancel ends the attempt: the node is told to free what it holds, and nothing
-// of it reaches the inbox after Cancel has returned. It may be called at any
-// time and again.
+// Cancel ends the attempt. The node frees what it holds, and after Cancel has returned no event of
+// the attempt reaches the inbox. It may be called at any time and again.
 func (s *Stream) Cancel(reason string) {
 	if s.l.drop(s) {
 		s.l.cancel(s.id, reason)
 	}
 }
 
-// cancel tells the node. Where the outbox refuses it, the connection is closed:
-// a request that nobody reads must not run on.
+// cancel sends a Cancel to the node. If the outbox refuses it, the connection is closed, because a
+// request without a reader must not continue.
 func (l *link) cancel(id uint64, reason string) {
 	if err := l.conn.Send(rpc.FrameCancel, id, &nodepb.Cancel{Reason: reason}); err != nil {
 		l.conn.Close(fmt.Errorf("upstream: cancel of stream %d not sent: %w", id, err))
 	}
 }
 
-// take delivers one token; the caller holds l.mu.
+// take delivers one token. The caller holds l.mu.
 func (l *link) take(t rpc.Token) {
 	s := l.streams[t.Stream]
 	if s == nil || t.Attempt != s.attempt {
@@ -197,7 +196,7 @@ func (l *link) disorder(s *Stream, err error) {
 	s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: err})
 }
 
-// score delivers log-probabilities of the prompt; the caller holds l.mu.
+// score delivers log-probabilities of the prompt. The caller holds l.mu.
 func (l *link) score(s *Stream, m *nodepb.PromptLogProbs) {
 	n := len(m.Logprobs)
 	if m.First != s.scored || n == 0 || n > int(s.prompt-s.scored) || len(m.Ranks) != n ||
@@ -210,19 +209,18 @@ func (l *link) score(s *Stream, m *nodepb.PromptLogProbs) {
 	s.in.push(Event{Kind: Scored, Choice: s.choice, Attempt: s.attempt, Prompt: m})
 }
 
-// maxProbs bounds the log-probabilities that wait for their tokens: a step's,
-// which are the token after the last one and after each guess.
+// maxProbs bounds the log-probabilities that wait for their tokens: those of one step, which has a
+// token behind the last one and behind each draft token.
 const maxProbs = 1 + 16
 
-// keepProbs files a token's log-probabilities until the token comes, which is
-// with the next frame.
+// keepProbs keeps a token's log-probabilities until the next frame brings the token.
 func (s *Stream) keepProbs(p *nodepb.TokenLogProbs) {
 	if p.Attempt == s.attempt && len(s.probs) < maxProbs {
 		s.probs = append(s.probs, p)
 	}
 }
 
-// takeProbs returns those of a position, and keeps those of later ones.
+// takeProbs returns the log-probabilities of a position, and keeps those of later ones.
 func (s *Stream) takeProbs(position uint32) (found *nodepb.TokenLogProbs) {
 	if len(s.probs) == 0 {
 		return nil
@@ -239,8 +237,8 @@ func (s *Stream) takeProbs(position uint32) (found *nodepb.TokenLogProbs) {
 	return found
 }
 
-// frame takes what the node sent; it runs on the connection's reading
-// goroutine. Malformed payloads end the connection: the two sides disagree.
+// frame handles a frame of the node on the connection's reading goroutine. A malformed payload ends
+// the connection, because the two sides disagree.
 func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 	if t == rpc.FrameTokens {
 		l.mu.Lock()
