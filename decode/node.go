@@ -30,6 +30,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
 // Identity is what must agree between this node and those it works with.
@@ -100,8 +101,8 @@ type Node struct {
 	mu       sync.Mutex
 	gateways map[*rpc.Conn]*gateway
 	attempts map[key]*attempt
-	fetches  map[key]*fetch // by the stream on the prefill node's connection
-	leases   leases
+	fetches  map[key]*fetch                // by the stream on the prefill node's connection
+	leases   map[kvtransfer.LeaseID]*lease // whose end kvtransfer has not reported yet
 	recent   recent
 	dirty    []*gateway // gateways with tokens of the running step
 	owners   int        // goroutines that own an attempt, including one that has just ended
@@ -179,7 +180,7 @@ func New(o Options) *Node {
 		gateways: make(map[*rpc.Conn]*gateway),
 		attempts: make(map[key]*attempt),
 		fetches:  make(map[key]*fetch),
-		leases:   newLeases(),
+		leases:   make(map[kvtransfer.LeaseID]*lease),
 		recent:   newRecent(),
 		breakers: prefillBreakers{by: make(map[string]*gobreaker.CircuitBreaker[struct{}])},
 	}

@@ -74,6 +74,10 @@ func (g *Gateway) json(ctx *fasthttp.RequestCtx, v any) {
 	if err != nil {
 		panic(err)
 	}
+	sendJSON(ctx, body)
+}
+
+func sendJSON(ctx *fasthttp.RequestCtx, body []byte) {
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)
 }

@@ -172,6 +172,5 @@ func operations() []openai.Operation {
 }
 
 func (g *Gateway) openAPI(ctx *fasthttp.RequestCtx) {
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(g.document)
+	sendJSON(ctx, g.document)
 }

@@ -56,8 +56,9 @@ type Fleet struct {
 
 // New returns a fleet without members.
 func New(s *exchange.Service, o Options) *Fleet {
-	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1)}
+	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[uint64]string{}}
 	o.Nodes.Blocks, o.Nodes.Left = fl.Blocks, fl.left
+	fl.events.of = map[string]*cluster.Subscription{}
 	fl.Nodes = nodes.New(o.Nodes)
 	return fl
 }

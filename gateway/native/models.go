@@ -102,9 +102,6 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 			return nil, nil
 		}
 		if m.bundle.Model == b.Model {
-			if fl.pendingModels == nil {
-				fl.pendingModels = map[uint64]string{}
-			}
 			fl.pendingModels[b.Fingerprint] = b.Model
 			fl.Log.Info("another model of the same name waits until nobody serves the present one", "model", b.Model, "node", n.Name,
 				"fingerprint", strconv.FormatUint(b.Fingerprint, 16))
@@ -117,9 +114,6 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 	}
 	m, err := NewModel(b, name, fl.o.ChatTemplate, time.Now())
 	if err != nil {
-		if fl.failedModels == nil {
-			fl.failedModels = map[uint64]time.Time{}
-		}
 		fl.failedModels[b.Fingerprint] = time.Now()
 		fl.Log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
 		return nil, err
