@@ -20,12 +20,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -182,7 +182,7 @@ func New(o Options) *Node {
 		fetches:  make(map[key]*fetch),
 		leases:   make(map[kvtransfer.LeaseID]*lease),
 		recent:   newRecent(),
-		breakers: prefillBreakers{by: make(map[string]*gobreaker.CircuitBreaker[struct{}])},
+		breakers: prefillBreakers{by: make(map[string]*breaker.Breaker)},
 	}
 	n.Base = node.New(node.Options{
 		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
