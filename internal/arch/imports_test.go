@@ -102,30 +102,31 @@ var mayImport = map[string][]string{
 	"engine/sample":              {},
 	"engine/tokenizer":           {},
 
-	"internal/cluster":      {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/command":      {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
-	"internal/config":       {"internal/regular"},
-	"internal/console":      {},
-	"internal/e2e":          {},
-	"internal/arch":         {},
-	"internal/arch/mutants": {},
-	"internal/arch/testall": {},
-	"internal/launch":       {"internal/console", "internal/offspring", "internal/tlsconf"},
-	"internal/obs/logs":     {},
-	"internal/obs/metrics":  {"internal/obs/logs", "internal/netio"},
-	"internal/netlab":       {}, // networks for tests and benchmarks
-	"internal/netio":        {},
-	"internal/offspring":    {},
-	"internal/jsonscan":     {}, // JSON without a tree
-	"gateway/api/openai":    {"internal/jsonscan"},
-	"internal/process":      {"internal/obs/logs", "internal/tlsconf"},
-	"internal/sock":         {},
-	"internal/rpc":          {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
-	"internal/rpc/nodepb":   {},
-	"internal/lengths":      {},
-	"internal/regular":      {},
-	"internal/tlsconf":      {"internal/regular"},
-	"internal/obs/trace":    {"internal/regular", "internal/rpc/nodepb"},
+	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
+	"internal/command":         {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/config":          {"internal/regular"},
+	"internal/console":         {},
+	"internal/e2e":             {},
+	"internal/arch":            {},
+	"internal/arch/mutants":    {"internal/arch/provenance"},
+	"internal/arch/provenance": {}, // of pages
+	"internal/arch/verdict":    {"internal/arch/provenance"},
+	"internal/launch":          {"internal/console", "internal/offspring", "internal/tlsconf"},
+	"internal/obs/logs":        {},
+	"internal/obs/metrics":     {"internal/obs/logs", "internal/netio"},
+	"internal/netlab":          {}, // networks for tests and benchmarks
+	"internal/netio":           {},
+	"internal/offspring":       {},
+	"internal/jsonscan":        {}, // JSON without a tree
+	"gateway/api/openai":       {"internal/jsonscan"},
+	"internal/process":         {"internal/obs/logs", "internal/tlsconf"},
+	"internal/sock":            {},
+	"internal/rpc":             {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
+	"internal/rpc/nodepb":      {},
+	"internal/lengths":         {},
+	"internal/regular":         {},
+	"internal/tlsconf":         {"internal/regular"},
+	"internal/obs/trace":       {"internal/regular", "internal/rpc/nodepb"},
 }
 
 // roles are what main puts together; rules below keep them apart.

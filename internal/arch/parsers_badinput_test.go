@@ -53,7 +53,7 @@ var parsed = map[string]string{
 	"engine/ranks":           "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
-	"internal/arch/testall":  "the output of go test, by encoding/json into plain fields",
+	"internal/arch/verdict":  "the output of go test, by gotestsum into plain fields",
 	"bench/kvtransfer":       "what the programs it runs print, by encoding/json into plain fields",
 	"bench/links":            "what iperf3 prints, by encoding/json into plain fields",
 }
