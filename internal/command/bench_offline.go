@@ -12,7 +12,7 @@ import (
 
 // offlineFlags are what bench throughput and bench latency have in common.
 type offlineFlags struct {
-	m      config.Model
+	m      Model
 	o      offline.Options
 	noText bool
 }
@@ -34,7 +34,7 @@ func (f *offlineFlags) options(v *Invocation) (o offline.Options, err error) {
 		return o, err
 	}
 	f.o.Detokenize, f.o.Out = !f.noText, v.Out
-	f.o.Load, err = LoadOptions(&f.m, v.Environ, log)
+	f.o.Load, err = f.m.Options(v.Environ, log)
 	return f.o, err
 }
 

@@ -6,14 +6,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/tandem-serving/tandem/internal/config"
 )
 
 // commands is a small table: one command with a model's flags, one without.
 func commands() Table {
 	return append(Table{New("serve", "[MODEL] [flags]", "It's a server.", "tandem serve", func(v *Invocation) error {
-		var m config.Model
+		var m Model
 		m.Register(v.Set)
 		_, err := v.Parse(1)
 		return err

@@ -27,70 +27,96 @@ var errModel = errors.New("command: no such model")
 // maxTemplate bounds a --chat-template file.
 const maxTemplate = 4 << 20
 
-// LoadOptions maps the model's flags. A name of the Hugging Face cache becomes
+// Model is the flags of which model a process loads, and how. The embedded options hold their values.
+type Model struct {
+	engine.LoadOptions
+	ServedName         string // in the API
+	revision, template string // of the Hugging Face cache; a file
+	ahead              bool
+	speculation        config.Speculation
+	lora               config.LoRA
+}
+
+// Register declares the flags.
+func (m *Model) Register(s *config.Set) {
+	s.ForNodes()
+	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, ORG/NAME of the local Hugging Face cache, or builtin")
+	s.StringVar(&m.revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
+	s.StringVar(&m.template, "chat-template", "", "file with a chat template instead of the model's own")
+	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
+	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
+	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so beside the program")
+	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, by which --tensor-parallel-size has several GPUs compute a model")
+	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to take; KV blocks get what weights and steps leave of it")
+	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as graphs: slower, for comparison")
+	s.StringVar(&m.BLAS, "cublaslt", "auto", "what multiplies more than 64 rows on a GPU: auto (cuBLASLt where it is installed, else own kernels), none, or the library's path")
+	s.BoolVar(&m.OneOrder, "deterministic", false, "on a GPU: sums in one order, so that a request's logits have the same bits whichever others share its steps; slower. CPUs always do")
+	s.BoolVar(&m.ahead, "async-scheduling", true, "give a GPU the next step of decoding while one runs; false is for comparison. CPUs run one step after the other")
+	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; amx is never chosen by auto, as it rounds what bf16 weights are multiplied with to bf16")
+	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
+	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
+	config.SizeVar(s, &m.KVMemory, "kv-cache-memory-bytes", 0, 0, "memory for KV blocks of each process that computes the model, taken as it is used; 0: 1GiB of all, or less where the machine's or the cgroup's memory is short")
+	s.CountVar(&m.TensorParallel.Ranks, "tensor-parallel-size", 1, 1, "processes of this machine that compute the model together, a part of each matrix each; on the CPU they share --threads")
+	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", time.Minute, "how long one of them may let the others wait before the node ends")
+	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
+	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
+	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: what the model was made for")
+	s.CountVar(&m.MaxSeqs, "max-num-seqs", 256, 1, "requests that run at once")
+	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more fills wide machines better, fewer keeps steps short")
+	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
+	s.Var(&m.speculation, "speculative-config", `guess tokens ahead, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3} or {"method":"draft_model","model":"./small","num_speculative_tokens":3}; answers are the same`)
+	m.lora.Register(s)
+}
+
+// Options completes the options that the flags hold. A name of the Hugging Face cache becomes
 // the folder there, and the name in the API unless another is given.
-func LoadOptions(m *config.Model, environ []string, log *slog.Logger) (engine.LoadOptions, error) {
-	path, name, err := findModel(m.Path, m.Revision, environ)
-	if err != nil {
-		return engine.LoadOptions{}, err
+func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOptions, err error) {
+	o = m.LoadOptions
+	var name string
+	if o.Model, name, err = findModel(m.Model, m.revision, environ); err != nil {
+		return o, err
 	}
-	if m.ServedName == "" {
-		m.ServedName = name
+	m.ServedName = cmp.Or(m.ServedName, name)
+	if o.ChatTemplate, err = ReadTemplate(m.template); err != nil {
+		return o, err
 	}
-	template, err := ReadTemplate(m.ChatTemplate)
-	if err != nil {
-		return engine.LoadOptions{}, err
+	if o.Adapters.Places, err = m.lora.Places(); err != nil {
+		return o, err
 	}
-	places, err := m.LoRA.Places()
-	if err != nil {
-		return engine.LoadOptions{}, err
+	o.Speculation = engine.Speculation{Tokens: m.speculation.Tokens, Lookup: engine.Lookup{Min: m.speculation.Min, Max: m.speculation.Max}}
+	if o.Speculation.Model, _, err = findModel(m.speculation.Model, "", environ); err != nil {
+		return o, fmt.Errorf("--speculative-config: %w", err)
 	}
-	draft, _, err := findModel(m.Speculation.Model, "", environ)
-	if err != nil {
-		return engine.LoadOptions{}, fmt.Errorf("--speculative-config: %w", err)
-	}
-	adapters := engine.Adapters{Places: places, Rank: m.LoRA.MaxRank}
-	if m.LoRA.Root != "" {
-		if adapters.Root, err = filepath.EvalSymlinks(m.LoRA.Root); err == nil {
-			adapters.Root, err = filepath.Abs(adapters.Root)
+	o.Adapters.Rank = m.lora.MaxRank
+	if m.lora.Root != "" {
+		if o.Adapters.Root, err = filepath.EvalSymlinks(m.lora.Root); err == nil {
+			o.Adapters.Root, err = filepath.Abs(o.Adapters.Root)
 		}
 		if err != nil {
-			return engine.LoadOptions{}, fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
+			return o, fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
 		}
 	}
-	for _, a := range m.LoRA.Modules {
-		adapters.Modules = append(adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
+	for _, a := range m.lora.Modules {
+		o.Adapters.Modules = append(o.Adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
 	}
-	parallel, err := tensorParallel(m)
-	if err != nil {
-		return engine.LoadOptions{}, err
-	}
-	return engine.LoadOptions{
-		Adapters: adapters, TensorParallel: parallel,
-		Progress: loading(os.Stderr, log),
-		Model:    path, Device: m.Device, Kernels: m.Kernels, Quantization: m.Quantization, Threads: m.Threads, Logger: log, ChatTemplate: template,
-		KVMemory: int64(m.KVMemory), MemoryLimit: process.MemoryLimit(os.DirFS("/")), KVDType: m.KVDType, BlockTokens: m.BlockTokens,
-		MaxModelLen: m.MaxModelLen, MaxSeqs: m.MaxSeqs, MaxBatchedTokens: m.MaxBatchedTokens, MaxQueued: m.MaxQueued,
-		CUDALibrary: m.CUDALibrary, NCCLLibrary: m.NCCLLibrary, GPUMemory: m.GPUMemory, EnforceEager: m.EnforceEager, Synchronous: !m.Ahead, BLAS: m.BLAS, OneOrder: m.OneOrder,
-		Speculation: engine.Speculation{Tokens: m.Speculation.Tokens, Model: draft, Lookup: engine.Lookup{Min: m.Speculation.Min, Max: m.Speculation.Max}},
-	}, nil
+	o.Progress, o.Logger, o.MemoryLimit, o.Synchronous = loading(os.Stderr, log), log, process.MemoryLimit(os.DirFS("/")), !m.ahead
+	return o, tensorParallel(&o.TensorParallel)
 }
 
 // RankCommand is the argument that makes this program a rank of a node's.
 const RankCommand = "rank"
 
 // tensorParallel has this program started as ranks, which end with this process.
-func tensorParallel(m *config.Model) (engine.TensorParallel, error) {
-	t := engine.TensorParallel{Ranks: m.TensorParallel, Timeout: time.Duration(m.RankTimeout)}
+func tensorParallel(t *engine.TensorParallel) (err error) {
 	if t.Ranks <= 1 {
-		return t, nil
+		return nil
 	}
 	if t.Timeout == 0 {
-		return t, fmt.Errorf("%w: --distributed-timeout-seconds 0: want a time, such as 60", config.ErrValue)
+		return fmt.Errorf("%w: --distributed-timeout-seconds 0: want a time, such as 60", config.ErrValue)
 	}
 	self, err := os.Executable()
 	t.Command, t.Start = []string{self, RankCommand}, func(c *exec.Cmd) error { return offspring.Start(c, syscall.SIGKILL) }
-	return t, err
+	return err
 }
 
 // ReadTemplate is the chat template in the file that --chat-template names; an

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/config"
 )
 
@@ -99,14 +100,14 @@ func TestFindModel(t *testing.T) {
 func TestChatTemplateFile(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"t.jinja": "{{ messages }}", "empty": ""})
-	m := config.Model{Path: "builtin", ChatTemplate: filepath.Join(dir, "t.jinja")}
-	o, err := LoadOptions(&m, nil, slog.New(slog.DiscardHandler))
+	m := Model{LoadOptions: engine.LoadOptions{Model: "builtin"}, template: filepath.Join(dir, "t.jinja")}
+	o, err := m.Options(nil, slog.New(slog.DiscardHandler))
 	if err != nil || o.ChatTemplate != "{{ messages }}" || m.ServedName != "" {
 		t.Errorf("%v, %+v", err, o)
 	}
 	for _, bad := range []string{"none", "empty", "."} {
-		m.ChatTemplate = filepath.Join(dir, bad)
-		if _, err := LoadOptions(&m, nil, slog.New(slog.DiscardHandler)); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), m.ChatTemplate) {
+		m.template = filepath.Join(dir, bad)
+		if _, err := m.Options(nil, slog.New(slog.DiscardHandler)); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), m.template) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

@@ -157,7 +157,7 @@ func showStatus(v *Invocation) error {
 const logitRows = 64
 
 func logits(v *Invocation) error {
-	var m config.Model
+	var m Model
 	m.Register(v.Set)
 	m.KVDType = "float32" // numbers to hold against another engine's
 	v.Lookup("kv-cache-dtype").DefValue = m.KVDType
@@ -168,7 +168,7 @@ func logits(v *Invocation) error {
 		return err
 	}
 	if len(args) == 1 {
-		m.Path = args[0]
+		m.Model = args[0]
 	}
 	if len(*tokens) == 0 {
 		return fmt.Errorf("%w: give --tokens, such as --tokens 1,2,3", config.ErrValue)
@@ -176,7 +176,7 @@ func logits(v *Invocation) error {
 	if *last < 0 {
 		return fmt.Errorf("%w: --last %d is negative", config.ErrValue, *last)
 	}
-	o, err := LoadOptions(&m, v.Environ, slog.New(slog.DiscardHandler))
+	o, err := m.Options(v.Environ, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

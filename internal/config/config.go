@@ -17,13 +17,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
-	"net"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -391,148 +387,6 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// Port is a flag value of a port's number.
-type Port int
-
-// String is the number.
-func (p *Port) String() string { return strconv.Itoa(int(*p)) }
-
-// Set parses a number from 0 to 65535.
-func (p *Port) Set(v string) error {
-	n, err := strconv.ParseUint(v, 10, 16)
-	if err != nil {
-		return fmt.Errorf("%q is not a port; write a number from 0 to 65535", v)
-	}
-	*p = Port(n)
-	return nil
-}
-
-// Type names the value in help texts.
-func (p *Port) Type() string { return "port" }
-
-// PortVar declares a flag for a port.
-func (s *Set) PortVar(p *int, name string, value int, usage string) {
-	*p = value
-	s.Var((*Port)(p), name, usage)
-}
-
-// count is a flag value of a whole number with a least one.
-type count struct {
-	n     *int
-	least int
-}
-
-// String is the number.
-func (c count) String() string {
-	if c.n == nil {
-		return "0"
-	}
-	return strconv.Itoa(*c.n)
-}
-
-// Set parses a number that is not below the least.
-func (c count) Set(v string) error {
-	n, err := strconv.Atoi(v)
-	if err != nil {
-		return fmt.Errorf("%q is not a whole number", v)
-	}
-	if n < c.least {
-		return fmt.Errorf("%d is too few; want at least %d, or leave it out for the default", n, c.least)
-	}
-	*c.n = n
-	return nil
-}
-
-// Type names the value in help texts.
-func (c count) Type() string { return "int" }
-
-// CountVar declares a flag for a whole number of at least least.
-func (s *Set) CountVar(p *int, name string, value, least int, usage string) {
-	*p = value
-	s.Var(count{p, least}, name, usage)
-}
-
-// someBytes is a size that cannot be zero.
-type someBytes struct{ *Bytes }
-
-// Set parses a size of at least a byte.
-func (b someBytes) Set(v string) error {
-	var n Bytes
-	if err := n.Set(v); err != nil {
-		return err
-	}
-	if n < 1 {
-		return fmt.Errorf("%q leaves room for nothing; write a size such as 32MiB, or leave it out for the default", v)
-	}
-	*b.Bytes = n
-	return nil
-}
-
-// Bytes is a flag value in bytes: plain, or with KiB, MiB, GiB, KB, MB, GB.
-type Bytes int64
-
-// units are tried in order, longest suffix first.
-var units = []struct {
-	suffix string
-	factor float64
-}{
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
-	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
-}
-
-// String is the value with the largest unit that divides it.
-func (b *Bytes) String() string {
-	for _, i := range []int{3, 2, 1, 0} {
-		if f := int64(units[i].factor); int64(*b) >= f && int64(*b)%f == 0 {
-			return fmt.Sprintf("%d%s", int64(*b)/f, units[i].suffix)
-		}
-	}
-	return fmt.Sprint(int64(*b))
-}
-
-// Set parses a value.
-func (b *Bytes) Set(v string) error {
-	num, factor := v, 1.0
-	for _, u := range units {
-		if rest, ok := strings.CutSuffix(v, u.suffix); ok {
-			num, factor = strings.TrimSpace(rest), u.factor
-			break
-		}
-	}
-	f, err := strconv.ParseFloat(num, 64)
-	if err != nil || !(f >= 0 && f*factor < math.MaxInt64) {
-		return fmt.Errorf("%q is not a size; write 1073741824, 1GiB or 1.5GB", v)
-	}
-	*b = Bytes(f * factor)
-	return nil
-}
-
-// Type names the value in help texts.
-func (b *Bytes) Type() string { return "size" }
-
-// Seconds is a duration flag that also takes a bare number of seconds, as
-// vLLM's flags do.
-type Seconds time.Duration
-
-// String is the duration in Go's form.
-func (d *Seconds) String() string { return time.Duration(*d).String() }
-
-// Set parses "30", "30s" or "1m30s".
-func (d *Seconds) Set(v string) error {
-	if v != "" && !slices.ContainsFunc([]byte(v), func(c byte) bool { return (c < '0' || c > '9') && c != '.' }) {
-		v += "s"
-	}
-	t, err := time.ParseDuration(v)
-	if err != nil || t < 0 {
-		return fmt.Errorf("%q is not a duration; write 30, 30s or 1m30s", v)
-	}
-	*d = Seconds(t)
-	return nil
-}
-
-// Type names the value in help texts.
-func (d *Seconds) Type() string { return "duration" }
-
 // Forward returns what was given here of those flags that another command has
 // as well, as that command's arguments.
 func (s *Set) Forward(to *Set) []string {
@@ -549,21 +403,3 @@ func (s *Set) Forward(to *Set) []string {
 	})
 	return args
 }
-
-// Address is an IP address, or localhost; empty: none. Names are refused: gossip
-// resolves none.
-type Address string
-
-// Set checks an address.
-func (a *Address) Set(v string) error {
-	if v != "" && v != "localhost" && net.ParseIP(v) == nil {
-		return fmt.Errorf("%q is not an IP address, such as 10.0.0.1", v)
-	}
-	*a = Address(v)
-	return nil
-}
-
-// Type names the value in help texts.
-func (a *Address) Type() string { return "string" }
-
-func (a *Address) String() string { return string(*a) }

@@ -51,6 +51,9 @@ type VLLMFlag struct {
 	Why  string // why it has no effect, or why other values are refused and what to do
 }
 
+// Switch reports whether the flag takes no value.
+func (f *VLLMFlag) Switch() bool { return f.kind == onOff }
+
 // fine says whether the value may be given, with no effect.
 func (f *VLLMFlag) fine(v string) bool {
 	if f.Fine == "" {
@@ -67,6 +70,12 @@ const (
 	nodes side = 1 << iota
 	gateways
 )
+
+// ForNodes makes the set know the flags of vllm serve as those of a command that runs models.
+func (s *Set) ForNodes() { s.sides |= nodes }
+
+// ForGateways makes the set know the flags of vllm serve as those of a command that faces clients.
+func (s *Set) ForGateways() { s.sides |= gateways }
 
 // commands is where flags of a side are declared.
 func (s side) commands() string {

@@ -14,32 +14,31 @@ import (
 )
 
 // begin starts a process of the cluster.
-func begin(v *command.Invocation, p *config.Process, c *config.Cluster, role string) (*process.Process, error) {
-	if c.TLSDir == "" && role == "gateway" {
+func begin(v *command.Invocation, p *processFlags, role string) (*process.Process, error) {
+	if p.TLSDir == "" && role == "gateway" {
 		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`, for a cluster of nodes, or --upstream for other servers", config.ErrValue)
 	}
-	if c.TLSDir == "" {
+	if p.TLSDir == "" {
 		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes trust nobody without it", config.ErrValue)
 	}
-	d, err := process.Start(process.Options{Role: role, Name: c.Name, LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut, TLSDir: c.TLSDir})
+	d, err := beginAlone(v, p, role)
 	if err != nil {
 		return nil, err
 	}
 	if id := d.Certs.Identity(); role == "gateway" && id.Role == tlsconf.Node {
 		d.End()
 		return nil, fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q, and nodes take requests from gateways alone: `tandem ca DIR gateway/NAME` issues a gateway's",
-			config.ErrValue, c.TLSDir, id.Name)
+			config.ErrValue, p.TLSDir, id.Name)
 	}
-	d.ExitAtSecondSignal()
 	return d, nil
 }
 
 // newBus connects to NATS: the server in this process, --nats-url, or, once
 // gossip tells, those of the gateways.
-func newBus(d *process.Process, c *config.Cluster, server *cluster.Server) *cluster.Bus {
+func newBus(d *process.Process, c *clusterFlags, server *cluster.Server) *cluster.Bus {
 	b := cluster.NewBus(cluster.BusOptions{Name: d.Name, InProcess: server, TLS: d.Certs.Client(), Log: d.Log})
-	if c.NATSURL != "" {
-		b.SetServers([]string{c.NATSURL})
+	if c.natsURL != "" {
+		b.SetServers([]string{c.natsURL})
 	}
 	d.OnEnd(b.Close)
 	return b
@@ -56,20 +55,20 @@ func addresses(ms []cluster.Member, of func(cluster.Member) string) (as []string
 }
 
 // advertised is the host that others reach this process at.
-func advertised(c *config.Cluster, host string) string {
-	if c.Advertise != "" {
-		return string(c.Advertise)
+func advertised(c *clusterFlags, host string) string {
+	if c.advertise != "" {
+		return string(c.advertise)
 	}
 	return host
 }
 
 // joinCluster starts gossip, which keeps trying to reach its seeds.
-func joinCluster(d *process.Process, c *config.Cluster, bind, host string, self cluster.Member, onChange func([]cluster.Member)) (*cluster.Cluster, error) {
+func joinCluster(d *process.Process, c *clusterFlags, bind, host string, self cluster.Member, onChange func([]cluster.Member)) (*cluster.Cluster, error) {
 	o := cluster.Options{
-		Self: self, Bind: net.JoinHostPort(address(bind), strconv.Itoa(c.GossipPort)), Join: c.Join, Key: d.Certs.GossipKey(), OnChange: onChange, Log: d.Log,
+		Self: self, Bind: net.JoinHostPort(address(bind), strconv.Itoa(c.gossipPort)), Join: c.join, Key: d.Certs.GossipKey(), OnChange: onChange, Log: d.Log,
 	}
 	if host != bind {
-		o.Advertise = net.JoinHostPort(address(host), strconv.Itoa(c.GossipPort))
+		o.Advertise = net.JoinHostPort(address(host), strconv.Itoa(c.gossipPort))
 	}
 	cl, err := cluster.New(o)
 	if err != nil {

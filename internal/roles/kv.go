@@ -14,21 +14,21 @@ import (
 )
 
 // kvTransport reads --kv-transport, and looks at the other flags of how KV blocks travel.
-func kvTransport(n *config.Node) (kvtransfer.Transport, error) {
-	if n.KVConnections < 1 || n.KVConnections > kvtransfer.MaxConnections {
-		return "", fmt.Errorf("%w: --kv-connections %d, want 1 to %d", config.ErrValue, n.KVConnections, kvtransfer.MaxConnections)
+func kvTransport(n *nodeFlags) (kvtransfer.Transport, error) {
+	if n.writer.Connections < 1 || n.writer.Connections > kvtransfer.MaxConnections {
+		return "", fmt.Errorf("%w: --kv-connections %d, want 1 to %d", config.ErrValue, n.writer.Connections, kvtransfer.MaxConnections)
 	}
-	if err := kvtransfer.CheckCongestionControl(n.KVCongestion); err != nil {
+	if err := kvtransfer.CheckCongestionControl(n.writer.CongestionControl); err != nil {
 		return "", fmt.Errorf("%w: --kv-congestion-control: %w", config.ErrValue, err)
 	}
-	t, err := kvtransfer.ParseTransport(n.KVTransport)
+	t, err := kvtransfer.ParseTransport(n.transport)
 	if err != nil {
 		return "", fmt.Errorf("%w: --kv-transport: %w", config.ErrValue, err)
 	}
-	if all := append([]string{"auto"}, fabric.Providers...); !slices.Contains(all, n.FabricProvider) {
-		return "", fmt.Errorf("%w: --fabric-provider %q, want one of %s", config.ErrValue, n.FabricProvider, strings.Join(all, ", "))
+	if all := append([]string{"auto"}, fabric.Providers...); !slices.Contains(all, n.fabric.Provider) {
+		return "", fmt.Errorf("%w: --fabric-provider %q, want one of %s", config.ErrValue, n.fabric.Provider, strings.Join(all, ", "))
 	}
-	if t == kvtransfer.OverRDMA && n.KVTLS {
+	if t == kvtransfer.OverRDMA && n.tls {
 		return "", fmt.Errorf("%w: --kv-tls: KV blocks that travel by RDMA are in the clear; choose --kv-transport tcp, or leave --kv-tls out", config.ErrValue)
 	}
 	return t, nil
@@ -36,17 +36,17 @@ func kvTransport(n *config.Node) (kvtransfer.Transport, error) {
 
 // kvFabric opens what --kv-transport rdma needs, and says over what KV blocks travel instead where there is none. It outlives readers and writers.
 // Of a GPU's KV they travel from memory to memory if the provider reaches that: then gpu is what it was, else nil.
-func kvFabric(d *process.Process, n *config.Node, t kvtransfer.Transport, gpu kvtransfer.DeviceMemory) (*fabric.Device, kvtransfer.Transport, kvtransfer.DeviceMemory) {
+func kvFabric(d *process.Process, n *nodeFlags, t kvtransfer.Transport, gpu kvtransfer.DeviceMemory) (*fabric.Device, kvtransfer.Transport, kvtransfer.DeviceMemory) {
 	if t != kvtransfer.OverRDMA {
 		return nil, t, nil
 	}
-	providers := []string{n.FabricProvider}
-	if n.FabricProvider == "auto" {
+	providers := []string{n.fabric.Provider}
+	if n.fabric.Provider == "auto" {
 		providers = fabric.Hardware
 	}
 	var errs []error
 	for _, p := range providers {
-		f, direct, err := openFabric(fabric.Options{Provider: p, Address: fabricAddress(n, p), Library: n.FabricLibrary}, gpu)
+		f, direct, err := openFabric(fabric.Options{Provider: p, Address: fabricAddress(n, p), Library: n.fabric.Library}, gpu)
 		if f != nil {
 			d.OnEnd(func() { d.Report("libfabric", f.Close()) })
 			i := f.Info()
@@ -94,14 +94,14 @@ func openFabric(o fabric.Options, gpu kvtransfer.DeviceMemory) (f *fabric.Device
 }
 
 // fabricAddress is where peers reach this node.
-func fabricAddress(n *config.Node, provider string) string {
-	if n.FabricAddress != "" || provider == "shm" {
-		return n.FabricAddress
+func fabricAddress(n *nodeFlags, provider string) string {
+	if n.fabric.Address != "" || provider == "shm" {
+		return n.fabric.Address
 	}
-	if a, err := netip.ParseAddr(n.Host); err == nil && a.IsUnspecified() {
+	if a, err := netip.ParseAddr(n.host); err == nil && a.IsUnspecified() {
 		return ""
 	}
-	return n.Host
+	return n.host
 }
 
 // kvFile is where a prefill node's KV blocks lie so that decode nodes on its host can copy them; nil: they cannot. It outlives the engine.

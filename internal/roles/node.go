@@ -35,10 +35,10 @@ type nodeCommand struct {
 	scrapers int // connections that --http-port may have
 	*config.Set
 	role string
-	m    config.Model
-	n    config.Node
-	c    config.Cluster
-	p    config.Process
+	m    command.Model
+	n    nodeFlags
+	c    clusterFlags
+	p    processFlags
 }
 
 // ports of the roles on machines of their own; the README has the table.
@@ -47,12 +47,12 @@ var ports = map[string][4]int{ // gossip, rpc, kv, http
 	"decode":  {7946, 7102, 7202, 7302},
 }
 
-func nodeFlags(role string, out io.Writer) *nodeCommand {
+func newNodeCommand(role string, out io.Writer) *nodeCommand {
 	f := &nodeCommand{Set: table().Find(role).Flags(out), role: role}
 	f.m.Register(f.Set)
-	f.n.Register(f.Set, ports[role][1], ports[role][2], ports[role][3])
-	f.c.Register(f.Set, ports[role][0])
-	f.p.Register(f.Set)
+	f.n.register(f.Set, ports[role][1], ports[role][2], ports[role][3])
+	f.c.register(f.Set, &f.p.Options, ports[role][0])
+	f.p.register(f.Set)
 	return f
 }
 
@@ -75,8 +75,8 @@ type hooks struct {
 }
 
 // startEngine loads the model and starts its loop.
-func startEngine(d *process.Process, environ []string, m *config.Model, p *config.Process, role string, roles metrics.Role, on hooks) (*node, error) {
-	o, err := command.LoadOptions(m, environ, d.Log)
+func startEngine(d *process.Process, environ []string, m *command.Model, p *processFlags, role string, roles metrics.Role, on hooks) (*node, error) {
+	o, err := m.Options(environ, d.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 		return nil, err
 	}
 	if err := gateway.CheckBundle(n.bundle()); err != nil {
-		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Path, err)
+		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Model, err)
 	}
 	d.Work(n.eng.Run)
 	n.meters.Stats = n.eng.Stats
@@ -122,7 +122,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	for _, line := range l.Plan.Lines {
 		d.Log.Info("KV memory", "derivation", line)
 	}
-	if !p.DisableLogStats {
+	if !p.quietStats {
 		d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.meters.Counts) })
 	}
 	return n, nil
@@ -156,11 +156,11 @@ type drainer interface {
 // serve runs a node's listeners until the first signal and drains it: unready
 // at once, accepting for a moment longer, then finishing what runs.
 func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.Bus) error {
-	rl, err := process.Listen(f.n.Host, f.n.RPCPort, "rpc-port")
+	rl, err := process.Listen(f.n.host, f.n.rpcPort, "rpc-port")
 	if err != nil {
 		return err
 	}
-	hl, err := process.Listen(f.n.Host, f.n.HTTPPort, "http-port")
+	hl, err := process.Listen(f.n.host, f.n.httpPort, "http-port")
 	if err != nil {
 		return errors.Join(err, rl.Close())
 	}
@@ -170,13 +170,13 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	n.Work(func(ctx context.Context) {
 		failed <- rpc.Serve(ctx, rl, rpc.Options{Hello: n.hello(), TLS: n.Certs.Server(), Log: n.Log, Counters: counters}, watched)
 	})
-	host := advertised(&f.c, f.n.Host)
+	host := advertised(&f.c, f.n.host)
 	self := cluster.Member{
 		ID: n.Name, Role: n.role, Build: version, RPC: process.At(host, rl.Addr()), HTTP: process.At(host, hl.Addr()), Model: n.Bundle.ModelName,
 		Fingerprint: n.Fingerprint, Class: n.Class, Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true,
 	}
-	cl, err := joinCluster(n.Process, &f.c, f.n.Host, host, self, func(ms []cluster.Member) {
-		if bus != nil && f.c.NATSURL == "" {
+	cl, err := joinCluster(n.Process, &f.c, f.n.host, host, self, func(ms []cluster.Member) {
+		if bus != nil && f.c.natsURL == "" {
 			bus.SetServers(addresses(ms, func(m cluster.Member) string { return m.NATS }))
 		}
 	})
@@ -207,8 +207,8 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	draining.Store(true)
 	self.Ready, self.Draining = false, true
 	n.Report("gossip", cl.Update(self))
-	n.Log.Info("draining", "timeout", time.Duration(f.p.ShutdownTimeout))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(f.p.ShutdownTimeout))
+	n.Log.Info("draining", "timeout", f.p.shutdownTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), f.p.shutdownTimeout)
 	defer cancel()
 	// Those that have not heard yet may still send something.
 	for until := time.Now().Add(drainDelay); ctx.Err() == nil && counters.Conns.Load() > 0 && time.Now().Before(until); {
@@ -246,7 +246,7 @@ func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.
 	if _, err := v.Parse(0); err != nil {
 		return nil, "", err
 	}
-	d, err := begin(v, &f.p, &f.c, f.role)
+	d, err := begin(v, &f.p, f.role)
 	if err != nil {
 		return nil, "", err
 	}
@@ -265,7 +265,7 @@ func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.
 }
 
 func runPrefill(v *command.Invocation) error {
-	f := nodeFlags("prefill", v.Out)
+	f := newNodeCommand("prefill", v.Out)
 	d, transport, err := f.open(v)
 	if err != nil {
 		return err
@@ -289,9 +289,9 @@ func runPrefill(v *command.Invocation) error {
 		return err
 	}
 	device, transport, gpu := kvFabric(d, &f.n, transport, n.gpu())
-	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport, Fabric: device, Device: gpu,
-		Connections: f.n.KVConnections, CongestionControl: f.n.KVCongestion}
-	if f.n.KVTLS {
+	wo := f.n.writer
+	wo.Node, wo.Layout, wo.Memory, wo.Shared, wo.Transport, wo.Fabric, wo.Device = d.Name, n.layout(), n.Loaded, shared, transport, device, gpu
+	if f.n.tls {
 		wo.TLS = d.Certs.Client()
 	}
 	w, err := kvtransfer.NewWriter(wo)
@@ -312,7 +312,7 @@ func runPrefill(v *command.Invocation) error {
 }
 
 func runDecode(v *command.Invocation) error {
-	f := nodeFlags("decode", v.Out)
+	f := newNodeCommand("decode", v.Out)
 	d, transport, err := f.open(v)
 	if err != nil {
 		return err
@@ -338,13 +338,13 @@ func runDecode(v *command.Invocation) error {
 	observe := KVReceived(n.meters.Set)
 	device, transport, gpu := kvFabric(d, &f.n, transport, n.gpu())
 	ro := kvtransfer.ReaderOptions{
-		Node: d.Name, Transport: transport, Fabric: device, Device: gpu, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
+		Node: d.Name, Transport: transport, Fabric: device, Device: gpu, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.host, strconv.Itoa(f.n.kvPort)),
 		OnEvent: func(ev kvtransfer.Event) {
 			observe(ev)
 			role.TransferEvent(ev)
 		},
 	}
-	if f.n.KVTLS {
+	if f.n.tls {
 		ro.TLS = d.Certs.Server()
 	}
 	r, err := kvtransfer.NewReader(ro)
@@ -401,21 +401,20 @@ func runServe(v *command.Invocation) error {
 	}
 	m, g, p := f.m, f.g, f.p
 	if len(args) == 1 {
-		m.Path = args[0]
+		m.Model = args[0]
 	}
 	cert, err := clientTLS(&g)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(checkPolicy(&g), checkOrigins(&g)); err != nil {
+	if err := errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options)); err != nil {
 		return err
 	}
-	d, err := process.Start(process.Options{Role: "serve", LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut})
+	d, err := beginAlone(v, &p, "serve")
 	if err != nil {
 		return err
 	}
 	defer d.End()
-	d.ExitAtSecondSignal()
 	var role *decode.Node
 	n, err := startEngine(d, v.Environ, &m, &p, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
 	if err != nil {
@@ -431,12 +430,12 @@ func runServe(v *command.Invocation) error {
 	d.Work(func(ctx context.Context) {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
 	})
-	o := gatewayOptions(&g, &p, d)
+	o := g.options(&p, d)
 	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
 	o.TLS = tlsOf(cert)
-	if m.ChatTemplate != "" {
+	if v.Lookup("chat-template").Value.String() != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
 	}
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.asks}
@@ -456,15 +455,15 @@ func runServe(v *command.Invocation) error {
 		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
 			return err
 		}
-		return gw.SetLimits(gatewayOptions(&again.g, &again.p, d).Limits)
+		return gw.SetLimits(again.g.options(&again.p, d).Limits)
 	})
 	d.Log.Info("serving", "addr", gw.Addr(), "model", n.Bundle.ModelName, "version", version)
 	return n.whileStepping(d.Ctx, gw.Run, func() {
 		ctx, cancel := context.WithTimeout(d.Ctx, drainDelay)
 		defer cancel()
 		role.Drain(ctx)
-		alone := gatewayOptions(&g, &p, d)
-		alone.Limits.ResumeTimeout = never(0) // there is no other node to wait for
-		d.Report("limits", gw.SetLimits(alone.Limits))
+		alone := g.options(&p, d).Limits
+		alone.ResumeTimeout = -1 // there is no other node to wait for
+		d.Report("limits", gw.SetLimits(alone))
 	})
 }

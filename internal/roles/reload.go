@@ -3,6 +3,7 @@ package roles
 import (
 	"crypto/tls"
 
+	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -49,27 +50,18 @@ func tlsOf(l *tlsconf.Listener) *tls.Config {
 	return l.Config()
 }
 
-// boundless is what gateway.Options take for a number that is 0, no bound, in a
-// flag.
-func boundless(n int) int {
-	if n == 0 {
-		return -1
-	}
-	return n
-}
-
 // serveCommand is the flags of tandem serve.
 type serveCommand struct {
 	*config.Set
-	m config.Model
-	g config.Gateway
-	p config.Process
+	m command.Model
+	g gatewayFlags
+	p processFlags
 }
 
 func serveFlags(s *config.Set) *serveCommand {
 	f := &serveCommand{Set: s}
 	f.m.Register(s)
-	f.g.Register(s, 0)
-	f.p.Register(s)
+	f.g.register(s, 0)
+	f.p.register(s)
 	return f
 }

@@ -16,7 +16,7 @@ import (
 const traceTimeout = 2 * time.Second
 
 // tracer is a process' source of spans, nil where nobody wants them.
-func tracer(d *process.Process, environ []string, p *config.Process, role string) (*trace.Tracer, error) {
+func tracer(d *process.Process, environ []string, p *processFlags, role string) (*trace.Tracer, error) {
 	getenv := func(name string) string {
 		for _, e := range environ {
 			if value, ok := strings.CutPrefix(e, name+"="); ok {
@@ -25,7 +25,7 @@ func tracer(d *process.Process, environ []string, p *config.Process, role string
 		}
 		return ""
 	}
-	t, err := trace.New(trace.Options{Endpoint: p.TracesEndpoint, Getenv: getenv, Role: role, Node: d.Name, Version: version, Log: d.Log})
+	t, err := trace.New(trace.Options{Endpoint: p.traces, Getenv: getenv, Role: role, Node: d.Name, Version: version, Log: d.Log})
 	if errors.Is(err, trace.ErrOption) {
 		err = fmt.Errorf("%w: %w", config.ErrValue, err)
 	}

@@ -18,12 +18,12 @@ import (
 
 // runUp starts the cluster's processes from this same binary.
 func runUp(v *command.Invocation) error {
-	var m config.Model
-	var g config.Gateway
-	var p config.Process
+	var m command.Model
+	var g gatewayFlags
+	var p processFlags
 	m.Register(v.Set)
-	g.Register(v.Set, gateway.DefaultMinRemotePrefillTokens)
-	p.Register(v.Set)
+	g.register(v.Set, gateway.DefaultMinRemotePrefillTokens)
+	p.register(v.Set)
 	nPrefill := v.Int("prefill", 1, "prefill nodes")
 	nDecode := v.Int("decode", 1, "decode nodes")
 	stateDir := v.String("state-dir", "", "where the cluster's certificates live; default: $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
@@ -40,7 +40,7 @@ func runUp(v *command.Invocation) error {
 	if _, err := clientTLS(&g); err != nil {
 		return err
 	}
-	if err := errors.Join(checkPolicy(&g), checkOrigins(&g)); err != nil {
+	if err := errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options)); err != nil {
 		return err
 	}
 	log, _, err := process.Logger(p.LogLevel, p.LogFormat, v.ErrOut)
@@ -59,9 +59,9 @@ func runUp(v *command.Invocation) error {
 		Prefill: *nPrefill, Decode: *nDecode, Port: g.Port, Threads: m.Threads, Certs: certs,
 		KVMemory: sharedKV(&m, *nPrefill+*nDecode),
 		Flags: map[string][]string{
-			"gateway": v.Forward(gatewayFlags(v.Out).Set),
-			"prefill": v.Forward(nodeFlags("prefill", v.Out).Set),
-			"decode":  v.Forward(nodeFlags("decode", v.Out).Set),
+			"gateway": v.Forward(newGatewayCommand(v.Out).Set),
+			"prefill": v.Forward(newNodeCommand("prefill", v.Out).Set),
+			"decode":  v.Forward(newNodeCommand("decode", v.Out).Set),
 		},
 	}
 	if err := local.PortsFree(g.Host); err != nil {
@@ -78,16 +78,16 @@ func runUp(v *command.Invocation) error {
 		key = g.APIKeys[0]
 	}
 	scheme := "http"
-	if g.SSLCert != "" {
+	if g.clients.Cert != "" {
 		scheme = "https"
 	}
 	url := fmt.Sprintf("%s://%s", scheme, net.JoinHostPort(g.Host, strconv.Itoa(g.Port)))
 	began := time.Now()
 	return launch.Run(ctx, launch.Options{
 		Binary: self, Processes: processes, Out: v.ErrOut, Logger: log,
-		Grace: time.Duration(p.ShutdownTimeout) + 10*time.Second,
+		Grace: p.shutdownTimeout + 10*time.Second,
 		Started: func(ctx context.Context) error {
-			return local.Announce(ctx, v.Out, url, key, g.SSLCert, began)
+			return local.Announce(ctx, v.Out, url, key, g.clients.Cert, began)
 		},
 	}, second)
 }
@@ -95,7 +95,7 @@ func runUp(v *command.Invocation) error {
 // sharedKV is what each of n nodes on this machine takes for KV blocks where the
 // memory limit does not hold the default of all and the weights: a quarter of it
 // together. Otherwise it is 0, for what was given or the default.
-func sharedKV(m *config.Model, n int) int64 {
+func sharedKV(m *command.Model, n int) int64 {
 	if limit := process.MemoryLimit(os.DirFS("/")); m.KVMemory == 0 && limit > 0 && limit/4 < int64(n)<<30 {
 		return max(1, limit/4/int64(n))
 	}
