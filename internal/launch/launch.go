@@ -24,7 +24,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tandem-serving/tandem/internal/offspring"
+	"github.com/tandem-serving/tandem/internal/process"
 )
 
 // Process is one node to run.
@@ -145,7 +145,7 @@ func start(binary string, p Process, out *lines) (*child, error) {
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = w, w
-	err = offspring.Start(cmd, syscall.SIGTERM)
+	err = process.StartChild(cmd, syscall.SIGTERM)
 	w.Close()
 	if err != nil {
 		r.Close()

@@ -6,15 +6,15 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // begin starts a process of the cluster.
-func begin(v *command.Invocation, p *processFlags, role string) (*process.Process, error) {
+func begin(v *cli.Invocation, p *processFlags, role string) (*process.Process, error) {
 	if p.TLSDir == "" && role == "gateway" {
 		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`, for a cluster of nodes, or --upstream for other servers", config.ErrValue)
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/discover"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -102,7 +102,7 @@ func newGatewayCommand(out io.Writer) *gatewayCommand {
 }
 
 // beginAlone starts a process without a cluster.
-func beginAlone(v *command.Invocation, p *processFlags, role string) (*process.Process, error) {
+func beginAlone(v *cli.Invocation, p *processFlags, role string) (*process.Process, error) {
 	p.Role, p.Out = role, v.ErrOut
 	d, err := process.Start(p.Options)
 	if err == nil {
@@ -192,7 +192,7 @@ func upstreamTokenizers(u *upstreamFlags, template string) (map[string]*proxy.To
 	return all, nil
 }
 
-func runGateway(v *command.Invocation) error {
+func runGateway(v *cli.Invocation) error {
 	f := newGatewayCommand(v.Out)
 	v.Set = f.Set
 	if _, err := v.Parse(0); err != nil {
@@ -205,7 +205,7 @@ func runGateway(v *command.Invocation) error {
 	if err := errors.Join(checkPolicy(&f.g.Options), checkOrigins(&f.g.Options)); err != nil {
 		return err
 	}
-	template, err := command.ReadTemplate(f.template)
+	template, err := cli.ReadTemplate(f.template)
 	if err != nil {
 		return err
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/lengths"
 	"github.com/tandem-serving/tandem/internal/obs/logs"
@@ -35,7 +35,7 @@ type nodeCommand struct {
 	scrapers int // connections that --http-port may have
 	*config.Set
 	role string
-	m    command.Model
+	m    cli.Model
 	n    nodeFlags
 	c    clusterFlags
 	p    processFlags
@@ -75,7 +75,7 @@ type hooks struct {
 }
 
 // startEngine loads the model and starts its loop.
-func startEngine(d *process.Process, environ []string, m *command.Model, p *processFlags, role string, roles metrics.Role, on hooks) (*node, error) {
+func startEngine(d *process.Process, environ []string, m *cli.Model, p *processFlags, role string, roles metrics.Role, on hooks) (*node, error) {
 	o, err := m.Options(environ, d.Log)
 	if err != nil {
 		return nil, err
@@ -241,7 +241,7 @@ const (
 )
 
 // open reads the flags and starts the process, which the caller ends.
-func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.Transport, error) {
+func (f *nodeCommand) open(v *cli.Invocation) (*process.Process, kvtransfer.Transport, error) {
 	v.Set = f.Set
 	if _, err := v.Parse(0); err != nil {
 		return nil, "", err
@@ -264,7 +264,7 @@ func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.
 	return d, t, nil
 }
 
-func runPrefill(v *command.Invocation) error {
+func runPrefill(v *cli.Invocation) error {
 	f := newNodeCommand("prefill", v.Out)
 	d, transport, err := f.open(v)
 	if err != nil {
@@ -311,7 +311,7 @@ func runPrefill(v *command.Invocation) error {
 	return n.serve(f, p, p, bus)
 }
 
-func runDecode(v *command.Invocation) error {
+func runDecode(v *cli.Invocation) error {
 	f := newNodeCommand("decode", v.Out)
 	d, transport, err := f.open(v)
 	if err != nil {
@@ -393,7 +393,7 @@ func (n *node) bundle() *nodepb.Bundle {
 
 // runServe has gateway and decode node in one process, joined by an in-memory
 // connection. The one engine prefills as well, so that no KV travels.
-func runServe(v *command.Invocation) error {
+func runServe(v *cli.Invocation) error {
 	f := serveFlags(v.Set)
 	args, err := v.Parse(1)
 	if err != nil {

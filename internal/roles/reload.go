@@ -3,7 +3,7 @@ package roles
 import (
 	"crypto/tls"
 
-	"github.com/tandem-serving/tandem/internal/command"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -53,7 +53,7 @@ func tlsOf(l *tlsconf.Listener) *tls.Config {
 // serveCommand is the flags of tandem serve.
 type serveCommand struct {
 	*config.Set
-	m command.Model
+	m cli.Model
 	g gatewayFlags
 	p processFlags
 }

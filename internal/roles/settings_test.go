@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-serving/tandem/internal/command"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
 type opts struct {
-	m command.Model
+	m cli.Model
 	p processFlags
 	c clusterFlags
 }
@@ -167,7 +167,7 @@ func TestLeastValues(t *testing.T) {
 	} {
 		resolve := func(args, env []string) error {
 			s := config.New("serve", "", "tandem serve", &bytes.Buffer{})
-			var m command.Model
+			var m cli.Model
 			var g gatewayFlags
 			m.Register(s)
 			g.register(s, 64)
@@ -214,7 +214,7 @@ func TestForward(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := config.New("x", "", "x", &bytes.Buffer{})
-	var m command.Model
+	var m cli.Model
 	var c clusterFlags
 	m.Register(to)
 	c.register(to, new(process.Options), 1)

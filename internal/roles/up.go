@@ -10,15 +10,15 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/internal/command"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/launch"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
 // runUp starts the cluster's processes from this same binary.
-func runUp(v *command.Invocation) error {
-	var m command.Model
+func runUp(v *cli.Invocation) error {
+	var m cli.Model
 	var g gatewayFlags
 	var p processFlags
 	m.Register(v.Set)
@@ -95,7 +95,7 @@ func runUp(v *command.Invocation) error {
 // sharedKV is what each of n nodes on this machine takes for KV blocks where the
 // memory limit does not hold the default of all and the weights: a quarter of it
 // together. Otherwise it is 0, for what was given or the default.
-func sharedKV(m *command.Model, n int) int64 {
+func sharedKV(m *cli.Model, n int) int64 {
 	if limit := process.MemoryLimit(os.DirFS("/")); m.KVMemory == 0 && limit > 0 && limit/4 < int64(n)<<30 {
 		return max(1, limit/4/int64(n))
 	}

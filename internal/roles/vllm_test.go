@@ -10,14 +10,14 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/tandem-serving/tandem/internal/command"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 )
 
 // newServe is a command of both sides, as `tandem serve` is.
 func newServe() *config.Set {
 	s := config.New("serve [flags]", "", "tandem serve", &bytes.Buffer{})
-	var m command.Model
+	var m cli.Model
 	var g gatewayFlags
 	var p processFlags
 	m.Register(s)

@@ -1,4 +1,4 @@
-package command
+package cli
 
 import (
 	"cmp"
@@ -16,13 +16,12 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/config"
-	"github.com/tandem-serving/tandem/internal/offspring"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // errModel is behind refusals of a model's name.
-var errModel = errors.New("command: no such model")
+var errModel = errors.New("cli: no such model")
 
 // maxTemplate bounds a --chat-template file.
 const maxTemplate = 4 << 20
@@ -115,7 +114,7 @@ func tensorParallel(t *engine.TensorParallel) (err error) {
 		return fmt.Errorf("%w: --distributed-timeout-seconds 0: want a time, such as 60", config.ErrValue)
 	}
 	self, err := os.Executable()
-	t.Command, t.Start = []string{self, RankCommand}, func(c *exec.Cmd) error { return offspring.Start(c, syscall.SIGKILL) }
+	t.Command, t.Start = []string{self, RankCommand}, func(c *exec.Cmd) error { return process.StartChild(c, syscall.SIGKILL) }
 	return err
 }
 

@@ -1,4 +1,4 @@
-// Package command is the frame around tandem's subcommands: the table of them,
+// Package cli is the frame around tandem's subcommands: the table of them,
 // help, errors and exit statuses, and those commands that need no role: chat,
 // status, logits, ca, completion and version.
 //
@@ -8,7 +8,7 @@
 //
 // The package knows no role. Besides main it is the only one that imports
 // internal/config.
-package command
+package cli
 
 import (
 	"errors"
@@ -54,14 +54,14 @@ type Invocation struct {
 }
 
 // errDeclared ends a command that was run to learn its flags.
-var errDeclared = errors.New("command: flags are declared")
+var errDeclared = errors.New("cli: flags are declared")
 
 // Declared is the command's flags with all that it declares. Every command
 // declares its flags first and then parses, which is where this stops it.
 func (c *Command) Declared(t Table) *config.Set {
 	v := &Invocation{Set: c.Flags(io.Discard), Out: io.Discard, ErrOut: io.Discard, Table: t, declared: true}
 	if err := c.Run(v); !errors.Is(err, errDeclared) {
-		panic(fmt.Sprintf("command: %s does not parse its flags first: %v", c.Name, err))
+		panic(fmt.Sprintf("cli: %s does not parse its flags first: %v", c.Name, err))
 	}
 	return v.Set
 }
@@ -136,7 +136,7 @@ func (t Table) Find(name string) *Command {
 			return &t[i]
 		}
 	}
-	panic("command: no command " + name)
+	panic("cli: no command " + name)
 }
 
 // status says an error in words and chooses the exit status.
