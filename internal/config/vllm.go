@@ -92,6 +92,26 @@ type VLLMGroup struct {
 	Flags []VLLMFlag
 }
 
+// flags joins the rows of a group.
+func flags(rows ...[]VLLMFlag) []VLLMFlag { return slices.Concat(rows...) }
+
+// supported, noEffect and refused return the rows of flags of a class. A flag is written as its name, then ?
+// for a switch, # for numbers or = for pairs, then its short name behind a comma, then behind a colon the
+// values without effect, with | between them: "enable-expert-parallel?,ep" or "nnodes,n:1".
+func supported(names string) []VLLMFlag     { return rows(names, Supported, "") }
+func noEffect(names, why string) []VLLMFlag { return rows(names, NoEffect, why) }
+func refused(names, why string) []VLLMFlag  { return rows(names, Refused, why) }
+
+func rows(names string, class Class, why string) (out []VLLMFlag) {
+	for _, s := range strings.Fields(names) {
+		s, fine, _ := strings.Cut(s, ":")
+		s, short, _ := strings.Cut(s, ",")
+		kind := kind(max(0, strings.IndexByte(" ?#=", s[len(s)-1])))
+		out = append(out, VLLMFlag{strings.TrimRight(s, "?#="), short, kind, class, strings.ReplaceAll(fine, "|", " "), why})
+	}
+	return out
+}
+
 // refusal is an error that speaks for itself, without the parser's frame.
 type refusal struct{ text string }
 
