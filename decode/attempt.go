@@ -9,7 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -64,7 +64,7 @@ func (n *Node) disown() {
 	n.mu.Lock()
 	n.owners--
 	n.mu.Unlock()
-	n.wg.Done()
+	n.Owners.Done()
 }
 
 // accepted tells the gateway that the attempt is here. One that has no room to
@@ -324,7 +324,7 @@ func (n *Node) forget(a *attempt, cause error) {
 	a.failSpan(cause)
 	a.cancel(cause)
 	delete(n.attempts, a.key)
-	n.draining.Left(len(n.attempts))
+	n.Ended()
 }
 
 // codeOf sorts an error into the protocol's codes.
@@ -332,18 +332,16 @@ func codeOf(err error) nodepb.Code {
 	switch {
 	case errors.Is(err, ErrDeadline):
 		return nodepb.Code_CODE_DEADLINE
-	case errors.Is(err, ErrDrained), errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost):
+	case errors.Is(err, ErrDrained):
 		return nodepb.Code_CODE_DRAINING
-	case errors.Is(err, scheduler.ErrQueueFull), errors.Is(err, rpc.ErrOutboxFull):
+	case errors.Is(err, rpc.ErrOutboxFull):
 		return nodepb.Code_CODE_OVERLOADED
-	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong), errors.Is(err, ErrStreamTwice):
+	case errors.Is(err, ErrStreamTwice):
 		return nodepb.Code_CODE_INVALID
-	case errors.Is(err, engine.ErrAdapter): // other nodes may have it
-		return nodepb.Code_CODE_MISMATCH
 	case errors.Is(err, ErrCancelled):
 		return nodepb.Code_CODE_CANCELLED
 	}
-	return nodepb.Code_CODE_INTERNAL
+	return node.Code(err)
 }
 
 // logProbs is one token's, for the frame.

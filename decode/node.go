@@ -13,6 +13,7 @@
 package decode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,19 +27,14 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // Identity is what must agree between this node and those it works with.
-type Identity struct {
-	Model       string // served name
-	Fingerprint uint64
-	Class       string // numerics class
-	Layout      uint64 // hash of the KV layout
-	KV          string // the same in words
-}
+type Identity = node.Identity
 
 // Options configure a node. Zero durations and counts take the defaults.
 type Options struct {
@@ -76,22 +72,13 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() {
-	setDuration := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	setDuration(&o.RequestTimeout, 30*time.Minute)
-	setDuration(&o.PrefillTimeout, 5*time.Second)
-	setDuration(&o.GrantTimeout, 2*time.Second)
-	setDuration(&o.LeaseDuration, 10*time.Second)
-	setDuration(&o.StatsInterval, 500*time.Millisecond)
-	if o.MaxRequests == 0 {
-		o.MaxRequests = 1024
-	}
-	if o.BlockTokens == 0 {
-		o.BlockTokens = kvcache.DefaultBlockTokens
-	}
+	o.RequestTimeout = cmp.Or(o.RequestTimeout, 30*time.Minute)
+	o.PrefillTimeout = cmp.Or(o.PrefillTimeout, 5*time.Second)
+	o.GrantTimeout = cmp.Or(o.GrantTimeout, 2*time.Second)
+	o.LeaseDuration = cmp.Or(o.LeaseDuration, 10*time.Second)
+	o.StatsInterval = cmp.Or(o.StatsInterval, node.DefaultStatsInterval)
+	o.MaxRequests = cmp.Or(o.MaxRequests, 1024)
+	o.BlockTokens = cmp.Or(o.BlockTokens, kvcache.DefaultBlockTokens)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -105,11 +92,11 @@ type Dialer interface {
 // Node is a decode node's requests. It implements rpc.Handler for gateways'
 // connections; a handler of its own serves those it dials.
 type Node struct {
-	o        Options
-	log      *slog.Logger
-	prefill  Dialer
-	legs     legs
-	adapters *rpc.AdapterDesk
+	*node.Base
+	o       Options
+	log     *slog.Logger
+	prefill Dialer
+	legs    legs
 
 	mu       sync.Mutex
 	gateways map[*rpc.Conn]*gateway
@@ -117,11 +104,9 @@ type Node struct {
 	fetches  map[key]*fetch // by the stream on a prefill node's connection
 	leases   leases
 	recent   recent
-	draining rpc.Draining
 	dirty    []*gateway // gateways with tokens of the running step
 	owners   int        // goroutines that own an attempt, or that one just ended under
 	count    Counters
-	wg       sync.WaitGroup // of the owners
 }
 
 // Counters only grow; metrics read them.
@@ -191,7 +176,7 @@ var (
 func New(o Options) *Node {
 	o.setDefaults()
 	n := &Node{
-		o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter),
+		o: o, log: o.Logger,
 		gateways: make(map[*rpc.Conn]*gateway),
 		attempts: make(map[key]*attempt),
 		fetches:  make(map[key]*fetch),
@@ -199,6 +184,10 @@ func New(o Options) *Node {
 		recent:   newRecent(),
 		legs:     legs{by: make(map[string]*gobreaker.CircuitBreaker[struct{}])},
 	}
+	n.Base = node.New(node.Options{
+		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
+		Gateways: n.flushGateways, Stats: n.addStats, Running: func() int { return len(n.attempts) }, End: n.endAll,
+	})
 	if o.Reader != nil {
 		n.prefill = o.Dial(prefillHandler{n})
 	}
@@ -216,15 +205,11 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		n.know(c)
 		// Before the bundle, without which a gateway is not ready: so a ready gateway
 		// knows the node's adapters.
-		n.send(c, rpc.FrameStats, 0, n.stats())
+		n.send(c, rpc.FrameStats, 0, n.Stats())
 	case rpc.FrameBundleRequest:
 		n.send(c, rpc.FrameBundle, stream, n.o.Bundle)
-	case rpc.FrameDrain:
-		n.drainAsked(payload)
-	case rpc.FrameLoadAdapter, rpc.FrameUnloadAdapter:
-		n.adapters.Frame(c, t, stream, payload)
 	default:
-		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
+		n.Base.Frame(c, t, stream, payload)
 	}
 }
 
@@ -277,7 +262,7 @@ func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 	switch {
 	case n.attempts[a.key] != nil:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("stream %d is in use", a.key.stream)
-	case n.draining.On():
+	case n.DrainingLocked():
 		return nodepb.Code_CODE_DRAINING, "the decode node is shutting down"
 	case n.owners >= n.o.MaxRequests:
 		n.count.Overloaded++
@@ -286,7 +271,7 @@ func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 	n.attempts[a.key] = a
 	n.owners++
 	n.count.Accepted++
-	n.wg.Add(1)
+	n.Owners.Add(1)
 	return 0, ""
 }
 

@@ -25,7 +25,7 @@ func (g *Gateway) Check() error {
 	attempts := g.Meters.Attempts.Get()
 	inFlight := g.InFlight.Load()
 	err := g.native.Nodes.Check(inFlight == 0)
-	g.eachAdmission(func(a *exchange.Admission) { err = errors.Join(err, a.Check(inFlight == 0)) })
+	g.EachQueue(func(_ any, a *exchange.Admission) { err = errors.Join(err, a.Check(inFlight == 0)) })
 	if inFlight < 0 {
 		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))
 	}

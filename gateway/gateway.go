@@ -52,13 +52,11 @@ const (
 type Gateway struct {
 	*exchange.Service // what requests share, whoever answers them
 
-	o       Options
-	http    *httpserver.Server
-	native  *native.Fleet
-	proxy   *proxy.Proxy // nil: there are no upstreams
-	keys    *auth.Keyring
-	resumes *rate.Limiter // paces those after it
-	limits  atomic.Pointer[Limits]
+	o      Options
+	http   *httpserver.Server
+	native *native.Fleet
+	proxy  *proxy.Proxy // nil: there are no upstreams
+	keys   *auth.Keyring
 
 	document []byte        // /openapi.json
 	docsPage func() []byte // /docs, made when it is asked for first
@@ -112,13 +110,13 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{
 		Service: &exchange.Service{Log: o.Log, LogRequests: o.LogRequests, Tracer: o.Tracer, Policy: policy, Meters: exchange.NewMeters(o.Metrics), Budget: perSecond(o.Limits.RetriesPerSecond),
-			Queue: exchange.NewAdmission(admit.Limits{Requests: o.Limits.MaxQueuedRequests, Tokens: o.Limits.MaxQueuedTokens}), Cut: make(chan struct{})},
-		o:       o,
-		keys:    keys,
-		resumes: perSecond(o.Limits.ResumesPerSecond),
+			Resumes: perSecond(o.Limits.ResumesPerSecond), Queue: exchange.NewAdmission(admit.Limits{}), Cut: make(chan struct{})},
+		o:    o,
+		keys: keys,
 	}
+	g.Service.SetLimits(o.Limits)
 	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
-	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.Limits.clients(), TLS: o.TLS, MaxConns: o.MaxConns,
+	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: connLimits(&o.Limits), TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{
 			Crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})
@@ -127,13 +125,13 @@ func New(o Options) (*Gateway, error) {
 		Nodes: nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Stale: g.Meters.Stale, Log: o.Log,
 			Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall")},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
-		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(), Limits: o.Limits.fleet(), Resumes: g.resumes,
+		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
 	})
 	g.native.SetMembers(o.Members)
 	if o.Upstreams.Any() {
 		o.Upstreams.Log, o.Upstreams.StallTimeout = o.Log, max(0, o.StallTimeout)
 		if g.proxy, err = proxy.New(g.Service, proxy.Options{Upstreams: o.Upstreams.Options, ForwardAuthorization: o.Upstreams.ForwardAuthorization, Tokenizers: o.Upstreams.Tokenizers,
-			Limits: o.Limits.upstreams(), Crowds: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
+			Crowds: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
 			g.native.Close()
 			l.Close()
 			return nil, err

@@ -60,12 +60,12 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		e = &openai.Error{Status: 413, Type: openai.TypeTooLarge,
-			Message: fmt.Sprintf("the request body is larger than %d bytes", g.lim().MaxBodyBytes)}
+			Message: fmt.Sprintf("the request body is larger than %d bytes", g.Limits().MaxBodyBytes)}
 	case errors.As(err, &small):
 		e = &openai.Error{Status: 431, Type: "Request Header Fields Too Large",
 			Message: fmt.Sprintf("the request's head is larger than %d bytes", httpserver.HeadBytes)}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.lim().HeaderTimeout, g.lim().MinBodyRate)}
+		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.Limits().HeaderTimeout, g.Limits().MinBodyRate)}
 	case errors.Is(err, httpserver.ErrVersion):
 		e = &openai.Error{Status: 505, Type: "HTTP Version Not Supported", Message: err.Error()}
 	case errors.Is(err, httpserver.ErrExpect):

@@ -26,16 +26,6 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
 	return fault == nil
 }
 
-// eachAdmission calls f with the queue of native nodes and those of upstreams'
-// models.
-func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
-	f(g.Queue)
-	g.native.EachQueue(f)
-	if g.proxy != nil {
-		g.proxy.EachQueue(f)
-	}
-}
-
 // foreignModels answers with all models: those of servers of another kind as they
 // describe them.
 func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -55,7 +56,7 @@ func (j *job) granted(g *nodepb.Grant) {
 
 // run carries an admitted job to its answer.
 func (n *Node) run(ctx context.Context, j *job) {
-	defer n.wg.Done()
+	defer n.Owners.Done()
 	defer j.stop(nil)
 	done, err := n.serve(ctx, j)
 	if err != nil && ctx.Err() != nil {
@@ -88,18 +89,14 @@ func (n *Node) answer(j *job, err error, done *nodepb.PrefillDone) {
 
 func codeOf(err error) nodepb.Code {
 	switch {
-	case errors.Is(err, errDrained), errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost):
+	case errors.Is(err, errDrained):
 		return nodepb.Code_CODE_DRAINING
-	case errors.Is(err, errNoGrant), errors.Is(err, errRefused), errors.Is(err, scheduler.ErrQueueFull), errors.Is(err, engine.ErrStuck), errors.Is(err, kvtransfer.ErrBusy):
+	case errors.Is(err, errNoGrant), errors.Is(err, errRefused), errors.Is(err, engine.ErrStuck), errors.Is(err, kvtransfer.ErrBusy):
 		return nodepb.Code_CODE_OVERLOADED
 	case errors.Is(err, errTimeout):
 		return nodepb.Code_CODE_DEADLINE
-	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong):
-		return nodepb.Code_CODE_INVALID
-	case errors.Is(err, engine.ErrAdapter):
-		return nodepb.Code_CODE_MISMATCH
 	}
-	return nodepb.Code_CODE_INTERNAL
+	return node.Code(err)
 }
 
 // serve asks for the grant, computes and pushes.

@@ -15,6 +15,7 @@
 package prefill
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -33,12 +35,7 @@ import (
 )
 
 // Identity is what must agree with the decode nodes that ask.
-type Identity struct {
-	Fingerprint uint64
-	Class       string // numerics class
-	Layout      uint64 // hash of the KV layout
-	KV          string // the same in words
-}
+type Identity = node.Identity
 
 // Options configure a node. Zero durations and counts take the defaults.
 type Options struct {
@@ -73,24 +70,12 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() {
-	if o.RunAheadTokens == 0 {
-		o.RunAheadTokens = 4096
-	}
-	if o.MaxQueued == 0 {
-		o.MaxQueued = 1024
-	}
-	if o.GrantTimeout == 0 {
-		o.GrantTimeout = 10 * time.Second
-	}
-	if o.QueuedInterval == 0 {
-		o.QueuedInterval = time.Second
-	}
-	if o.JobTimeout == 0 {
-		o.JobTimeout = 30 * time.Minute
-	}
-	if o.StatsInterval == 0 {
-		o.StatsInterval = 500 * time.Millisecond
-	}
+	o.RunAheadTokens = cmp.Or(o.RunAheadTokens, 4096)
+	o.MaxQueued = cmp.Or(o.MaxQueued, 1024)
+	o.GrantTimeout = cmp.Or(o.GrantTimeout, 10*time.Second)
+	o.QueuedInterval = cmp.Or(o.QueuedInterval, time.Second)
+	o.JobTimeout = cmp.Or(o.JobTimeout, 30*time.Minute)
+	o.StatsInterval = cmp.Or(o.StatsInterval, node.DefaultStatsInterval)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -109,9 +94,9 @@ var (
 
 // Node is a prefill node's jobs. It implements rpc.Handler.
 type Node struct {
-	o        Options
-	log      *slog.Logger
-	adapters *rpc.AdapterDesk
+	*node.Base
+	o   Options
+	log *slog.Logger
 
 	mu       sync.Mutex
 	jobs     map[key]*job
@@ -120,9 +105,7 @@ type Node struct {
 	line     *line.Line         // of the jobs that are not computed yet
 	tickets  line.ID            // that were ever given
 	start    time.Time
-	draining rpc.Draining
 	count    Counters
-	wg       sync.WaitGroup
 }
 
 // Counters only grow; metrics read them.
@@ -141,9 +124,14 @@ type key struct {
 func New(o Options) *Node {
 	o.setDefaults()
 	n := &Node{
-		o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter), jobs: make(map[key]*job), byTicket: make(map[line.ID]*job),
+		o: o, log: o.Logger, jobs: make(map[key]*job), byTicket: make(map[line.ID]*job),
 		gateways: make(map[*rpc.Conn]bool), line: line.New(o.RunAheadTokens), start: time.Now(),
 	}
+	n.Base = node.New(node.Options{
+		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
+		Gateways: n.connected, Stats: n.addStats, Running: func() int { return len(n.jobs) },
+		End: func() { n.cancelAll(func(key) bool { return true }, errDrained) },
+	})
 	o.Engine.OrderJobs(n.order)
 	return n
 }
@@ -153,7 +141,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	k := key{c, stream}
 	switch t {
 	case rpc.FrameHello:
-		n.know(c)
+		n.register(c)
 	case rpc.FramePrefill:
 		n.accept(k, payload)
 	case rpc.FrameGrant:
@@ -169,12 +157,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		n.stepAside(k)
 	case rpc.FrameCancel:
 		n.cancel(k, errCancelled)
-	case rpc.FrameDrain:
-		n.drainAsked(payload)
-	case rpc.FrameLoadAdapter, rpc.FrameUnloadAdapter:
-		n.adapters.Frame(c, t, stream, payload)
 	default:
-		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
+		n.Base.Frame(c, t, stream, payload)
 	}
 }
 
@@ -182,16 +166,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 func (n *Node) Closed(c *rpc.Conn, err error) {
 	n.mu.Lock()
 	delete(n.gateways, c)
-	var gone []key
-	for k := range n.jobs {
-		if k.conn == c {
-			gone = append(gone, k)
-		}
-	}
 	n.mu.Unlock()
-	for _, k := range gone {
-		n.cancel(k, fmt.Errorf("%w: %w", errGone, err))
-	}
+	n.cancelAll(func(k key) bool { return k.conn == c }, fmt.Errorf("%w: %w", errGone, err))
 }
 
 func (n *Node) job(k key) *job {
@@ -230,7 +206,7 @@ func (n *Node) accept(k key, payload []byte) {
 // room says why there is none; n.mu is held.
 func (n *Node) room(k key) (nodepb.Code, string) {
 	switch {
-	case n.draining.On():
+	case n.DrainingLocked():
 		return nodepb.Code_CODE_DRAINING, errDrained.Error()
 	case n.line.Waiting()+n.line.Aside() >= n.o.MaxQueued:
 		n.count.Overloaded++

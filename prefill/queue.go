@@ -3,6 +3,8 @@ package prefill
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/scheduler"
@@ -33,7 +35,7 @@ func (n *Node) admit() {
 		j.admitted = true
 		ctx, cancel := context.WithCancelCause(context.Background())
 		j.stop = cancel
-		n.wg.Add(1)
+		n.Owners.Add(1)
 		go n.run(ctx, j)
 	}
 }
@@ -108,6 +110,18 @@ func (n *Node) cancel(k key, why error) {
 	n.answer(j, why, nil)
 }
 
+// cancelAll cancels the jobs whose keys match.
+func (n *Node) cancelAll(match func(key) bool, why error) {
+	n.mu.Lock()
+	keys := slices.Collect(maps.Keys(n.jobs))
+	n.mu.Unlock()
+	for _, k := range keys {
+		if match(k) {
+			n.cancel(k, why)
+		}
+	}
+}
+
 // forget takes a job off the books; n.mu is held.
 func (n *Node) forget(j *job, err error) {
 	switch {
@@ -124,7 +138,7 @@ func (n *Node) forget(j *job, err error) {
 	j.timer.Stop()
 	n.line.Remove(j.ticket)
 	n.admit()
-	n.draining.Left(len(n.jobs))
+	n.Ended()
 }
 
 // Positions tells waiting jobs' decode nodes where they stand, until ctx ends,

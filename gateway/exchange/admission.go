@@ -416,6 +416,32 @@ func seconds(d time.Duration) int {
 // refused counts a refusal.
 func (s *Service) Refused(limit string) { s.Meters.Set.Counter(metrics.GatewayRefused, limit).Inc() }
 
+// QueueOf returns the queue that key names, and makes one with room for so many requests where
+// there is none.
+func (s *Service) QueueOf(key any, room int64) *Admission {
+	if a, ok := s.queues.Load(key); ok {
+		return a.(*Admission)
+	}
+	a := NewAdmission(s.queueLimits())
+	a.SetRoom(room, math.MaxInt64)
+	first, _ := s.queues.LoadOrStore(key, a)
+	return first.(*Admission)
+}
+
+// DropQueue removes the queue that key names.
+func (s *Service) DropQueue(key any) { s.queues.Delete(key) }
+
+// EachQueue calls f with all queues and their keys; that of Service.Queue is nil.
+func (s *Service) EachQueue(f func(key any, a *Admission)) {
+	if s.Queue != nil {
+		f(nil, s.Queue)
+	}
+	s.queues.Range(func(key, a any) bool {
+		f(key, a.(*Admission))
+		return true
+	})
+}
+
 // flowOf is whom a key's requests are charged to in a queue that is not the native
 // nodes': flows belong to one queue.
 func (a *Admission) flowOf(k *auth.Key) *admit.Flow {

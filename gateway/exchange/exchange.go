@@ -226,6 +226,17 @@ func (x *Exchange) Attempted() {
 // Avoid is the node that another request waits for, which this one has passed; nil: none.
 func (x *Exchange) Avoid() any { return x.slot.avoid }
 
+// Begin counts an attempt of c that is about to be sent to a node, and starts its span.
+func Begin[N comparable](x *Exchange, c *fsm.Choice[N], node string, at time.Time) trace.Span {
+	number := c.Begin()
+	x.S.Meters.Attempts.Inc()
+	s := x.Span.Child("attempt", trace.Client, at)
+	if s.On() {
+		s.Set(trace.Peer.String(node), trace.Attempt.Int(int(number)))
+	}
+	return s
+}
+
 // AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or
 // "upstream".
 func (x *Exchange) AttemptFailed(f *Failure, s *trace.Span, who, name string) {
@@ -242,6 +253,22 @@ func Next[N comparable](x *Exchange, c *fsm.Choice[N], node N, f *Failure) fsm.A
 		return fsm.GiveUp
 	}
 	return a
+}
+
+// NoAttempt returns the answer to a request of which a choice cannot be attempted again. f is the
+// failure of its last attempt; nil: there was none, because no server, called who, is there.
+// started reports that the choice has tokens.
+func (x *Exchange) NoAttempt(f *Failure, who, model string, started bool) *openai.Error {
+	switch {
+	case f != nil && f.Late: // the node's timer was first
+		x.Cause = CauseDeadline
+	case started:
+		x.Cause = CauseUpstream
+	}
+	if f == nil {
+		return openai.Unavailable(RetryAfter, "no %s is available for model %q", who, openai.Clip(model, 200))
+	}
+	return f.Fault()
 }
 
 // ChoiceLimits bound a choice's attempts.

@@ -3,6 +3,7 @@ package exchange
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -25,6 +26,18 @@ type RouteHints struct {
 	Policy  route.Policy
 	Session kvcache.Hash // of its session's name; 0: none
 	Turn    uint64       // grows with each request
+}
+
+// Request returns what the router decides by for a prompt with a key.
+func (h *RouteHints) Request(key kvcache.Hash) route.Request {
+	r := route.Request{Policy: h.Policy, Key: key, Turn: h.Turn}
+	switch {
+	case h.Policy == route.Session && h.Session != 0:
+		r.Key = h.Session
+	case h.Policy == route.PowerOfTwo:
+		r.Draw = rand.Uint64()
+	}
+	return r
 }
 
 // Routing reads how a request is to be routed.

@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
@@ -27,17 +26,6 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// Limits of requests; they may change while requests run.
-type Limits struct {
-	MaxInFlight     int // requests being answered
-	MaxQueuedTokens int // prompt tokens of requests that wait for room
-	MaxAttempts     int // nodes that a choice is tried on without getting a token
-	RequestTimeout  time.Duration
-	ResumeTimeout   time.Duration // how long a choice with tokens waits for a node
-	QueueTimeout    time.Duration // how long a request waits for room
-	MaxBodyMemory   int           // bytes of all large bodies together, which httpserver counts
-}
-
 // Service is what the exchanges of a gateway share. Its exported fields are set before the
 // first request.
 type Service struct {
@@ -47,6 +35,7 @@ type Service struct {
 	Meters      Meters
 	Policy      route.Policy  // of requests that name none
 	Budget      *rate.Limiter // of all requests' retries before the first token
+	Resumes     *rate.Limiter // paces attempts of choices that have tokens
 	Queue       *Admission    // the flows of keys are those of this queue
 	Cut         chan struct{} // closed when what still runs is to end
 	InFlight    atomic.Int64  // requests being answered
@@ -56,17 +45,12 @@ type Service struct {
 	Count func(path string, status int) // an answered request
 
 	limits atomic.Pointer[Limits]
+	queues sync.Map      // *Admission, by the key of QueueOf
 	turn   atomic.Uint64 // requests so far
 
 	warned  sync.Map     // names of unknown fields that were warned about
 	nWarned atomic.Int64 // at most maxWarned
 }
-
-// Limits are those that hold now.
-func (s *Service) Limits() *Limits { return s.limits.Load() }
-
-// SetLimits changes the limits; any goroutine may call it.
-func (s *Service) SetLimits(l Limits) { s.limits.Store(&l) }
 
 // RequestIDHeader has the request's id, in requests and answers.
 const RequestIDHeader = "X-Request-Id"

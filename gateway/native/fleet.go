@@ -14,12 +14,10 @@ package native
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
-	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
@@ -39,19 +37,6 @@ type Options struct {
 	RejectSpecialTokens    bool              // in messages of users and tools
 	LogPromptText          int               // characters of each request's prompt in its log line
 	Quiet                  bool              // that there is no model is not worth a log line
-	Limits                 Limits
-	Resumes                *rate.Limiter // paces attempts of choices that have tokens
-}
-
-// Limits of requests; they may change while requests run.
-type Limits struct {
-	MaxN            int // choices
-	MaxLogprobs     int // of each token
-	MaxPromptTokens int // of each prompt; 0: what the model takes
-
-	MaxQueuedRequests, MaxQueuedTokens int           // of each model, while its nodes have no room
-	NodeBacklog                        int           // requests that wait on each decode node
-	NodeBacklogTime                    time.Duration // of computing prompts that are before the nodes
 }
 
 // Fleet answers requests by decode nodes. Make it with New.
@@ -63,8 +48,6 @@ type Fleet struct {
 	Buffered atomic.Int64  // bytes of streams' buffers
 
 	o              Options
-	bounds         atomic.Pointer[Limits]
-	queues         sync.Map             // *exchange.Admission of further models, by fingerprint
 	torn           map[uint64]time.Time // models that could not be taken up, by fingerprint; keepModel's
 	passed         map[uint64]string    // models that wait for another of their name to go, by fingerprint; keepModel's
 	membersChanged chan struct{}
@@ -75,7 +58,6 @@ type Fleet struct {
 // New makes a fleet without members.
 func New(s *exchange.Service, o Options) *Fleet {
 	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1)}
-	fl.SetLimits(o.Limits)
 	o.Nodes.Blocks, o.Nodes.Left = fl.Blocks, fl.left
 	fl.Nodes = nodes.New(o.Nodes)
 	return fl
@@ -89,12 +71,6 @@ func (fl *Fleet) Close() {
 	fl.Nodes.Close()
 	fl.news.close()
 }
-
-// limits are those that hold now.
-func (fl *Fleet) limits() *Limits { return fl.bounds.Load() }
-
-// SetLimits changes the limits; any goroutine may call it.
-func (fl *Fleet) SetLimits(l Limits) { fl.bounds.Store(&l) }
 
 // SetMembers says who is in the fleet; any goroutine may call it.
 func (fl *Fleet) SetMembers(members []nodes.Member) {
@@ -112,15 +88,6 @@ func (fl *Fleet) Usable() (n int) {
 		n += now.Usable(m.Fingerprint)
 	}
 	return n
-}
-
-// EachQueue calls f with the queue of each model but the first, whose queue is the
-// Service's.
-func (fl *Fleet) EachQueue(f func(*exchange.Admission)) {
-	fl.queues.Range(func(_, a any) bool {
-		f(a.(*exchange.Admission))
-		return true
-	})
 }
 
 // Serve has decode nodes answer a request for tokens.

@@ -113,10 +113,10 @@ func (j *job) attempt(c *choice) *openai.Error {
 		if node == nil || c.state.Excludes(node) {
 			return j.nowhere(c, node)
 		}
-		c.state.Begin()
 		c.since, c.foretold = time.Now(), decision.First
-		j.S.Meters.Attempts.Inc()
-		j.attemptSpan(c, node, decision)
+		if c.span = exchange.Begin(&j.Exchange, &c.state, node.Name, c.since); c.span.On() {
+			c.describeAttempt(decision)
+		}
 		ctx, cancel := context.WithDeadline(context.Background(), j.Deadline)
 		s, err := node.Generate(ctx, j.message(c, decision, fleet), j.in, int32(c.index))
 		cancel()

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
@@ -153,27 +153,22 @@ func (fl *Fleet) queueFor(m *Model, others []*Model) *exchange.Admission {
 	if !slices.ContainsFunc(others, func(o *Model) bool { return o.queue == fl.Queue }) {
 		return fl.Queue
 	}
-	l := fl.limits()
-	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
-	fl.queues.Store(m.Fingerprint, a)
-	return a
+	return fl.QueueOf(m.Fingerprint, math.MaxInt64)
 }
 
 // FollowRoom follows the room of the models' nodes; the queue of a model that is
 // gone goes when it is empty.
 func (fl *Fleet) FollowRoom() {
-	all := fl.Models.All()
+	all, l := fl.Models.All(), fl.Limits()
 	for _, m := range all {
-		r := fl.Nodes.Now().Room(m.Fingerprint, fl.limits().NodeBacklog, fl.limits().NodeBacklogTime)
+		r := fl.Nodes.Now().Room(m.Fingerprint, l.NodeBacklog, l.NodeBacklogTime)
 		m.queue.SetRoom(r.Requests, r.Tokens)
 	}
-	fl.queues.Range(func(print, a any) bool {
-		if print, native := print.(uint64); native && a.(*exchange.Admission).Idle() && !slices.ContainsFunc(all, func(m *Model) bool { return m.Fingerprint == print }) {
-			fl.queues.Delete(print)
+	fl.EachQueue(func(key any, a *exchange.Admission) {
+		if print, ours := key.(uint64); ours && a.Idle() && !slices.ContainsFunc(all, func(m *Model) bool { return m.Fingerprint == print }) {
+			fl.DropQueue(print)
 		}
-		return true
 	})
-
 }
 
 // keepModel refreshes now, when the members change, and in between.

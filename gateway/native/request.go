@@ -43,7 +43,10 @@ func (j *job) parse() (fault *openai.Error) {
 		return fault
 	}
 	req := j.req
-	if fault := fl.checkLimits(req); fault != nil {
+	if fault := req.CheckLogprobs(fl.Limits().MaxLogprobs); fault != nil {
+		return fault
+	}
+	if fault := fl.CheckChoices(req.N); fault != nil {
 		return fault
 	}
 	fl.WarnUnknown(req.Unknown)
@@ -55,11 +58,15 @@ func (j *job) parse() (fault *openai.Error) {
 		return fault
 	}
 	prompts, fault := m.Prompts(req, charge)
-	if fault == nil {
-		fault = fl.checkPrompts(req, prompts)
-	}
 	if fault != nil {
 		return fault
+	}
+	for i := range prompts {
+		n := len(prompts[i].Tokens)
+		if fault := fl.CheckPrompt(req.Endpoint, n); fault != nil {
+			return fault
+		}
+		j.nPrompt += n
 	}
 	if id := j.Ctx.Request.Header.Peek(exchange.RequestIDHeader); openai.ValidID(id) {
 		req.RequestID = string(id)
@@ -68,9 +75,6 @@ func (j *job) parse() (fault *openai.Error) {
 	} else {
 		j.Ctx.Response.Header.Set(exchange.RequestIDHeader, req.RequestID)
 		j.ID = j.Ctx.Response.Header.Peek(exchange.RequestIDHeader)
-	}
-	for i := range prompts {
-		j.nPrompt += len(prompts[i].Tokens)
 	}
 	if fault := j.LetIn(j.nPrompt); fault != nil {
 		return fault

@@ -28,7 +28,7 @@ func (j *job) retry(c *choice, err error) *openai.Error {
 		return j.attempt(c)
 	}
 	j.S.Meters.Resumes.Inc()
-	r := j.fleet.o.Resumes.Reserve()
+	r := j.S.Resumes.Reserve()
 	if wait := r.Delay(); wait > j.S.Limits().ResumeTimeout {
 		r.Cancel()
 		return j.lose(c)
@@ -72,7 +72,7 @@ func (j *job) nowhere(c *choice, node *nodes.Node) *openai.Error {
 		return nil
 	}
 	if !c.state.Started() && node == nil {
-		return j.noNode()
+		c.failure = nil
 	}
 	return j.lose(c)
 }
@@ -80,18 +80,5 @@ func (j *job) nowhere(c *choice, node *nodes.Node) *openai.Error {
 // lose gives a choice up.
 func (j *job) lose(c *choice) *openai.Error {
 	c.state.Abandon()
-	switch {
-	case c.failure != nil && c.failure.Late: // the node's timer was first
-		j.Cause = exchange.CauseDeadline
-	case c.state.Started():
-		j.Cause = exchange.CauseUpstream
-	}
-	if c.failure == nil {
-		return j.noNode()
-	}
-	return c.failure.Fault()
-}
-
-func (j *job) noNode() *openai.Error {
-	return openai.Unavailable(exchange.RetryAfter, "no decode node is available for model %q", j.model.Name)
+	return j.NoAttempt(c.failure, "decode node", j.model.Name, c.state.Started())
 }

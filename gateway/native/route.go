@@ -19,13 +19,9 @@ func (fl *Fleet) route(fleet *nodes.Snapshot, view *route.View, m *Model, p *ren
 	q := m.query(p, n)
 	q.Avoid, q.Class = avoid, class
 	fleet.Look(view, q)
-	r := route.Request{Policy: how.Policy, Key: p.Key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.Turn}
-	switch {
-	case r.Policy == route.Session && how.Session != 0:
-		r.Key = how.Session
-	case r.Policy == route.PowerOfTwo:
-		r.Draw = rand.Uint64()
-	case r.Policy == route.Prefix && fleet.Shared:
+	r := how.Request(p.Key)
+	r.Demand, r.Uncached, r.MinRemote = demand, n, minRemote
+	if r.Policy == route.Prefix && fleet.Shared {
 		r.Shared, r.Draw = true, rand.Uint64()
 	}
 	return fleet.Table.Pick(r, *view, nil)

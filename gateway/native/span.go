@@ -1,7 +1,6 @@
 package native
 
 import (
-	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
@@ -33,11 +32,8 @@ func (j *job) describe() {
 	}
 }
 
-// attemptSpan begins the span of a choice's next attempt.
-func (j *job) attemptSpan(c *choice, node *nodes.Node, d route.Decision) {
-	c.span = j.Span.Child("attempt", trace.Client, c.since)
-	if c.span.On() {
-		c.span.Set(trace.Peer.String(node.Name), trace.Choice.Int(c.index), trace.Attempt.Int(int(c.state.Attempt())), trace.Resumed.Int(c.state.From()),
-			trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
-	}
+// describeAttempt adds to the span of an attempt where it goes, and why.
+func (c *choice) describeAttempt(d route.Decision) {
+	c.span.Set(trace.Choice.Int(c.index), trace.Resumed.Int(c.state.From()),
+		trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 }

@@ -54,9 +54,10 @@ func (m *Model) Register(s *config.Set) {
 	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; amx is never chosen by auto, as it rounds what bf16 weights are multiplied with to bf16")
 	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
 	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
-	config.SizeVar(s, &m.KVMemory, "kv-cache-memory-bytes", 0, 0, "memory for KV blocks of each process that computes the model, taken as it is used; 0: 1GiB of all, or less where the machine's or the cgroup's memory is short")
+	s.Var((*config.Bytes)(&m.KVMemory), "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, taken as it is used; 0: 1GiB of all, or less where the machine's or the cgroup's memory is short")
 	s.CountVar(&m.TensorParallel.Ranks, "tensor-parallel-size", 1, 1, "processes of this machine that compute the model together, a part of each matrix each; on the CPU they share --threads")
-	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", time.Minute, "how long one of them may let the others wait before the node ends")
+	m.TensorParallel.Timeout = time.Minute
+	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of them may let the others wait before the node ends")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
 	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
 	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: what the model was made for")

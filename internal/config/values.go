@@ -155,49 +155,6 @@ func (a *Address) Type() string { return "string" }
 
 func (a *Address) String() string { return string(*a) }
 
-// SecondsVar declares a flag for a duration.
-func (s *Set) SecondsVar(p *time.Duration, name string, value time.Duration, usage string) {
-	*p = value
-	s.Var((*Seconds)(p), name, usage)
-}
-
-// size is a flag value of a number of bytes, in an integer of the option that it sets.
-type size[T int | int64] struct {
-	n     *T
-	least T
-}
-
-// String returns the number as Bytes does.
-func (b size[T]) String() string {
-	if b.n == nil {
-		return "0"
-	}
-	n := Bytes(*b.n)
-	return n.String()
-}
-
-// Set parses a size that is not below the least.
-func (b size[T]) Set(v string) error {
-	var n Bytes
-	if err := n.Set(v); err != nil {
-		return err
-	}
-	if n < Bytes(b.least) {
-		return fmt.Errorf("%q leaves room for nothing; write a size such as 32MiB, or leave it out for the default", v)
-	}
-	*b.n = T(n)
-	return nil
-}
-
-// Type names the value in help texts.
-func (b size[T]) Type() string { return "size" }
-
-// SizeVar declares a flag for a number of bytes of at least least.
-func SizeVar[T int | int64](s *Set, p *T, name string, value, least T, usage string) {
-	*p = value
-	s.Var(size[T]{p, least}, name, usage)
-}
-
 // choice is a flag value of one of two words, which sets an option to false or true.
 type choice struct {
 	on    *bool

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 	"github.com/tandem-serving/tandem/kvtransfer"
@@ -27,7 +28,8 @@ func (p *processFlags) register(s *config.Set) {
 	s.StringVar(&p.LogFormat, "log-format", "text", "text, lines in vLLM's manner, or json")
 	s.BoolVar(&p.quietStats, "disable-log-stats", false, "leave out the lines of rates")
 	s.StringVar(&p.traces, "otlp-traces-endpoint", "", "collector that gets traces, as OTLP over HTTP, such as http://127.0.0.1:4318; default: what OTEL_EXPORTER_OTLP_ENDPOINT says")
-	s.SecondsVar(&p.shutdownTimeout, "shutdown-timeout", 30*time.Second, "how long SIGTERM lets running requests finish")
+	p.shutdownTimeout = 30 * time.Second
+	s.SecondsVar(&p.shutdownTimeout, "shutdown-timeout", false, "how long SIGTERM lets running requests finish")
 }
 
 // clusterFlags say how a process finds the others and proves that it belongs.
@@ -79,11 +81,10 @@ type upstreamFlags struct {
 	kubernetesAPI         string
 	bootstrapPort         int
 	caFile                string
-	maxRequests           int
 	tokenizers            []string // FOLDER or MODEL=FOLDER
 }
 
-func (u *upstreamFlags) register(s *config.Set) {
+func (u *upstreamFlags) register(s *config.Set, l *limits.Limits) {
 	s.StringSliceVar(&u.urls, "upstream", nil, "OpenAI-compatible server (vLLM, SGLang, ...) to put the gateway in front of: http(s)://HOST:PORT; dns:HOST:PORT, srv:NAME or k8s:NAMESPACE/SERVICE:PORT for several (dns+https:… with TLS); without --tls-dir there is no cluster of nodes beside them")
 	s.StringSliceVar(&u.prefill, "upstream-prefill", nil, "the same, of servers that compute prompts for those of --upstream-decode")
 	s.StringSliceVar(&u.decode, "upstream-decode", nil, "the same, of servers that answer from prompts computed by those of --upstream-prefill")
@@ -94,7 +95,7 @@ func (u *upstreamFlags) register(s *config.Set) {
 	s.Secret("upstream-api-key")
 	s.StringVar(&u.caFile, "upstream-ca-file", "", "authorities of their certificates, PEM; default: the system's")
 	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path that says whether one is well; below 500 is")
-	s.CountVar(&u.maxRequests, "upstream-max-requests", 0, 0, "choices that a model's upstreams are given at once, each so many; further requests wait in the gateway as they do for nodes (--max-queued-requests, --queue-timeout); 0: any number")
+	s.CountVar(&l.UpstreamRequests, "upstream-max-requests", 0, 0, "choices that a model's upstreams are given at once, each so many; further requests wait in the gateway as they do for nodes (--max-queued-requests, --queue-timeout); 0: any number")
 	s.StringSliceVar(&u.tokenizers, "tokenizer", nil, "folder with the tokenizer.json and the chat template of upstreams' models, such as a checkpoint's: prompts are routed by blocks of their tokens, as they are to nodes, instead of by their first bytes; MODEL=FOLDER for one of several models; a prompt that it cannot turn into tokens goes by its bytes")
 	s.BoolVar(&u.ForwardAuthorization, "upstream-forward-authorization", false, "send clients' Authorization and X-Api-Key on to them")
 }
@@ -105,17 +106,18 @@ func (u *upstreamFlags) any() bool { return len(u.urls)+len(u.prefill)+len(u.dec
 // gatewayFlags are those of the client side.
 type gatewayFlags struct {
 	gateway.Options
-	clients                            tlsconf.ClientFiles
-	certReqs                           int
-	insecure                           bool
-	adminListen                        string
-	retriesPerSecond, resumesPerSecond int
+	clients     tlsconf.ClientFiles
+	certReqs    int
+	insecure    bool
+	adminListen string
 }
 
 func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.ForGateways()
-	s.StringVar(&g.Host, "host", "127.0.0.1", "address to listen on for clients")
-	s.PortVar(&g.Port, "port", 8000, "port to listen on for clients")
+	g.Limits, g.StallTimeout, g.NodeSilence = limits.Default(), limits.StallTimeout, limits.NodeSilence
+	l := &g.Limits
+	s.StringVar(&g.Host, "host", limits.Host, "address to listen on for clients")
+	s.PortVar(&g.Port, "port", limits.Port, "port to listen on for clients")
 	s.StringVar(&g.clients.Cert, "ssl-certfile", "", "certificate for clients, PEM")
 	s.StringVar(&g.clients.Key, "ssl-keyfile", "", "its key, PEM")
 	s.StringVar(&g.clients.CA, "ssl-ca-certs", "", "authorities of clients' certificates, PEM; with --ssl-cert-reqs")
@@ -130,30 +132,30 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens that clients must present, any of them")
 	s.Secret("api-key")
 	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key a line, KEY or sha256:HEX, then name=N concurrency=N tokens-per-second=N weight=N priority=N admin=yes as wanted; read again when it changes")
-	s.CountVar(&g.Limits.MaxQueuedRequests, "max-queued-requests", 4096, 1, "requests that may wait in the gateway while the fleet has no room; beyond, they get 429")
-	s.CountVar(&g.Limits.MaxQueuedTokens, "max-queued-tokens", 16<<20, 1, "tokens that the prompts of those may have; beyond, requests get 429")
-	s.SecondsVar(&g.Limits.QueueTimeout, "queue-timeout", time.Minute, "how long a request waits there, at most what it gives itself in the header X-Tandem-Timeout; one that would wait longer is refused at once")
-	s.CountVar(&g.Limits.NodeBacklog, "node-backlog-requests", 16, 1, "requests that wait on a decode node beside those that it runs; the others wait in the gateway")
-	s.SecondsVar(&g.Limits.NodeBacklogTime, "node-backlog-time", 2*time.Second, "prompts that wait on nodes, in time to compute them; the others wait in the gateway")
+	s.CountVar(&l.MaxQueuedRequests, "max-queued-requests", l.MaxQueuedRequests, 1, "requests that may wait in the gateway while the fleet has no room; beyond, they get 429")
+	s.CountVar(&l.MaxQueuedTokens, "max-queued-tokens", l.MaxQueuedTokens, 1, "tokens that the prompts of those may have; beyond, requests get 429")
+	s.SecondsVar(&l.QueueTimeout, "queue-timeout", false, "how long a request waits there, at most what it gives itself in the header X-Tandem-Timeout; one that would wait longer is refused at once")
+	s.CountVar(&l.NodeBacklog, "node-backlog-requests", l.NodeBacklog, 1, "requests that wait on a decode node beside those that it runs; the others wait in the gateway")
+	s.SecondsVar(&l.NodeBacklogTime, "node-backlog-time", true, "prompts that wait on nodes, in time to compute them; the others wait in the gateway")
 	s.CountVar(&g.MinRemotePrefillTokens, "min-remote-prefill-tokens", minRemotePrefill, 0, "prompts with fewer tokens to compute are prefilled on the decode node")
-	s.SecondsVar(&g.Limits.RequestTimeout, "request-timeout", 30*time.Minute, "longest life of a request")
+	s.SecondsVar(&l.RequestTimeout, "request-timeout", false, "longest life of a request")
 	s.StringVar(&g.Policy, "policy", "prefix", "how nodes are chosen: prefix, consistent_hash, least_load, power_of_two, round_robin or session; the header X-Tandem-Policy overrides it")
-	s.SecondsVar(&g.Limits.ResumeTimeout, "resume-timeout", 10*time.Second, "how long a stream whose decode node died waits for another")
-	s.SecondsVar(&g.StallTimeout, "stall-timeout", 30*time.Second, "a decode node that has work and makes no step for so long loses it to others; 0: never")
-	s.SecondsVar(&g.NodeSilence, "node-silence", 2*time.Second, "a decode node whose heartbeats are missing for so long loses its streams to others, at most half of the nodes within 10s; at least 1s; 0: never")
-	s.CountVar(&g.Limits.MaxAttempts, "max-attempts", 3, 1, "nodes that take a request in a row without a token from any")
-	config.SizeVar(s, &g.Limits.MaxBodyBytes, "max-request-body", 32<<20, 1, "largest request body")
-	config.SizeVar(s, &g.Limits.MaxBodyMemory, "max-body-memory", 1<<30, 0, "memory of all large request bodies and of parsing them, arriving or being answered; beyond, requests get 429; 0: no bound")
-	s.SecondsVar(&g.Limits.HeaderTimeout, "header-timeout", 10*time.Second, "how long a request's head may take to arrive")
-	config.SizeVar(s, &g.Limits.MinBodyRate, "min-body-rate", 1<<10, 0, "bytes of a request that must arrive a second, on average from its start, once --header-timeout is over; 0: any")
-	s.CountVar(&g.Limits.MaxN, "max-n", 128, 1, "choices (n) that a request may ask for; at most 128")
-	s.CountVar(&g.Limits.MaxPromptTokens, "max-prompt-tokens", 0, 0, "tokens that a prompt may have; 0: what the model takes")
-	s.CountVar(&g.Limits.MaxInFlight, "max-requests", 8192, 1, "requests that are answered at once, waiting ones included; beyond, they get 503")
-	s.CountVar(&g.MaxConns, "max-connections", 65536, 1, "connections of clients; for one more, the connection longest without a request is closed; at most what the limit on file descriptors leaves")
-	s.CountVar(&g.Limits.MaxConnsPerAddress, "max-connections-per-address", 0, 0, "connections of one client address (of IPv6 its first 64 bits); beyond, they get 429; 0: no bound, as behind a proxy")
-	s.SecondsVar(&g.Limits.SlowClientTimeout, "slow-client-timeout", 30*time.Second, "how long a client may take nothing of its answer before it is given up")
-	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", 1024, 1, "tokens of a choice that may wait for a slow client before its generation pauses")
-	s.CountVar(&g.retriesPerSecond, "retries-per-second", 50, 1, "attempts that failed before their first token and are tried elsewhere, of all requests together; bursts of ten seconds' worth")
-	s.CountVar(&g.resumesPerSecond, "resumes-per-second", 200, 1, "streams whose node was lost that look for another, of all together; the others follow in turn")
-	s.CountVar(&g.Limits.MaxLogprobs, "max-logprobs", 20, 1, "best tokens whose log-probabilities a request may ask for with each token; at most 256")
+	s.SecondsVar(&l.ResumeTimeout, "resume-timeout", true, "how long a stream whose decode node died waits for another")
+	s.SecondsVar(&g.StallTimeout, "stall-timeout", true, "a decode node that has work and makes no step for so long loses it to others; 0: never")
+	s.SecondsVar(&g.NodeSilence, "node-silence", true, "a decode node whose heartbeats are missing for so long loses its streams to others, at most half of the nodes within 10s; at least 1s; 0: never")
+	s.CountVar(&l.MaxAttempts, "max-attempts", l.MaxAttempts, 1, "nodes that take a request in a row without a token from any")
+	s.SizeVar(&l.MaxBodyBytes, "max-request-body", false, "largest request body")
+	s.SizeVar(&l.MaxBodyMemory, "max-body-memory", true, "memory of all large request bodies and of parsing them, arriving or being answered; beyond, requests get 429; 0: no bound")
+	s.SecondsVar(&l.HeaderTimeout, "header-timeout", false, "how long a request's head may take to arrive")
+	s.SizeVar(&l.MinBodyRate, "min-body-rate", true, "bytes of a request that must arrive a second, on average from its start, once --header-timeout is over; 0: any")
+	s.CountVar(&l.MaxN, "max-n", l.MaxN, 1, "choices (n) that a request may ask for; at most 128")
+	s.CountVar(&l.MaxPromptTokens, "max-prompt-tokens", l.MaxPromptTokens, 0, "tokens that a prompt may have; 0: what the model takes")
+	s.CountVar(&l.MaxInFlight, "max-requests", l.MaxInFlight, 1, "requests that are answered at once, waiting ones included; beyond, they get 503")
+	s.CountVar(&g.MaxConns, "max-connections", limits.MaxConns, 1, "connections of clients; for one more, the connection longest without a request is closed; at most what the limit on file descriptors leaves")
+	s.CountVar(&l.MaxConnsPerAddress, "max-connections-per-address", l.MaxConnsPerAddress, 0, "connections of one client address (of IPv6 its first 64 bits); beyond, they get 429; 0: no bound, as behind a proxy")
+	s.SecondsVar(&l.SlowClientTimeout, "slow-client-timeout", false, "how long a client may take nothing of its answer before it is given up")
+	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", limits.StreamTokens, 1, "tokens of a choice that may wait for a slow client before its generation pauses")
+	s.RateVar(&l.RetriesPerSecond, "retries-per-second", "attempts that failed before their first token and are tried elsewhere, of all requests together; bursts of ten seconds' worth")
+	s.RateVar(&l.ResumesPerSecond, "resumes-per-second", "streams whose node was lost that look for another, of all together; the others follow in turn")
+	s.CountVar(&l.MaxLogprobs, "max-logprobs", l.MaxLogprobs, 1, "best tokens whose log-probabilities a request may ask for with each token; at most 256")
 }

@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
@@ -94,7 +94,7 @@ func newGatewayCommand(out io.Writer) *gatewayCommand {
 	f.g.register(f.Set, gateway.DefaultMinRemotePrefillTokens)
 	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; NAME=MODEL gives a model of nodes or upstreams a further name, several separated by commas")
 	f.StringVar(&f.template, "chat-template", "", "file with a chat template instead of the model's own")
-	f.u.register(f.Set)
+	f.u.register(f.Set, &f.g.Limits)
 	f.c.register(f.Set, &f.p.Options, 7946)
 	f.PortVar(&f.natsPort, "nats-port", 4222, "port of the embedded NATS server; 0: any")
 	f.p.register(f.Set)
@@ -224,14 +224,15 @@ func runGateway(v *cli.Invocation) error {
 	}
 	defer d.End()
 	process.LimitMemory(d.Log, v.Environ, 0)
-	o := f.options(d)
+	o := f.g.options(&f.p, d)
+	o.Upstreams = f.u.Upstreams
 	if o.Upstreams.Options, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
+	o.Upstreams.Tokenizers = tokenizers
 	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, f.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
-	o.Upstreams.Tokenizers = tokenizers
 	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {
 		return err
 	}
@@ -264,7 +265,7 @@ func runGateway(v *cli.Invocation) error {
 		if err != nil {
 			return err
 		}
-		next := again.options(d)
+		next := again.g.options(&again.p, d)
 		if err := next.Check(); err != nil {
 			return err
 		}
@@ -318,28 +319,9 @@ func runGateway(v *cli.Invocation) error {
 func (g *gatewayFlags) options(p *processFlags, d *process.Process) gateway.Options {
 	o := g.Options
 	o.AllowedHosts = append(ownNames(g), g.AllowedHosts...)
-	o.Limits.RetriesPerSecond, o.Limits.ResumesPerSecond = float64(g.retriesPerSecond), float64(g.resumesPerSecond)
-	l := &o.Limits
-	none(&o.Port, &o.MinRemotePrefillTokens, &l.MinBodyRate, &l.MaxBodyMemory)
-	none(&o.StallTimeout, &o.NodeSilence, &l.ResumeTimeout, &l.NodeBacklogTime)
+	o.Port, o.MinRemotePrefillTokens = cmp.Or(g.Port, -1), cmp.Or(g.MinRemotePrefillTokens, -1) // in a flag, 0 means any or always
 	o.ShutdownTimeout, o.QuietStats = p.shutdownTimeout, p.quietStats
 	o.Version, o.Log, o.Level = version, d.Log, d.Level
-	return o
-}
-
-// none writes -1, which is no bound or never in gateway.Options, in place of 0, which is that in a flag.
-func none[T int | time.Duration](values ...*T) {
-	for _, v := range values {
-		if *v == 0 {
-			*v = -1
-		}
-	}
-}
-
-// options are those of the gateway with its upstreams, which are not looked for yet.
-func (f *gatewayCommand) options(d *process.Process) gateway.Options {
-	o := f.g.options(&f.p, d)
-	o.Upstreams, o.Limits.UpstreamRequests = f.u.Upstreams, f.u.maxRequests
 	return o
 }
 

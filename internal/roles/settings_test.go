@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
@@ -93,7 +94,7 @@ func TestDryRunShowsNoSecret(t *testing.T) {
 		var out bytes.Buffer
 		s := config.New("gateway", "", "", &out)
 		new(gatewayFlags).register(s, 0)
-		new(upstreamFlags).register(s)
+		new(upstreamFlags).register(s, new(limits.Limits))
 		new(clusterFlags).register(s, new(process.Options), 1)
 		if err := s.Resolve(append(args, "--dry-run"), nil); !errors.Is(err, config.ErrDryRun) {
 			t.Fatalf("%q: %v", args, err)
@@ -104,7 +105,7 @@ func TestDryRunShowsNoSecret(t *testing.T) {
 		}
 		again := config.New("gateway", "", "", &bytes.Buffer{})
 		new(gatewayFlags).register(again, 0)
-		new(upstreamFlags).register(again)
+		new(upstreamFlags).register(again, new(limits.Limits))
 		new(clusterFlags).register(again, new(process.Options), 1)
 		if err := again.Resolve([]string{"--config", writeFile(t, out.String())}, nil); err != nil || again.Changed(name) {
 			t.Errorf("%q: the output loads with %v, %s set %v", args, err, name, again.Changed(name))
@@ -118,7 +119,7 @@ func TestErrorsShowNoSecret(t *testing.T) {
 		name, _, _ := strings.Cut(v, "=")
 		s := config.New("gateway", "", "", &bytes.Buffer{})
 		new(gatewayFlags).register(s, 0)
-		new(upstreamFlags).register(s)
+		new(upstreamFlags).register(s, new(limits.Limits))
 		err := s.Resolve(nil, []string{v})
 		if !errors.Is(err, config.ErrValue) || strings.Contains(err.Error(), "HUSH") || !strings.Contains(err.Error(), name+": --") {
 			t.Errorf("%s: %v", v, err)
