@@ -103,9 +103,9 @@ func TestDraftModelChangesNothing(t *testing.T) {
 // unable is a Drafter that fails whenever it is asked.
 type unable struct{}
 
-func (unable) Draft([]draft.Ask) error { return draft.ErrStep }
-func (unable) Forget(uint64)           {}
-func (unable) Check() error            { return nil }
+func (unable) Draft([]draft.Request) error { return draft.ErrStep }
+func (unable) Forget(uint64)               {}
+func (unable) Check() error                { return nil }
 
 // A drafter that fails in every step costs no token, and is not spoken of in each.
 func TestDraftFailsQuietly(t *testing.T) {

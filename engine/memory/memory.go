@@ -1,10 +1,10 @@
 // Package memory computes how many KV blocks fit in a budget, and how a model's
-// layers share them: what the budget leaves after weights and step buffers,
-// divided by the bytes of a block. It returns the derivation as text, so that an
-// operator can check every number.
+// layers share them. Blocks get what the budget leaves after weights and step
+// buffers, divided by the bytes of a block. The package returns the derivation as
+// text, so that an operator can check every number.
 //
 // Invariant: weights, step buffers and the blocks of a Plan never exceed the
-// budget, and one block more would, unless a named cap was reached first.
+// budget. One block more would, unless a named cap was reached first.
 //
 // The package does not measure memory and does not allocate it.
 package memory
@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// ErrBudget says that the budget does not hold what it must.
+// ErrBudget means that the budget is too small for what it must hold.
 var ErrBudget = errors.New("memory: budget too small")
 
 // Need is what has to fit. Sizes are in bytes.
@@ -32,21 +32,22 @@ type Need struct {
 	BlockTokens int               // tokens per block of the shape that needs the most bytes
 	DType       backend.DType     // of the KV
 
-	// Context prices arrangements: the tokens that the model was made for, so that
-	// all nodes arrange alike whatever their own bounds are; 0: MaxModelLen.
+	// Context is the number of tokens that the model was made for. It prices
+	// arrangements, so that all nodes arrange alike whatever their own bounds are. 0
+	// means MaxModelLen.
 	Context int
 
 	MaxModelLen      int // tokens of the longest sequence, which must fit alone
 	MaxBatchedTokens int // tokens of a step: a window holds what the step writes too
-	MaxBlocks        int // more are of no use; 0: no cap
+	MaxBlocks        int // cap on the blocks; 0: none
 }
 
 // Plan is how the budget is spent.
 type Plan struct {
-	KV          backend.KVSpec // with the blocks that fit
-	Tokens      int            // that the blocks hold when every group gets as many
+	KV          backend.KVSpec // with the number of blocks that fit
+	Tokens      int            // tokens that the blocks hold if every group gets as many
 	Peak        int            // blocks of one sequence of MaxModelLen tokens
-	Concurrency float64        // such sequences at once
+	Concurrency float64        // number of such sequences at once
 	Bytes       int64          // of all blocks
 	Lines       []string       // the derivation
 }
@@ -81,7 +82,7 @@ func Fit(n Need) (Plan, error) {
 	return p, nil
 }
 
-// fit is how many blocks there will be, and which cap was reached.
+// fit returns the number of blocks, and which cap was reached.
 func (p *Plan) fit(n *Need, left int64) (fit int64, capped string, err error) {
 	blockBytes := int64(p.KV.BlockBytes())
 	groups := Groups(p.KV)
@@ -104,14 +105,14 @@ func (p *Plan) fit(n *Need, left int64) (fit int64, capped string, err error) {
 	return fit, capped, nil
 }
 
-// count says what the blocks hold, as vLLM counts: tokens if every group had an
-// equal share, and sequences by what one of them holds at its peak.
+// count computes the capacity as vLLM does: tokens if every group has an equal share,
+// and sequences by what one of them holds at its peak.
 func (p *Plan) count(n *Need) {
 	p.Tokens = p.KV.Blocks / len(p.KV.Groups) * p.unit()
 	p.Concurrency = float64(p.KV.Blocks) / float64(p.Peak)
 }
 
-// unit is the tokens of the smallest block.
+// unit returns the tokens of the smallest block.
 func (p *Plan) unit() int {
 	unit := maxBlockTokens
 	for _, g := range p.KV.Groups {
@@ -158,7 +159,7 @@ func (p *Plan) explain(n *Need, left int64, capped string) {
 	p.compare(n, left, say)
 }
 
-// unused says what a group leaves empty in each block.
+// unused returns the part of a block that a group leaves empty, as text.
 func (p *Plan) unused(g backend.KVGroup, page int) string {
 	empty := p.KV.BlockBytes() - g.Layers*page
 	if empty == 0 {
@@ -167,7 +168,7 @@ func (p *Plan) unused(g backend.KVGroup, page int) string {
 	return fmt.Sprintf(", %s of a block stay empty", Bytes(int64(empty)))
 }
 
-// sequence is the blocks of the longest one, summed over equal groups.
+// sequence returns the blocks of the longest sequence as text, summed over equal groups.
 func (p *Plan) sequence(n *Need) string {
 	var parts []string
 	groups := Groups(p.KV)
@@ -191,8 +192,8 @@ func (p *Plan) sequence(n *Need) string {
 	return strings.Join(parts, " + ")
 }
 
-// compare puts beside a model of several kinds of layers what vLLM's hybrid
-// manager makes of the same memory.
+// compare adds what vLLM's hybrid manager makes of the same memory, if the model has
+// several kinds of layers.
 func (p *Plan) compare(n *Need, left int64, say func(what, format string, args ...any)) {
 	if len(p.KV.Groups) == 1 {
 		return
@@ -238,7 +239,7 @@ func plural(n int, what string) string {
 	return what + "s"
 }
 
-// thousands writes 131072 as 131,072.
+// thousands formats 131072 as 131,072.
 func thousands(n int) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -247,8 +248,8 @@ func thousands(n int) string {
 	return s
 }
 
-// Bytes writes a size with the unit in which it has at most four digits before
-// the point; whole numbers stay whole.
+// Bytes formats a size with the unit that leaves at most four digits before the point.
+// Whole numbers have no decimals.
 func Bytes(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 	v, unit := float64(n), 0

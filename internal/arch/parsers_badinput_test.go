@@ -50,7 +50,7 @@ var parsed = map[string]string{
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
-	"engine/ranks":           "messages and steps of its own other processes, which it started and shares memory with",
+	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/config":        "arguments, environment and YAML, which the target of internal/roles passes to it",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",

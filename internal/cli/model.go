@@ -55,7 +55,7 @@ func (m *Model) Register(s *config.Set) {
 	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
 	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
 	s.Var((*config.Bytes)(&m.KVMemory), "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, taken as it is used; 0: 1GiB of all, or less where the machine's or the cgroup's memory is short")
-	s.CountVar(&m.TensorParallel.Ranks, "tensor-parallel-size", 1, 1, "processes of this machine that compute the model together, a part of each matrix each; on the CPU they share --threads")
+	s.CountVar(&m.TensorParallel.Size, "tensor-parallel-size", 1, 1, "processes of this machine that compute the model together, a part of each matrix each; on the CPU they share --threads")
 	m.TensorParallel.Timeout = time.Minute
 	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of them may let the others wait before the node ends")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
@@ -108,7 +108,7 @@ const RankCommand = "rank"
 
 // tensorParallel has this program started as ranks, which end with this process.
 func tensorParallel(t *engine.TensorParallel) (err error) {
-	if t.Ranks <= 1 {
+	if t.Size <= 1 {
 		return nil
 	}
 	if t.Timeout == 0 {
