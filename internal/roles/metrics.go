@@ -218,8 +218,8 @@ func (n *NodeMetrics) Reader(stats func() kvtransfer.ReaderStats) {
 	n.transfers.Store(&told)
 }
 
-// News connects the counter of messages about the prefix cache that were not sent.
-func (n *NodeMetrics) News(dropped func() uint64) {
+// BlockEvents connects the counter of block events that were not sent.
+func (n *NodeMetrics) BlockEvents(dropped func() uint64) {
 	n.Set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(dropped()) })
 }
 

@@ -275,8 +275,8 @@ func runPrefill(v *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	var news blockNews
-	on := hooks{blocks: news.tell}
+	var blocks blockPublisher
+	on := hooks{blocks: blocks.publish}
 	if shared != nil {
 		on.kvFile = shared
 	}
@@ -285,7 +285,7 @@ func runPrefill(v *cli.Invocation) error {
 		return err
 	}
 	bus := newBus(d, &f.c, nil)
-	if err := news.begin(n, bus); err != nil {
+	if err := blocks.start(n, bus); err != nil {
 		return err
 	}
 	device, transport, gpu := kvFabric(d, &f.n, transport, n.gpu())
@@ -319,20 +319,20 @@ func runDecode(v *cli.Invocation) error {
 	}
 	defer d.End()
 	var role *decode.Node
-	var news blockNews
+	var blocks blockPublisher
 	n, err := startEngine(d, v.Environ, &f.m, &f.p, "decode", metrics.Decode, hooks{
 		step: func() {
 			if role != nil { // nil when the start failed in between
 				role.Flush()
 			}
 		},
-		blocks: news.tell,
+		blocks: blocks.publish,
 	})
 	if err != nil {
 		return err
 	}
 	bus := newBus(d, &f.c, nil)
-	if err := news.begin(n, bus); err != nil {
+	if err := blocks.start(n, bus); err != nil {
 		return err
 	}
 	observe := KVReceived(n.meters.Set)

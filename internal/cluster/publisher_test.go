@@ -12,14 +12,14 @@ import (
 type cache struct {
 	mu   sync.Mutex
 	has  map[kvcache.Hash]bool
-	news *News
+	news *EventPublisher
 }
 
 func (c *cache) change(kind kvcache.EventKind, h kvcache.Hash, gap bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.has[h] = kind == kvcache.Stored; !gap { // else it is lost on the way
-		c.news.Tell([]kvcache.Event{{Kind: kind, Hash: h}}, false)
+		c.news.Publish([]kvcache.Event{{Kind: kind, Hash: h}}, false)
 	}
 }
 
@@ -32,7 +32,7 @@ func (c *cache) all() {
 			all = append(all, kvcache.Event{Kind: kvcache.Stored, Hash: h})
 		}
 	}
-	c.news.Tell(all, true)
+	c.news.Publish(all, true)
 }
 
 // known is a Subscriber that keeps what it is told.
@@ -77,12 +77,12 @@ func (k *known) is(c *cache) bool {
 
 // A gateway that comes late, and one that has missed messages, ask and then know
 // all that a node holds.
-func TestNewsAreToldAnew(t *testing.T) {
+func TestBlocksArePublishedAgain(t *testing.T) {
 	s := startServer(t, nil, "gateway", "127.0.0.1:0", "")
 	node := bus(t, nil, s.Addr())
 	c := &cache{has: map[kvcache.Hash]bool{}}
 	var err error
-	if c.news, err = NewNews(node, "m", "d1", slog.New(slog.DiscardHandler)); err != nil {
+	if c.news, err = NewEventPublisher(node, "m", "d1", slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	c.news.Answer(node, "m", "d1", c.all)
