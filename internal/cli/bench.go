@@ -29,19 +29,19 @@ var benchmarks = []struct {
 		"tandem bench compare before.json after.json", benchCompare},
 	{"sweep", "[flags]", "Runs bench serve over rates, concurrencies and servers' flags and writes one HTML page with plots, a CSV and a JSON.",
 		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
-	{"throughput", "[flags]", "Puts many prompts into an engine in this process, without a server, and tells its throughput.",
+	{"throughput", "[flags]", "Runs many prompts on an engine in this process, without a server, and reports its throughput.",
 		"tandem bench throughput --input-len 256 --output-len 64 --num-prompts 100", benchThroughput},
-	{"latency", "[flags]", "Times one batch in an engine in this process again and again.",
+	{"latency", "[flags]", "Measures the time of one batch on an engine in this process, repeatedly.",
 		"tandem bench latency --input-len 32 --output-len 128 --batch-size 8", benchLatency},
-	{"transfer", "--listen HOST:PORT | --peer HOST:PORT [flags]", "Measures KV transfer between two machines: scattered pages, leases and checksums as nodes use them, every byte compared.",
+	{"transfer", "--listen HOST:PORT | --peer HOST:PORT [flags]", "Measures KV transfer between two machines: scattered pages, leases and checksums as between nodes, every byte compared.",
 		"tandem bench transfer --listen 127.0.0.1:7400    # and, on the other machine: tandem bench transfer --peer 127.0.0.1:7400", benchTransfer},
-	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and writes down the truth, to check load testers.",
+	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and records it, to check load testers.",
 		"tandem bench mock --port 9000 --gap 100ms", benchMock},
-	{"truth", "[flags]", "Holds bench serve, and guidellm if it is there, against a mock that knows the truth.",
+	{"truth", "[flags]", "Compares the results of bench serve, and of guidellm if it is installed, with the record of a mock.",
 		"tandem bench truth --streams 10,100,1000", benchTruth},
 }
 
-// runBench finds the benchmark; without a word its flags are those of serve.
+// benchmark runs the benchmark of the first argument; without one, its flags are those of serve.
 func benchmark(v *Invocation) error {
 	if len(v.Arguments) == 0 || strings.HasPrefix(v.Arguments[0], "-") {
 		var o bench.Options
@@ -65,7 +65,7 @@ func benchmark(v *Invocation) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: say which benchmark, such as in `tandem bench serve --port 8000`: %s", config.ErrValue, strings.Join(names, ", "))
+	return fmt.Errorf("%w: name the benchmark, such as in `tandem bench serve --port 8000`: %s", config.ErrValue, strings.Join(names, ", "))
 }
 
 func benchServe(v *Invocation) error {
@@ -99,16 +99,16 @@ func benchSweep(v *Invocation) error {
 	v.Float64SliceVar(&s.Rates, "request-rates", nil, "requests per second of each run; default: that of --request-rate")
 	v.IntSliceVar(&s.Concurrencies, "max-concurrencies", nil, "--max-concurrency of each run, for every rate")
 	v.IntVar(&s.RunSeconds, "run-seconds", 0, "seconds of arrivals in each run at a finite rate; 0: --num-prompts requests")
-	v.IntVar(&s.Repeat, "repeat", 1, "runs of each load: the page shows medians and from where to where they spread")
-	v.BoolVar(&s.Alternate, "alternate", false, "with several servers: each repetition goes around all of them, which start anew, so that what changes slowly on the machine hits all alike")
+	v.IntVar(&s.Repeat, "repeat", 1, "runs of each load: the page shows the median and the range")
+	v.BoolVar(&s.Alternate, "alternate", false, "with several servers: each repetition restarts and measures all of them in turn, so that slow changes of the machine affect all alike")
 	v.StringArrayVar(&s.Commands, "serve-cmd", nil, "command line of a server to start for its runs and to end after them, such as 'tandem up --port 8000'; may be repeated")
-	v.StringArrayVar(&s.Labels, "serve-label", nil, "what the report calls it; one for each --serve-cmd")
+	v.StringArrayVar(&s.Labels, "serve-label", nil, "name of the server in the report; one for each --serve-cmd")
 	v.StringArrayVar(&s.Vary, "vary", nil, "NAME=V1,V2: a flag of the servers, a server for each value; several flags: for each combination")
-	v.StringArrayVar(&s.Metrics, "metrics-url", nil, "metrics to read beside each run; default: the server's /metrics, and its nodes' where the sweep starts a cluster")
+	v.StringArrayVar(&s.Metrics, "metrics-url", nil, "metrics to read during each run; default: the server's /metrics, and its nodes' where the sweep starts a cluster")
 	v.StringVar(&s.Title, "title", "Sweep", "title of the page")
 	v.StringArrayVar(&s.Notes, "note", nil, "a line for the page's head; may be repeated")
 	v.StringVar(&s.Dir, "report-dir", "bench-report", "folder of report.html, sweep.csv and sweep.json")
-	v.StringVar(&s.Before, "before-bench-cmd", "", "command line to run before each run, such as one that waits until the machine has nothing else to do; the run begins when it has ended")
+	v.StringVar(&s.Before, "before-bench-cmd", "", "command line to run before each run, such as one that waits until the machine is idle; the run begins when it has ended")
 	v.DurationVar(&s.Pause, "pause", time.Second, "rest between runs")
 	if _, err := v.Parse(0); err != nil {
 		return err
@@ -126,7 +126,7 @@ func benchMock(v *Invocation) error {
 	v.DurationVar(&p.Gap, "gap", 100*time.Millisecond, "between two tokens of a stream")
 	v.DurationVar(&p.Jitter, "jitter", 40*time.Millisecond, "each later token is up to this much late")
 	v.DurationVar(&p.StallAfter, "stall-after", 0, "after the first request, the stall begins")
-	v.DurationVar(&p.Stall, "stall", 0, "nothing leaves for so long; 0: no stall")
+	v.DurationVar(&p.Stall, "stall", 0, "time without output; 0: no stall")
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func benchTruth(v *Invocation) error {
 	v.IntSliceVar(&o.Streams, "streams", []int{10, 100, 1000}, "streams of ten tokens a second at the same time, one run each")
 	v.Float64Var(&o.MaxCores, "max-cores", 0.5, "CPU that the client may use in each run; 0: any")
 	v.DurationVar(&o.Stall, "stall", 2*time.Second, "length of the stall in the runs with one")
-	v.StringVar(&o.Guidellm, "guidellm", "", "guidellm's program: loads the same mock with it and compares")
+	v.StringVar(&o.Guidellm, "guidellm", "", "guidellm's program: runs it on the same mock and compares")
 	v.StringSliceVar(&o.Runs, "runs", truth.Runs, "which runs to make for each number of streams")
 	if _, err := v.Parse(0); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
-// offlineFlags are what bench throughput and bench latency have in common.
+// offlineFlags are the flags that bench throughput and bench latency share.
 type offlineFlags struct {
 	m      Model
 	o      offline.Options
@@ -22,12 +22,11 @@ func (f *offlineFlags) register(v *Invocation) {
 	v.IntVar(&f.o.N, "n", 1, "outputs per prompt")
 	v.Uint64Var(&f.o.Seed, "seed", 0, "seed of prompts and sampling")
 	v.StringVar(&f.o.OutputJSON, "output-json", "", "file for the figures")
-	v.BoolVar(&f.noText, "disable-detokenize", false, "do not turn the output into text")
+	v.BoolVar(&f.noText, "disable-detokenize", false, "do not convert the output to text")
 	bench.RefuseSwitch(v.FlagSet, "profile", "the engine has no profiler of its own: run the command under `perf record`")
 }
 
-// options are those of the measurement, with the engine's log silent but for
-// what is wrong.
+// options returns the options of the measurement. The engine logs warnings only.
 func (f *offlineFlags) options(v *Invocation) (o offline.Options, err error) {
 	log, _, err := process.Logger("warning", "text", v.ErrOut)
 	if err != nil {
@@ -47,12 +46,12 @@ func benchThroughput(v *Invocation) error {
 	v.Bool("async-engine", false, "no effect: the engine is always asynchronous")
 	v.Bool("disable-frontend-multiprocessing", false, "no effect: there is one process")
 	bench.Refuse(v.FlagSet, "lora-path", "the model itself is measured here; `tandem bench serve --lora-modules` asks a server with adapters")
-	bench.Refuse(v.FlagSet, "hf-max-batch-size", "the engine is the one of this program, and batches by itself")
+	bench.Refuse(v.FlagSet, "hf-max-batch-size", "the engine is Tandem's, which batches by itself")
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
 	if b, _ := v.GetString("backend"); b != "vllm" && b != "tandem" {
-		return fmt.Errorf("%w: --backend %s: it measures this program's own engine; leave it out", config.ErrValue, b)
+		return fmt.Errorf("%w: --backend %s: only Tandem's engine is measured; leave it out", config.ErrValue, b)
 	}
 	options, err := f.options(v)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"sync"
 )
 
-// Build returns the release with what tells its builds apart, as semantic versioning
-// writes it: 0.1.0+g4a929253c1d2, with .dirty where the tree had changes. A binary of
-// `go install MODULE@VERSION` has that version, and one whose build recorded neither
-// has a digest of its own file, as in 0.1.0+x8f3b01c2.
+// Build returns the release with build metadata of semantic versioning:
+// 0.1.0+g4a929253c1d2, with .dirty if the tree had changes. A binary of
+// `go install MODULE@VERSION` has that version. A binary without a recorded commit or
+// version has a digest of its own file, as in 0.1.0+x8f3b01c2.
 func Build(release string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -22,7 +22,7 @@ func Build(release string) string {
 	return buildOf(release, info, fileDigest)
 }
 
-// buildOf is Build of a recorded build; digest is asked where it says nothing.
+// buildOf is Build of a recorded build; digest is called if it has no commit or version.
 func buildOf(release string, info *debug.BuildInfo, digest func() string) string {
 	if commit, dirty := vcs(info); commit != "" {
 		return release + "+g" + commit[:min(len(commit), 12)] + dirty
@@ -33,7 +33,7 @@ func buildOf(release string, info *debug.BuildInfo, digest func() string) string
 	return release + digest()
 }
 
-// vcs returns the commit that a build recorded, and .dirty where the tree had changes.
+// vcs returns the commit that a build recorded, and .dirty if the tree had changes.
 func vcs(info *debug.BuildInfo) (commit, dirty string) {
 	for _, s := range info.Settings {
 		switch {
@@ -46,8 +46,8 @@ func vcs(info *debug.BuildInfo) (commit, dirty string) {
 	return commit, dirty
 }
 
-// fileDigest is +x and 8 digits of the SHA-256 of this program's file, or empty where
-// that cannot be read.
+// fileDigest returns +x and 8 digits of the SHA-256 of this program's file, or "" if the
+// file cannot be read.
 var fileDigest = sync.OnceValue(func() string {
 	path, err := os.Executable()
 	if err != nil {

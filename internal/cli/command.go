@@ -1,13 +1,10 @@
-// Package cli is the frame around tandem's subcommands: the table of them,
-// help, errors and exit statuses, and those commands that need no role: chat,
-// status, logits, ca, completion and version.
+// Package cli runs tandem's subcommands: their table, help, errors and exit statuses, and the
+// commands that need no role: chat, status, logits, ca, completion, bench and version.
 //
-// Invariant: exit status 0 means that what was asked for happened, 2 that the
-// user can put it right, 1 anything else; and an error is one line that says
-// what was wrong, with which value, and what to do.
+// Invariant: exit status 0 means success, 2 an error that the user can correct, 1 any other
+// error. An error is one line with the value that was wrong and what to do.
 //
-// The package knows no role. Besides main it is the only one that imports
-// internal/config.
+// The package knows no role. Only it and internal/roles import internal/config.
 package cli
 
 import (
@@ -30,12 +27,12 @@ type Command struct {
 	Run                          func(*Invocation) error
 }
 
-// New is a Command of these parts.
+// New returns a Command.
 func New(name, args, summary, example string, run func(*Invocation) error) Command {
 	return Command{Name: name, Args: args, Summary: summary, Example: example, Run: run}
 }
 
-// Flags makes the command's flag set.
+// Flags returns a new flag set of the command.
 func (c *Command) Flags(out io.Writer) *config.Set {
 	return config.New(strings.TrimSpace(c.Name+" "+c.Args), c.Summary, c.Example, out)
 }
@@ -50,14 +47,14 @@ type Invocation struct {
 	ErrOut    io.Writer // logs
 	Table     Table     // of which the command is one
 
-	declared bool // stop when the flags are declared
+	declared bool // Parse returns errDeclared
 }
 
-// errDeclared ends a command that was run to learn its flags.
+// errDeclared ends a command that was run to declare its flags only.
 var errDeclared = errors.New("cli: flags are declared")
 
-// Declared is the command's flags with all that it declares. Every command
-// declares its flags first and then parses, which is where this stops it.
+// Declared returns the flag set with all flags of the command. Every command declares its
+// flags before it calls Parse, which ends it here.
 func (c *Command) Declared(t Table) *config.Set {
 	v := &Invocation{Set: c.Flags(io.Discard), Out: io.Discard, ErrOut: io.Discard, Table: t, declared: true}
 	if err := c.Run(v); !errors.Is(err, errDeclared) {
@@ -66,7 +63,7 @@ func (c *Command) Declared(t Table) *config.Set {
 	return v.Set
 }
 
-// flagNames is the name of every flag of every command.
+// flagNames returns the name of every flag of every command.
 func (t Table) flagNames() (names []string) {
 	for i := range t {
 		t[i].Declared(t).VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
@@ -74,7 +71,7 @@ func (t Table) flagNames() (names []string) {
 	return names
 }
 
-// Parse resolves flags and returns the positional arguments, at most max.
+// Parse resolves flags and returns the positional arguments, at most maxArgs.
 func (v *Invocation) Parse(maxArgs int) ([]string, error) {
 	if v.declared {
 		return nil, errDeclared
@@ -93,7 +90,7 @@ func (v *Invocation) Parse(maxArgs int) ([]string, error) {
 	return v.Args(), nil
 }
 
-// Table is all subcommands in the order that help shows.
+// Table has all subcommands in the order of help.
 type Table []Command
 
 // Main finds the command in args, runs it and returns the exit status.
@@ -129,7 +126,7 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 	return 2
 }
 
-// Find returns the command of that name, which must be there.
+// Find returns the command of that name and panics if there is none.
 func (t Table) Find(name string) *Command {
 	for i := range t {
 		if t[i].Name == name {
@@ -139,14 +136,14 @@ func (t Table) Find(name string) *Command {
 	panic("cli: no command " + name)
 }
 
-// status says an error in words and chooses the exit status.
+// status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
 	if err == nil || errors.Is(err, config.ErrHelp) || errors.Is(err, config.ErrDryRun) {
 		return 0
 	}
-	// The sentinel's own words name a package; the user has no use for them.
+	// The sentinel's own text names a package, which users do not know.
 	text := err.Error()
-	// memberlist drops what it wraps, so that the words are all there is.
+	// memberlist does not wrap the error, so that only its text is left.
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/config"
 )
 
-// shells are the scripts that completion prints.
+// shells are the shells of completion with their scripts.
 var shells = []struct {
 	name   string
 	script func(Table) string
@@ -29,10 +29,10 @@ func completion(v *Invocation) error {
 	return fmt.Errorf("%w: name the shell, one of bash, zsh and fish, such as in `tandem completion bash`; %q is none of them", config.ErrValue, strings.Join(args, " "))
 }
 
-// help is a line that is not a command of the table but is answered.
+// help is a command that is not in the table.
 const help = "help"
 
-// visible calls f for the flags that a command's help shows.
+// visible calls f for the flags in a command's help.
 func (c *Command) visible(t Table, f func(*pflag.Flag)) {
 	c.Declared(t).VisitAll(func(flag *pflag.Flag) {
 		if !flag.Hidden {
@@ -41,8 +41,8 @@ func (c *Command) visible(t Table, f func(*pflag.Flag)) {
 	})
 }
 
-// bash completes names of commands, then the command's flags, and files for
-// everything else, such as values and model folders.
+// bash returns a script that completes commands, then the command's flags, and files for
+// all other words.
 func (t Table) bash() string {
 	var b strings.Builder
 	b.WriteString(`# bash completion for tandem
@@ -78,7 +78,7 @@ complete -o filenames -F _tandem tandem
 	return b.String()
 }
 
-// zsh does the same with what each flag means beside it.
+// zsh returns a script as bash does, which also shows the help of flags.
 func (t Table) zsh() string {
 	var b strings.Builder
 	b.WriteString("#compdef tandem\n# zsh completion for tandem\n_tandem() {\n    local -a commands flags\n    commands=(\n")
@@ -107,7 +107,7 @@ compdef _tandem tandem
 	return b.String()
 }
 
-// fish has a line for each flag.
+// fish returns a script with a line for each flag.
 func (t Table) fish() string {
 	var b strings.Builder
 	b.WriteString("# fish completion for tandem\n")
@@ -131,7 +131,7 @@ func (t Table) fish() string {
 	return b.String()
 }
 
-// names is what may follow tandem.
+// names returns the words that may follow tandem.
 func (t Table) names() []string {
 	names := make([]string, 0, len(t)+1)
 	for _, c := range t {
@@ -140,5 +140,5 @@ func (t Table) names() []string {
 	return append(names, help)
 }
 
-// quote makes one word of a shell.
+// quote returns s as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -11,15 +11,15 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 )
 
-// How often a bar is drawn, and how often a line is logged where nobody looks at a
-// terminal. A model that is there within the first of them shows nothing.
+// Intervals of the progress bar, and of log lines without a terminal. A model that loads
+// within the first interval shows no progress.
 const (
 	barInterval  = 200 * time.Millisecond
 	lineInterval = 10 * time.Second
 )
 
-// loading tells how far a model's weights are: a bar on a terminal, else a line in
-// the log now and then.
+// loading returns a callback that shows the progress of loading weights: a bar on a
+// terminal, else log lines.
 func loading(w *os.File, log *slog.Logger) func(done, total int64) {
 	info, err := w.Stat()
 	return progress(w, err == nil && info.Mode()&os.ModeCharDevice != 0, log, time.Now)
@@ -45,7 +45,7 @@ func progress(w io.Writer, terminal bool, log *slog.Logger, now func() time.Time
 		case !terminal && !ended:
 			log.Info("loading weights", "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left)
 		case terminal && ended:
-			fmt.Fprint(w, "\r\x1b[K") // the log says the rest
+			fmt.Fprint(w, "\r\x1b[K") // the log has the result
 		case terminal:
 			drawn = true
 			full := int(width * done / total)

@@ -20,13 +20,13 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// errModel is behind refusals of a model's name.
+// errModel is wrapped by refusals of a model's name.
 var errModel = errors.New("cli: no such model")
 
 // maxTemplate bounds a --chat-template file.
 const maxTemplate = 4 << 20
 
-// Model is the flags of which model a process loads, and how. The embedded options hold their values.
+// Model has the flags of the model that a process loads. The embedded options hold their values.
 type Model struct {
 	engine.LoadOptions
 	ServedName         string // in the API
@@ -44,27 +44,27 @@ func (m *Model) Register(s *config.Set) {
 	s.StringVar(&m.template, "chat-template", "", "file with a chat template instead of the model's own")
 	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
 	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
-	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so beside the program")
-	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, by which --tensor-parallel-size has several GPUs compute a model")
-	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to take; KV blocks get what weights and steps leave of it")
-	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as graphs: slower, for comparison")
-	s.StringVar(&m.BLAS, "cublaslt", "auto", "what multiplies more than 64 rows on a GPU: auto (cuBLASLt where it is installed, else own kernels), none, or the library's path")
-	s.BoolVar(&m.OneOrder, "deterministic", false, "on a GPU: sums in one order, so that a request's logits have the same bits whichever others share its steps; slower. CPUs always do")
-	s.BoolVar(&m.ahead, "async-scheduling", true, "give a GPU the next step of decoding while one runs; false is for comparison. CPUs run one step after the other")
-	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor has: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; amx is never chosen by auto, as it rounds what bf16 weights are multiplied with to bf16")
-	s.StringVar(&m.Quantization, "quantization", "none", "what weights are turned into as they are loaded: none, int8 or int4, with a scale for each group of 32")
-	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, or what the cgroup's quota allows")
-	s.Var((*config.Bytes)(&m.KVMemory), "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, taken as it is used; 0: 1GiB of all, or less where the machine's or the cgroup's memory is short")
-	s.CountVar(&m.TensorParallel.Size, "tensor-parallel-size", 1, 1, "processes of this machine that compute the model together, a part of each matrix each; on the CPU they share --threads")
+	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so next to the program")
+	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, for --tensor-parallel-size on several GPUs")
+	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to use; KV blocks get the part that weights and steps do not need")
+	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as CUDA graphs: slower, for comparison")
+	s.StringVar(&m.BLAS, "cublaslt", "auto", "library that multiplies more than 64 rows on a GPU: auto (cuBLASLt if it is installed, else Tandem's kernels), none, or its path")
+	s.BoolVar(&m.OneOrder, "deterministic", false, "on a GPU: add in a fixed order, so that a request's logits do not depend on the requests in the same step; slower. CPUs always do")
+	s.BoolVar(&m.ahead, "async-scheduling", true, "submit the next decoding step to a GPU while one runs; false is for comparison. CPUs run one step at a time")
+	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor supports: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; auto never chooses amx, because it rounds activations to bf16")
+	s.StringVar(&m.Quantization, "quantization", "none", "quantization of weights while they are loaded: none, int8 or int4, with a scale for each group of 32")
+	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, within the cgroup's quota")
+	s.Var((*config.Bytes)(&m.KVMemory), "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, allocated as it is used; 0: 1GiB in all, or less if the memory of the machine or cgroup is short")
+	s.CountVar(&m.TensorParallel.Size, "tensor-parallel-size", 1, 1, "processes on this machine that split each matrix of the model; on the CPU they share --threads")
 	m.TensorParallel.Timeout = time.Minute
-	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of them may let the others wait before the node ends")
+	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of these processes may delay the others before the node ends")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
 	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
-	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: what the model was made for")
+	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: the model's own limit")
 	s.CountVar(&m.MaxSeqs, "max-num-seqs", 256, 1, "requests that run at once")
-	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more fills wide machines better, fewer keeps steps short")
+	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more uses large machines better, fewer keeps steps short")
 	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
-	s.Var(&m.speculation, "speculative-config", `guess tokens ahead, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3} or {"method":"draft_model","model":"./small","num_speculative_tokens":3}; answers are the same`)
+	s.Var(&m.speculation, "speculative-config", `speculative decoding, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3} or {"method":"draft_model","model":"./small","num_speculative_tokens":3}; it never changes an answer`)
 	m.lora.Register(s)
 }
 
@@ -103,10 +103,11 @@ func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOption
 	return o, tensorParallel(&o.TensorParallel)
 }
 
-// RankCommand is the argument that makes this program a rank of a node's.
+// RankCommand is the argument that makes this program a tensor-parallel worker of a node.
 const RankCommand = "rank"
 
-// tensorParallel has this program started as ranks, which end with this process.
+// tensorParallel makes t start this program as tensor-parallel workers, which end with this
+// process.
 func tensorParallel(t *engine.TensorParallel) (err error) {
 	if t.Size <= 1 {
 		return nil
@@ -119,8 +120,8 @@ func tensorParallel(t *engine.TensorParallel) (err error) {
 	return err
 }
 
-// ReadTemplate is the chat template in the file that --chat-template names; an
-// empty path means none.
+// ReadTemplate returns the chat template in the file of --chat-template; an empty path
+// means none.
 func ReadTemplate(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -138,16 +139,16 @@ func ReadTemplate(path string) (string, error) {
 // repository is a model's name on the Hugging Face hub.
 var repository = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// findModel is the folder of a model, and its name if that is not the folder's:
-// what exists as a path is the path, and org/name is looked up in the local
-// Hugging Face cache. Nothing is downloaded.
+// findModel returns the folder of a model, and its name if that is not the folder's. A path
+// that exists is the folder; org/name is looked up in the local Hugging Face cache. Nothing
+// is downloaded.
 func findModel(model, revision string, environ []string) (path, name string, err error) {
 	_, err = os.Stat(model)
 	if model == "" || model == engine.Builtin || err == nil || !repository.MatchString(model) {
 		if revision != "" {
 			return "", "", fmt.Errorf("%w: --revision %s: only an ORG/NAME of the Hugging Face cache has revisions, and the model is %s; leave --revision out", config.ErrValue, revision, cmp.Or(model, engine.Builtin))
 		}
-		return model, "", nil // a path that is not there is refused by who opens it
+		return model, "", nil // engine.Load refuses a path that does not exist
 	}
 	cache, err := hubCache(environ)
 	if err != nil {
@@ -171,7 +172,7 @@ func findModel(model, revision string, environ []string) (path, name string, err
 	return dir, model, nil
 }
 
-// hubCache is where the hub's tools keep what they downloaded.
+// hubCache returns the folder in which Hugging Face's tools keep downloads.
 func hubCache(environ []string) (string, error) {
 	env := map[string]string{}
 	for _, e := range environ {
@@ -192,8 +193,8 @@ func hubCache(environ []string) (string, error) {
 	return "", fmt.Errorf("%w: no home folder to look for the Hugging Face cache in; set HF_HUB_CACHE, or give the model's folder", errModel)
 }
 
-// snapshot is the folder of a revision: a branch or tag is a file below refs with
-// the commit in it. Without either, a single snapshot is the one.
+// snapshot returns the folder of a revision: a branch or tag is a file below refs that
+// contains the commit. Without a revision and a ref main, a single snapshot is used.
 func snapshot(repo, revision string) (string, error) {
 	ref := revision
 	if ref == "" {

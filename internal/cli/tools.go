@@ -23,24 +23,24 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// Tools are the commands that need no role.
+// Tools returns the commands that need no role.
 func Tools() Table {
 	return Table{
 		{"chat", "[MESSAGE] [flags]", "Talks to a cluster: one message, or a conversation without one.",
 			"tandem chat \"What is a KV cache?\" --url http://127.0.0.1:8000", chat},
 		{"status", "[flags]", "Shows a cluster's nodes and load.",
 			"tandem status --url http://127.0.0.1:8000", showStatus},
-		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits behind each position of a list of token ids, one JSON object a line.",
+		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits after each position of a list of token ids, one JSON object a line.",
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
-		{"plan", "memory CONFIG [flags]", "Computes how many tokens of a model a node's memory holds, with the derivation, from its config.json alone.",
+		{"plan", "memory CONFIG [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
-		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Makes a cluster's certificate authority in DIR, and the certificates of the gateways and nodes named, each in DIR/NAME.",
+		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",
 			"tandem completion bash > /etc/bash_completion.d/tandem", completion},
 		New("bench", "serve|compare|sweep [flags]", "Loads a server and reports latencies and throughput.",
 			"tandem bench serve --port 8000 --num-prompts 200 --request-rate 4", benchmark),
-		{"version", "[--json]", "Prints the version and what this build can do.", "tandem version --json", showVersion},
+		{"version", "[--json]", "Prints the version and the features of this build.", "tandem version --json", showVersion},
 	}
 }
 
@@ -60,7 +60,7 @@ func showVersion(v *Invocation) error {
 	return nil
 }
 
-// commit is what the binary was built from, where the build recorded it.
+// commit returns the commit that the binary was built from, or "unknown".
 func commit() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if commit, dirty := vcs(info); commit != "" {
@@ -71,13 +71,13 @@ func commit() string {
 }
 
 func certificates(v *Invocation) error {
-	hosts := v.StringSlice("host", nil, "names and addresses that the nodes' certificates also hold")
+	hosts := v.StringSlice("host", nil, "further names and addresses in the nodes' certificates")
 	args, err := v.Parse(1 << 10)
 	if err != nil {
 		return err
 	}
 	if len(args) == 0 {
-		return fmt.Errorf("%w: give the folder to keep the authority in", config.ErrValue)
+		return fmt.Errorf("%w: give the folder of the authority", config.ErrValue)
 	}
 	if err := tlsconf.CreateCA(args[0]); err != nil && !errors.Is(err, tlsconf.ErrExists) {
 		return err
@@ -100,7 +100,7 @@ func certificates(v *Invocation) error {
 	return nil
 }
 
-// client declares the flags that reach a gateway.
+// client declares the flags of a gateway's address.
 func client(v *Invocation) *console.Client {
 	c := new(console.Client)
 	v.StringVar(&c.URL, "url", "http://127.0.0.1:8000", "the gateway")
@@ -114,7 +114,7 @@ func chat(v *Invocation) error {
 	var o console.ChatOptions
 	v.StringVar(&o.Model, "model", "", "model; default: the only one served")
 	v.StringVar(&o.System, "system", "", "system message")
-	maxTokens := v.Int("max-tokens", 0, "tokens of an answer; 0: what the context holds")
+	maxTokens := v.Int("max-tokens", 0, "tokens of an answer; 0: up to the context's limit")
 	temperature := v.Float64("temperature", -1, "0 is greedy; negative: the server's default")
 	seed := v.Int64("seed", -1, "of the sampling; negative: drawn by the server")
 	args, err := v.Parse(1)
@@ -153,13 +153,13 @@ func showStatus(v *Invocation) error {
 	return c.Status(ctx, *asJSON, v.Out)
 }
 
-// logitRows bounds the rows of logits that are held at once.
+// logitRows bounds the rows of logits in memory at once.
 const logitRows = 64
 
 func logits(v *Invocation) error {
 	var m Model
 	m.Register(v.Set)
-	m.KVDType = "float32" // numbers to hold against another engine's
+	m.KVDType = "float32" // for comparison with other engines
 	v.Lookup("kv-cache-dtype").DefValue = m.KVDType
 	tokens := v.Int32Slice("tokens", nil, "token ids, comma-separated")
 	last := v.Int("last", 0, "only the last N positions; 0: all")

@@ -30,11 +30,11 @@ func TestSpeculation(t *testing.T) {
 	}
 	for given, says := range map[string]string{
 		"ngram": "want a JSON object",
-		`{"method":"eagle","num_speculative_tokens":4}`:                                             `"eagle" is not done; "ngram" and "draft_model" are`,
+		`{"method":"eagle","num_speculative_tokens":4}`:                                             `"eagle" is not supported; use "ngram" or "draft_model"`,
 		`{"method":"draft_model","num_speculative_tokens":4}`:                                       "needs model",
 		`{"method":"draft_model","model":"","num_speculative_tokens":4}`:                            "needs model",
 		`{"model":"org/draft"}`:                                                                     "at least 1",
-		`{"model":"org/draft","num_speculative_tokens":4,"prompt_lookup_max":3}`:                    "of method \"ngram\" alone",
+		`{"model":"org/draft","num_speculative_tokens":4,"prompt_lookup_max":3}`:                    "need method \"ngram\"",
 		`{"method":"ngram"}`:                                                                        "at least 1",
 		`{"method":"ngram","num_speculative_tokens":0}`:                                             "at least 1",
 		`{"method":"ngram","num_speculative_tokens":1.5}`:                                           "want a JSON object",

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// Port is a flag value of a port's number.
+// Port is the flag value of a port's number.
 type Port int
 
-// String is the number.
+// String returns the number.
 func (p *Port) String() string { return strconv.Itoa(int(*p)) }
 
 // Set parses a number from 0 to 65535.
@@ -36,13 +36,13 @@ func (s *Set) PortVar(p *int, name string, value int, usage string) {
 	s.Var((*Port)(p), name, usage)
 }
 
-// count is a flag value of a whole number with a least one.
+// count is the flag value of a whole number with a minimum.
 type count struct {
 	n     *int
 	least int
 }
 
-// String is the number.
+// String returns the number.
 func (c count) String() string {
 	if c.n == nil {
 		return "0"
@@ -50,7 +50,7 @@ func (c count) String() string {
 	return strconv.Itoa(*c.n)
 }
 
-// Set parses a number that is not below the least.
+// Set parses a number that is not below the minimum.
 func (c count) Set(v string) error {
 	n, err := strconv.Atoi(v)
 	if err != nil {
@@ -66,13 +66,13 @@ func (c count) Set(v string) error {
 // Type names the value in help texts.
 func (c count) Type() string { return "int" }
 
-// CountVar declares a flag for a whole number of at least least.
+// CountVar declares a flag for a whole number with a minimum.
 func (s *Set) CountVar(p *int, name string, value, least int, usage string) {
 	*p = value
 	s.Var(count{p, least}, name, usage)
 }
 
-// Bytes is a flag value in bytes: plain, or with KiB, MiB, GiB, KB, MB, GB.
+// Bytes is the flag value of a size: a number of bytes, or with KiB, MiB, GiB, KB, MB, GB.
 type Bytes int64
 
 // units are tried in order, longest suffix first.
@@ -84,7 +84,7 @@ var units = []struct {
 	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
 }
 
-// String is the value with the largest unit that divides it.
+// String returns the value in the largest unit that divides it.
 func (b *Bytes) String() string {
 	for _, i := range []int{3, 2, 1, 0} {
 		if f := int64(units[i].factor); int64(*b) >= f && int64(*b)%f == 0 {
@@ -114,11 +114,11 @@ func (b *Bytes) Set(v string) error {
 // Type names the value in help texts.
 func (b *Bytes) Type() string { return "size" }
 
-// Seconds is a duration flag that also takes a bare number of seconds, as
-// vLLM's flags do.
+// Seconds is the flag value of a duration. A number without a unit is in seconds, as in
+// vLLM's flags.
 type Seconds time.Duration
 
-// String is the duration in Go's form.
+// String returns the duration in Go's form.
 func (d *Seconds) String() string { return time.Duration(*d).String() }
 
 // Set parses "30", "30s" or "1m30s".
@@ -137,8 +137,8 @@ func (d *Seconds) Set(v string) error {
 // Type names the value in help texts.
 func (d *Seconds) Type() string { return "duration" }
 
-// Address is an IP address, or localhost; empty: none. Names are refused: gossip
-// resolves none.
+// Address is an IP address, or localhost; empty: none. Other names are refused, because
+// gossip resolves none.
 type Address string
 
 // Set checks an address.
@@ -155,7 +155,7 @@ func (a *Address) Type() string { return "string" }
 
 func (a *Address) String() string { return string(*a) }
 
-// choice is a flag value of one of two words, which sets an option to false or true.
+// choice is the flag value of one of two words, which set an option to false or true.
 type choice struct {
 	on    *bool
 	words [2]string
@@ -169,7 +169,7 @@ func (c choice) String() string {
 	return c.words[0]
 }
 
-// Set takes one of the words.
+// Set parses one of the words.
 func (c choice) Set(v string) error {
 	if v != c.words[0] && v != c.words[1] {
 		return fmt.Errorf("%q: want %s or %s", v, c.words[0], c.words[1])
@@ -181,13 +181,13 @@ func (c choice) Set(v string) error {
 // Type names the value in help texts.
 func (c choice) Type() string { return "string" }
 
-// ChoiceVar declares a flag that takes the word off, which is the default, or on.
+// ChoiceVar declares a flag with the words off, which is the default, and on.
 func (s *Set) ChoiceVar(p *bool, name, off, on, usage string) {
 	s.Var(choice{p, [2]string{off, on}}, name, usage)
 }
 
-// Origins are those of web pages. As with vllm serve, a value is a JSON list; a list
-// with commas is taken too. It implements pflag.Value.
+// Origins are origins of web pages. As with vllm serve, a value is a JSON list; a list
+// with commas is accepted too. It implements pflag.Value.
 type Origins []string
 
 // String returns a JSON list; empty without any.

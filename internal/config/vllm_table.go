@@ -2,27 +2,27 @@ package config
 
 // Reasons that several flags share.
 const (
-	cpuOnly    = "it computes with kernels of its own, on CPUs (--cpu-kernels chooses) and on GPUs (--device)"
-	noGraphs   = "sizes of CUDA graphs are powers of two up to a step of 512 tokens; on CPUs there are none"
+	cpuOnly    = "Tandem has its own kernels, for CPUs (--cpu-kernels) and GPUs (--device)"
+	noGraphs   = "CUDA graphs have sizes of powers of two up to 512 tokens; CPUs have none"
 	oneNode    = "a model runs whole on each node; for more throughput add decode nodes (`tandem up --decode N`, or `tandem decode --join`)"
-	joins      = "nodes find each other by --join host:port; start `tandem decode` and `tandem prefill` where they shall run"
-	noExperts  = "each node has all of a model's experts, so that there is nothing to place"
+	joins      = "nodes find each other by --join host:port; start `tandem decode` and `tandem prefill` on each machine"
+	noExperts  = "each node has all experts of a model"
 	textOnly   = "the models served read text only; send images, audio and video to a server of multimodal models"
-	noMedia    = "the models served read text only, so that there is nothing to tune"
-	noMamba    = "models with state-space layers are not served, so that there is nothing to tune"
-	noLora     = "an adapter is computed in float32, in its own place, beside the matrices that it adapts; there is nothing to tune"
-	noSpec     = "--speculative-config takes it all as JSON"
-	noOffload  = "weights are mapped from their files, and KV blocks stay in the node's memory; size it by --kv-cache-memory-bytes"
+	noMedia    = "the models served read text only"
+	noMamba    = "models with state-space layers are not served"
+	noLora     = "adapters are computed in float32 and stay separate from the weights"
+	noSpec     = "use --speculative-config"
+	noOffload  = "weights are mapped from their files, and KV blocks stay in the node's memory; set its size by --kv-cache-memory-bytes"
 	noPlugin   = "code is not loaded at run time; put a proxy in front of the gateway, or change Tandem"
 	noProfiler = "read /metrics, or profile the process with perf"
-	safetensor = "weights are mapped from safetensors files, which needs no tuning"
+	safetensor = "weights are mapped from safetensors files"
 	noDownload = "nothing is downloaded; give a folder, or a model of the local Hugging Face cache"
 	noParser   = "tool calls and reasoning are not parsed; the text arrives as the model wrote it"
-	noTune     = "it tunes an implementation that is not in here"
+	noTune     = "it tunes a part of vLLM that Tandem does not have"
 	noSleep    = "a node holds its memory while it runs; stop it (SIGTERM drains) to free it"
 )
 
-// VLLM is every flag of vllm serve 0.33.0, and those that 0.19.1 had besides.
+// VLLM has every flag of vllm serve 0.33.0, and those of 0.19.1 that were removed since.
 var VLLM = []VLLMGroup{
 	{"model", nodes, flags(
 		supported("model revision max-model-len quantization,q enforce-eager? max-logprobs "+
@@ -36,9 +36,9 @@ var VLLM = []VLLMGroup{
 		refused("hf-config-path", "config.json is read from the model's folder; put the file there"),
 		noEffect("allowed-local-media-path allowed-media-domains", noMedia),
 		refused("tokenizer-revision", "the tokenizer is the model folder's; use --revision for both"),
-		refused("quantization-config", "what a folder's weights are is read from its config.json, and --quantization int8 or int4 is all that is made of them"),
-		noEffect("allow-deprecated-quantization?", "no way of quantizing here is deprecated"),
-		refused("enable-return-routed-experts?", "a response does not say which experts computed it"),
+		refused("quantization-config", "config.json declares the weights' quantization; --quantization quantizes them to int8 or int4"),
+		noEffect("allow-deprecated-quantization?", "no quantization here is deprecated"),
+		refused("enable-return-routed-experts?", "responses do not name the experts that computed them"),
 		refused("return-sampling-mask?", "a response has logprobs and top_logprobs, not the sampler's mask"),
 		refused("logprobs-mode:raw_logprobs", "log-probabilities are the model's own, before penalties and temperature"),
 		noEffect("use-fp64-gumbel? disable-cascade-attn?", noTune),
@@ -49,7 +49,7 @@ var VLLM = []VLLMGroup{
 		refused("config-format:auto|hf", "a model is a folder in Hugging Face's layout"),
 		noEffect("hf-token", noDownload),
 		refused("hf-overrides", "edit config.json in a copy of the model's folder; the weights may be links"),
-		refused("model-class-overrides", "an architecture is computed by the code made for it"),
+		refused("model-class-overrides", "each architecture has its own implementation"),
 		refused("generation-config:auto", "generation_config.json is read from the model's folder; edit it there"),
 		refused("override-generation-config", "edit generation_config.json in the model's folder, or set the values in requests"),
 		refused("enable-sleep-mode? sleep-mode-backend sleep-mode-offload-cudagraph? "+
@@ -113,14 +113,14 @@ var VLLM = []VLLMGroup{
 		noEffect("max-parallel-loading-workers", safetensor),
 		noEffect("ray-workers-use-nsight?", "there are no Ray workers"),
 		refused("worker-cls:auto worker-extension-cls", noPlugin),
-		noEffect("enable-fault-tolerance?:true fault-tolerance-config", "the fleet always goes on without nodes that end"),
+		noEffect("enable-fault-tolerance?:true fault-tolerance-config", "the fleet always continues without nodes that end"),
 	)},
 	{"cache", nodes, flags(
 		supported("block-size gpu-memory-utilization kv-cache-memory-bytes kv-cache-dtype"),
-		noEffect("device-memory-utilization", "--kv-cache-memory-bytes says how much memory KV blocks take"),
-		refused("num-gpu-blocks-override", "--kv-cache-memory-bytes says how much memory KV blocks take"),
-		noEffect("enable-prefix-caching?:true", "prefixes are always cached, which never changes a token; a request's \"cache_salt\" keeps it from others"),
-		noEffect("prefix-caching-hash-algo", "blocks are found by xxhash64, and taken only if their tokens are equal"),
+		noEffect("device-memory-utilization", "--kv-cache-memory-bytes sets the memory of KV blocks"),
+		refused("num-gpu-blocks-override", "--kv-cache-memory-bytes sets the memory of KV blocks"),
+		noEffect("enable-prefix-caching?:true", "prefixes are always cached, which never changes a token; a request's \"cache_salt\" separates it from others"),
+		noEffect("prefix-caching-hash-algo", "blocks are found by xxhash64 and used only if their tokens are equal"),
 		noEffect("prefix-cache-retention-interval", "blocks stay cached until their memory is needed"),
 		refused("kv-cache-dtype-skip-layers", "all layers keep their KV in --kv-cache-dtype"),
 		noEffect("kv-sharing-fast-prefill? swa-bounded-replay", noTune),
@@ -154,15 +154,15 @@ var VLLM = []VLLMGroup{
 			"enable-moe-shared-loras? max-lora-cls-labels",
 			noLora),
 		refused("enable-tower-connector-lora? default-mm-loras", textOnly),
-		refused("lora-target-modules", "an adapter is served whole; there is room for attention and dense MLP projections"),
+		refused("lora-target-modules", "all attention and dense MLP projections of an adapter are used"),
 	)},
 	{"logging and metrics", nodes | gateways, flags(
 		refused("logging-config log-config-file", "the log goes to standard error; choose --log-level and --log-format"),
 		supported("log-level otlp-traces-endpoint disable-log-stats? enable-log-requests?"),
 		noEffect("show-hidden-metrics-for-version", "no metric is hidden"),
 		noEffect("collect-detailed-traces", "spans of queue, prompt and tokens are always part of a trace"),
-		noEffect("per-request-spec-decode-metrics?", "/metrics counts guessed and accepted tokens of all requests together"),
-		noEffect("kv-cache-metrics? kv-cache-metrics-sample", "/metrics always tells how the KV cache is used"),
+		noEffect("per-request-spec-decode-metrics?", "/metrics counts draft and accepted tokens of all requests together"),
+		noEffect("kv-cache-metrics? kv-cache-metrics-sample", "/metrics always has the use of the KV cache"),
 		refused("custom-histogram-buckets", "histograms have fixed buckets"),
 		noEffect("cudagraph-metrics?", noGraphs),
 		refused("enable-layerwise-nvtx-tracing? enable-mfu-metrics? enable-logging-iteration-details?", noProfiler),
@@ -176,33 +176,33 @@ var VLLM = []VLLMGroup{
 		refused("max-num-active-seqs", "--max-num-seqs bounds the requests that run at once"),
 		refused("max-num-queued-tokens", "--max-queued-tokens bounds what waits in the gateway"),
 		refused("long-prefill-token-threshold:0 long-prefill-token-threshold-adaptive?", "--max-num-batched-tokens bounds how much of a prompt enters a step"),
-		noEffect("scheduling-policy:fcfs|priority", "requests run in the order of their \"priority\", lower first, and of their arrival where that is the same"),
+		noEffect("scheduling-policy:fcfs|priority", "requests run in the order of their \"priority\", lower first, then of their arrival"),
 		noEffect("enable-chunked-prefill?:true", "prompts are always computed in chunks of what a step has room for"),
 		noEffect("disable-chunked-mm-input?", noMedia),
 		refused("scheduler-cls", noPlugin),
 		noEffect("scheduler-reserve-full-isl? watermark prefill-schedule-interval "+
 			"max-long-partial-prefills max-num-partial-prefills",
 			noTune),
-		noEffect("disable-hybrid-kv-cache-manager?", "layers with a window keep only its blocks, at no cost to switch off"),
-		refused("stream-interval:1", "each token is sent when it is there"),
+		noEffect("disable-hybrid-kv-cache-manager?", "layers with a window always keep only the blocks of that window"),
+		refused("stream-interval:1", "each token is sent at once"),
 	)},
 	{"other engine flags", nodes, flags(
 		supported("speculative-config,sc shutdown-timeout config"),
 		refused("spec-method spec-model spec-tokens:0", noSpec),
 		refused("watermark-config", "output is not watermarked"),
 		refused("diffusion-config,dc", "models here generate text token by token"),
-		refused("kv-transfer-config", "KV moves by itself between `tandem prefill` and `tandem decode`; start both, or `tandem up`"),
-		refused("kv-events-config", "decode nodes tell the gateways by themselves what they cache; --nats-url names a server to use for it"),
+		refused("kv-transfer-config", "`tandem prefill` and `tandem decode` transfer KV without configuration; start both, or `tandem up`"),
+		refused("kv-events-config", "nodes publish block events to gateways without configuration; --nats-url names a NATS server for them"),
 		refused("ec-transfer-config ec-manager-config", textOnly),
 		noEffect("compilation-config,cc optimization-level", "nothing is compiled at run time"),
 		noEffect("attention-config,ac kernel-config", cpuOnly),
-		refused("engram-config", "models with such a memory are not served"),
+		refused("engram-config", "models with an engram memory are not served"),
 		refused("reasoning-config", noParser),
-		refused("additional-config", "no platform plugin is there to read it"),
+		refused("additional-config", "there are no platform plugins"),
 		refused("structured-outputs-config", "structured output is not served yet; ask for JSON in the prompt and check the answer"),
 		refused("aux-output-config", "a response holds text and log-probabilities"),
 		refused("profiler-config", noProfiler),
-		noEffect("watchdog-config", "the fleet always watches its nodes; /livez fails when the process does not answer"),
+		noEffect("watchdog-config", "gateways always watch their nodes; /livez fails when the process does not answer"),
 		noEffect("performance-mode", noTune),
 		refused("weight-transfer-config", "weights are read from files; start new nodes with the new folder and drain the old ones"),
 		refused("headless?", "start `tandem decode` or `tandem prefill`: nodes have no API of their own"),
@@ -210,10 +210,10 @@ var VLLM = []VLLMGroup{
 	{"front end", gateways, flags(
 		supported("host port api-key ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs max-log-len "+
 			"allowed-origins"),
-		noEffect("enable-ssl-refresh?:true", "changed certificates are always taken without a restart"),
+		noEffect("enable-ssl-refresh?:true", "changed certificates are always loaded without a restart"),
 		refused("ssl-ciphers", "TLS 1.2 and 1.3 are offered with Go's choice of ciphers"),
 		refused("chat-template-content-format:auto|string|openai", "the template decides; leave it at auto"),
-		refused("trust-request-chat-template?", "requests may not bring templates; use --chat-template"),
+		refused("trust-request-chat-template?", "requests may not contain templates; use --chat-template"),
 		refused("trust-request-mm-kwargs?", textOnly),
 		refused("default-chat-template-kwargs", "put \"chat_template_kwargs\" into the request, or the defaults into the template by --chat-template"),
 		refused("reasoning-effort-map enable-auto-tool-choice? exclude-tools-when-tool-choice-none? "+
@@ -222,7 +222,7 @@ var VLLM = []VLLMGroup{
 		refused("response-role:assistant", "answers have the role assistant"),
 		refused("return-tokens-as-token-ids?", "answers are text; POST /tokenize gives the ids of any text"),
 		refused("tool-parser-plugin middleware:[]", noPlugin),
-		refused("tool-server", "tools are the client's to run"),
+		refused("tool-server", "clients run their tools themselves"),
 		noEffect("enable-prompt-tokens-details?:true", "usage always has prompt_tokens_details.cached_tokens"),
 		refused("enable-per-request-metrics?", "/metrics has the times as histograms"),
 		noEffect("enable-server-load-tracking?", "/metrics always has the load"),
@@ -240,7 +240,7 @@ var VLLM = []VLLMGroup{
 			"dp-supervisor-probe-timeout-s dp-supervisor-probe-failure-threshold",
 			oneNode),
 		refused("uds", "listen on loopback by --host 127.0.0.1 --port PORT"),
-		noEffect("uvicorn-log-level", "there is one log; --log-level sets what it tells"),
+		noEffect("uvicorn-log-level", "there is one log; use --log-level"),
 		noEffect("disable-uvicorn-access-log?:true disable-access-log-for-endpoints", "requests are not logged one by one at --log-level info"),
 		refused("allow-credentials?", "pages send keys in the header Authorization, which needs no cookies"),
 		noEffect("allowed-methods", "pages of --allowed-origins may use GET, HEAD and POST"),

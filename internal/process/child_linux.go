@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// starter is the goroutine that starts child processes; the first of them starts it. Its thread lasts as
-// long as this process, because the kernel sends the signal when the starting thread ends.
+// starter is the goroutine that starts child processes. Its thread lasts as long as this process,
+// because the kernel sends the signal when the starting thread ends.
 var starter = sync.OnceValue(func() chan<- func() {
 	work := make(chan func())
 	go func() {
@@ -20,8 +20,8 @@ var starter = sync.OnceValue(func() chan<- func() {
 	return work
 })
 
-// StartChild starts cmd in a process group of its own, so that a terminal's signals reach this process
-// alone, and has the kernel send the signal to cmd when this process dies.
+// StartChild starts cmd in a process group of its own, so that a terminal's signals reach only
+// this process. The kernel sends the signal to cmd when this process dies.
 func StartChild(cmd *exec.Cmd, signal syscall.Signal) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: signal}
 	err := make(chan error)

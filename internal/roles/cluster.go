@@ -16,10 +16,10 @@ import (
 // begin starts a process of the cluster.
 func begin(v *cli.Invocation, p *processFlags, role string) (*process.Process, error) {
 	if p.TLSDir == "" && role == "gateway" {
-		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`, for a cluster of nodes, or --upstream for other servers", config.ErrValue)
+		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`, for a cluster of nodes, or --upstream for upstreams", config.ErrValue)
 	}
 	if p.TLSDir == "" {
-		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes trust nobody without it", config.ErrValue)
+		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes need certificates to connect", config.ErrValue)
 	}
 	d, err := beginAlone(v, p, role)
 	if err != nil {
@@ -27,14 +27,14 @@ func begin(v *cli.Invocation, p *processFlags, role string) (*process.Process, e
 	}
 	if id := d.Certs.Identity(); role == "gateway" && id.Role == tlsconf.Node {
 		d.End()
-		return nil, fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q, and nodes take requests from gateways alone: `tandem ca DIR gateway/NAME` issues a gateway's",
+		return nil, fmt.Errorf("%w: --tls-dir %s has the certificate of node %q, and nodes accept requests from gateways only: `tandem ca DIR gateway/NAME` issues a gateway's",
 			config.ErrValue, p.TLSDir, id.Name)
 	}
 	return d, nil
 }
 
-// newBus connects to NATS: the server in this process, --nats-url, or, once
-// gossip tells, those of the gateways.
+// newBus connects to NATS: to the server in this process, to --nats-url, or to the gateways'
+// servers once gossip has their addresses.
 func newBus(d *process.Process, c *clusterFlags, server *cluster.Server) *cluster.Bus {
 	b := cluster.NewBus(cluster.BusOptions{Name: d.Name, InProcess: server, TLS: d.Certs.Client(), Log: d.Log})
 	if c.natsURL != "" {
@@ -44,7 +44,7 @@ func newBus(d *process.Process, c *clusterFlags, server *cluster.Server) *cluste
 	return b
 }
 
-// addresses is one kind of address of those members that have it.
+// addresses returns one kind of address of the members that have it.
 func addresses(ms []cluster.Member, of func(cluster.Member) string) (as []string) {
 	for _, m := range ms {
 		if a := of(m); a != "" {
@@ -54,7 +54,7 @@ func addresses(ms []cluster.Member, of func(cluster.Member) string) (as []string
 	return as
 }
 
-// advertised is the host that others reach this process at.
+// advertised returns the host at which others reach this process.
 func advertised(c *clusterFlags, host string) string {
 	if c.advertise != "" {
 		return string(c.advertise)
@@ -62,7 +62,7 @@ func advertised(c *clusterFlags, host string) string {
 	return host
 }
 
-// joinCluster starts gossip, which keeps trying to reach its seeds.
+// joinCluster starts gossip, which retries its seeds.
 func joinCluster(d *process.Process, c *clusterFlags, bind, host string, self cluster.Member, onChange func([]cluster.Member)) (*cluster.Cluster, error) {
 	o := cluster.Options{
 		Self: self, Bind: net.JoinHostPort(address(bind), strconv.Itoa(c.gossipPort)), Join: c.join, Key: d.Certs.GossipKey(), OnChange: onChange, Log: d.Log,
@@ -75,14 +75,14 @@ func joinCluster(d *process.Process, c *clusterFlags, bind, host string, self cl
 		return nil, err
 	}
 	d.OnEnd(func() {
-		if err := cl.Leave(leaveTimeout); err != nil { // whoever is left notices by itself
+		if err := cl.Leave(leaveTimeout); err != nil { // the other members notice by themselves
 			d.Log.Debug("left without a confirmation", "err", err)
 		}
 	})
 	return cl, nil
 }
 
-// address is what gossip, which takes addresses only, binds for a host.
+// address returns the address that gossip, which accepts addresses only, binds for a host.
 func address(host string) string {
 	if host == "localhost" {
 		return "127.0.0.1"
@@ -90,5 +90,5 @@ func address(host string) string {
 	return host
 }
 
-// leaveTimeout is how long a process tells the others that it goes.
+// leaveTimeout bounds the announcement that a process leaves.
 const leaveTimeout = 500 * time.Millisecond

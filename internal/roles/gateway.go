@@ -31,8 +31,8 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// clientTLS is the certificate that clients see, and by what they are known, or nil
-// on loopback.
+// clientTLS returns the certificate for clients and the authorities of theirs; nil for plain
+// HTTP on loopback.
 func clientTLS(g *gatewayFlags) (*tlsconf.Listener, error) {
 	switch c := &g.clients; {
 	case (c.Cert == "") != (c.Key == ""):
@@ -40,7 +40,7 @@ func clientTLS(g *gatewayFlags) (*tlsconf.Listener, error) {
 	case c.Cert == "" && (c.CA != "" || g.certReqs != 0):
 		return nil, fmt.Errorf("%w: --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile and --ssl-keyfile", config.ErrValue)
 	case (c.CA == "") != (g.certReqs == 0):
-		return nil, fmt.Errorf("%w: --ssl-ca-certs says whose certificates clients may show and --ssl-cert-reqs whether they are asked: 1, if they have one, or 2, always; give both", config.ErrValue)
+		return nil, fmt.Errorf("%w: --ssl-ca-certs and --ssl-cert-reqs go together: the authorities of client certificates, and 1 to verify one if sent or 2 to require one", config.ErrValue)
 	case g.certReqs > 2:
 		return nil, fmt.Errorf("%w: --ssl-cert-reqs %d: want 0 (no certificate), 1 (if the client has one) or 2 (always)", config.ErrValue, g.certReqs)
 	}
@@ -58,7 +58,7 @@ func clientTLS(g *gatewayFlags) (*tlsconf.Listener, error) {
 	return nil, nil
 }
 
-// checkPolicy refuses a --policy that is none.
+// checkPolicy refuses an unknown --policy.
 func checkPolicy(g *gateway.Options) error {
 	if _, err := route.ParsePolicy(g.Policy); err != nil {
 		return fmt.Errorf("%w: --policy %q: want one of %s", config.ErrValue, g.Policy, route.Policies())
@@ -66,18 +66,18 @@ func checkPolicy(g *gateway.Options) error {
 	return nil
 }
 
-// checkOrigins refuses --allowed-origins that are none, and all pages without keys.
+// checkOrigins refuses malformed --allowed-origins, and * without API keys.
 func checkOrigins(g *gateway.Options) error {
 	if err := gateway.CheckOrigins(g.AllowedOrigins); err != nil {
 		return fmt.Errorf("%w: --allowed-origins: %w", config.ErrValue, err)
 	}
 	if slices.Contains(g.AllowedOrigins, "*") && len(g.APIKeys) == 0 && g.APIKeyFile == "" {
-		return fmt.Errorf("%w: --allowed-origins * lets every web page use a gateway without API keys: name the pages' origins, or give --api-key or --api-key-file", config.ErrValue)
+		return fmt.Errorf("%w: --allowed-origins * lets every web page use a gateway without API keys: list the origins, or give --api-key or --api-key-file", config.ErrValue)
 	}
 	return nil
 }
 
-// gatewayCommand is the flags of a gateway.
+// gatewayCommand has the flags of a gateway.
 type gatewayCommand struct {
 	*config.Set
 	g        gatewayFlags
@@ -92,7 +92,7 @@ type gatewayCommand struct {
 func newGatewayCommand(out io.Writer) *gatewayCommand {
 	f := &gatewayCommand{Set: table().Find("gateway").Flags(out)}
 	f.g.register(f.Set, gateway.DefaultMinRemotePrefillTokens)
-	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; NAME=MODEL gives a model of nodes or upstreams a further name, several separated by commas")
+	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; NAME=MODEL adds a name for a model of nodes or upstreams; a list with commas")
 	f.StringVar(&f.template, "chat-template", "", "file with a chat template instead of the model's own")
 	f.u.register(f.Set, &f.g.Limits)
 	f.c.register(f.Set, &f.p.Options, 7946)
@@ -111,8 +111,8 @@ func beginAlone(v *cli.Invocation, p *processFlags, role string) (*process.Proce
 	return d, err
 }
 
-// servedNames takes --served-model-name apart: the nodes' model's name, and
-// further names of upstreams' models.
+// servedNames parses --served-model-name: the name of the nodes' model, and further names by
+// name.
 func servedNames(given string) (own string, further map[string]string, err error) {
 	for part := range strings.SplitSeq(given, ",") {
 		name, of, ok := strings.Cut(part, "=")
@@ -130,7 +130,7 @@ func servedNames(given string) (own string, further map[string]string, err error
 	return own, further, nil
 }
 
-// upstreamServers are the servers of another kind.
+// upstreamServers returns the options of the upstreams.
 func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, error) {
 	o := u.Options
 	for role, urls := range [][]string{upstream.Whole: u.urls, upstream.Prefill: u.prefill, upstream.Decode: u.decode} {
@@ -167,7 +167,7 @@ func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, erro
 	return o, nil
 }
 
-// upstreamTokenizers reads --tokenizer: by models' names, and as "" that of all others.
+// upstreamTokenizers loads the folders of --tokenizer, by model; "" is that of all other models.
 func upstreamTokenizers(u *upstreamFlags, template string) (map[string]*proxy.Tokenizer, error) {
 	all := map[string]*proxy.Tokenizer{}
 	for _, given := range u.tokenizers {
@@ -177,9 +177,9 @@ func upstreamTokenizers(u *upstreamFlags, template string) (map[string]*proxy.To
 		}
 		switch {
 		case !u.any():
-			return nil, fmt.Errorf("%w: --tokenizer %s is for prompts that go to upstreams: give --upstream, or leave it out; nodes bring their own", config.ErrValue, given)
+			return nil, fmt.Errorf("%w: --tokenizer %s is for upstreams: give --upstream, or leave it out; nodes send their own", config.ErrValue, given)
 		case all[name] != nil:
-			return nil, fmt.Errorf("%w: --tokenizer %s: there is one for that model already; say which model each is for, as MODEL=FOLDER", config.ErrValue, given)
+			return nil, fmt.Errorf("%w: --tokenizer %s: there is one for that model already; name the model of each, as MODEL=FOLDER", config.ErrValue, given)
 		}
 		b, err := engine.ReadTokenizer(folder)
 		if err == nil {
@@ -213,7 +213,7 @@ func runGateway(v *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	alone := f.u.any() && f.p.TLSDir == "" // no cluster
+	alone := f.u.any() && f.p.TLSDir == "" // without a cluster
 	start := begin
 	if alone {
 		start = beginAlone
@@ -284,7 +284,7 @@ func runGateway(v *cli.Invocation) error {
 	self := cluster.Member{ID: d.Name, Role: "gateway", Build: version, HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
 	var server *cluster.Server
 	if f.c.natsURL == "" {
-		// The server itself would only say that it is not ready in time.
+		// The server would not name the port that is in use.
 		probe, err := process.Listen(host, f.natsPort, "nats-port")
 		if err != nil {
 			return err
@@ -315,7 +315,7 @@ func runGateway(v *cli.Invocation) error {
 	return g.Run(d.Ctx)
 }
 
-// options completes the options that the flags hold.
+// options returns the options of the flags, completed for a process.
 func (g *gatewayFlags) options(p *processFlags, d *process.Process) gateway.Options {
 	o := g.Options
 	o.AllowedHosts = append(ownNames(g), g.AllowedHosts...)
@@ -341,7 +341,7 @@ func descriptors(u *upstreamFlags, alone bool) process.Descriptors {
 	return need
 }
 
-// adminListener is that of --admin-listen; nil without one.
+// adminListener returns the listener of --admin-listen; nil without the flag.
 func adminListener(g *gatewayFlags) (net.Listener, error) {
 	if g.adminListen == "" {
 		return nil, nil
@@ -351,7 +351,7 @@ func adminListener(g *gatewayFlags) (net.Listener, error) {
 		return nil, fmt.Errorf("%w: --admin-listen %q: want host:port", config.ErrValue, g.adminListen)
 	}
 	if !process.Loopback(host) && !g.insecure {
-		return nil, fmt.Errorf("%w: --admin-listen %s is reachable from other machines, which need no key there: add --insecure if only operators reach it", config.ErrValue, g.adminListen)
+		return nil, fmt.Errorf("%w: --admin-listen %s is reachable from other machines and needs no key: add --insecure if only operators reach it", config.ErrValue, g.adminListen)
 	}
 	l, err := net.Listen("tcp", g.adminListen)
 	if err != nil {
@@ -360,7 +360,7 @@ func adminListener(g *gatewayFlags) (net.Listener, error) {
 	return l, nil
 }
 
-// ownNames are names of the gateway that need no --allowed-hosts.
+// ownNames returns the names of the gateway that need no --allowed-hosts.
 func ownNames(g *gatewayFlags) []string {
 	names := []string{g.Host}
 	if host, _, err := net.SplitHostPort(g.adminListen); err == nil && host != "" {
@@ -369,7 +369,7 @@ func ownNames(g *gatewayFlags) []string {
 	return names
 }
 
-// upstreamMembers is the fleet as a gateway needs it.
+// upstreamMembers returns the members that a gateway can use.
 func upstreamMembers(ms []cluster.Member) []nodes.Member {
 	var us []nodes.Member
 	for _, m := range ms {

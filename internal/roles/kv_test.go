@@ -43,12 +43,12 @@ func TestFabricOrTCP(t *testing.T) {
 		direct            bool
 		line              string
 	}{
-		{"efa", "", nil, kvtransfer.OverTCP, false, "no RDMA: KV blocks travel over TCP"},
-		{"efa", "", page, kvtransfer.OverTCP, false, "no RDMA: KV blocks travel over TCP"},
-		{"auto", "203.0.113.9", nil, kvtransfer.OverTCP, false, "no RDMA: KV blocks travel over TCP"},
+		{"efa", "", nil, kvtransfer.OverTCP, false, "KV transfer: TCP, because RDMA is not available"},
+		{"efa", "", page, kvtransfer.OverTCP, false, "KV transfer: TCP, because RDMA is not available"},
+		{"auto", "203.0.113.9", nil, kvtransfer.OverTCP, false, "KV transfer: TCP, because RDMA is not available"},
 		{"tcp", "203.0.113.9", nil, kvtransfer.OverTCP, false, "203.0.113.9"},
-		{"tcp", "", nil, kvtransfer.OverRDMA, false, `"KV blocks travel by RDMA"`},
-		{"shm", "", nil, kvtransfer.OverRDMA, false, `"KV blocks travel by RDMA"`},
+		{"tcp", "", nil, kvtransfer.OverRDMA, false, `"KV transfer: RDMA"`},
+		{"shm", "", nil, kvtransfer.OverRDMA, false, `"KV transfer: RDMA"`},
 		{"tcp", "", page, kvtransfer.OverRDMA, false, "through the host's memory"},
 		{"shm", "", page, kvtransfer.OverRDMA, true, "between GPUs"},
 		{"shm", "", notThere{page}, kvtransfer.OverRDMA, false, "through the host's memory"},
@@ -106,7 +106,7 @@ func TestNoLibrary(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestNoLibrary$")
 	cmd.Env = append(os.Environ(), at+"=libnone.so")
 	out, err := cmd.CombinedOutput()
-	if err != nil || strings.Count(string(out), "level=") != 1 || !strings.Contains(string(out), `level=WARN msg="no RDMA: KV blocks travel over TCP"`) || !strings.Contains(string(out), "travels tcp true\n") ||
+	if err != nil || strings.Count(string(out), "level=") != 1 || !strings.Contains(string(out), `level=WARN msg="KV transfer: TCP, because RDMA is not available"`) || !strings.Contains(string(out), "travels tcp true\n") ||
 		fabric.Built && !strings.Contains(string(out), "libnone.so") {
 		t.Errorf("%v: it says\n%s", err, out)
 	}

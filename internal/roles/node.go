@@ -30,9 +30,9 @@ import (
 	"github.com/tandem-serving/tandem/prefill"
 )
 
-// nodeCommand is the flags of a prefill or decode node.
+// nodeCommand has the flags of a prefill or decode node.
 type nodeCommand struct {
-	scrapers int // connections that --http-port may have
+	scrapers int // most connections of --http-port
 	*config.Set
 	role string
 	m    cli.Model
@@ -41,7 +41,7 @@ type nodeCommand struct {
 	p    processFlags
 }
 
-// ports of the roles on machines of their own; the README has the table.
+// ports are the roles' ports on separate machines.
 var ports = map[string][4]int{ // gossip, rpc, kv, http
 	"prefill": {7946, 7101, 7201, 7301},
 	"decode":  {7946, 7102, 7202, 7302},
@@ -56,22 +56,22 @@ func newNodeCommand(role string, out io.Writer) *nodeCommand {
 	return f
 }
 
-// node is a model on a device with its engine, and what the cluster knows of it.
+// node is a process with a model, its engine and its metrics.
 type node struct {
 	*engine.Loaded
 	*process.Process
 	eng    *engine.Engine
 	meters NodeMetrics
 	role   string
-	asks   rpc.Counters // of the connections that this node dials
+	dialed rpc.Counters // of the connections that this node dials
 	tr     *trace.Tracer
 }
 
-// hooks are what a role hears from the step goroutine.
+// hooks are a role's callbacks on the step goroutine.
 type hooks struct {
 	step   func()
 	blocks func(events []kvcache.Event, gap bool)
-	kvFile engine.KVFile // where KV blocks lie; nil: the device's own memory
+	kvFile engine.KVFile // memory of KV blocks; nil: the device's own
 }
 
 // startEngine loads the model and starts its loop.
@@ -82,7 +82,7 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	}
 	o.KVFile = on.kvFile
 	o.SharedKV = role != "serve"
-	if role == "prefill" { // which draws nothing that could be guessed
+	if role == "prefill" { // which samples no tokens
 		o.Speculation = engine.Speculation{}
 	}
 	l, err := engine.Load(o)
@@ -139,7 +139,7 @@ func (n *node) layout() kvtransfer.Layout {
 	return kvtransfer.Layout{Regions: n.Regions(), PageBytes: n.KV.PageBytes, Hash: n.LayoutHash()}
 }
 
-// gpu is the GPU's own KV memory where the network could reach it; nil: there is none such.
+// gpu returns the GPU's KV memory for RDMA; nil if there is none.
 func (n *node) gpu() kvtransfer.DeviceMemory {
 	if d := n.Direct(); d != nil {
 		return d
@@ -147,14 +147,14 @@ func (n *node) gpu() kvtransfer.DeviceMemory {
 	return nil
 }
 
-// drainer is a role that can be asked to finish.
+// drainer is a role that can drain.
 type drainer interface {
 	Draining() bool
 	Drain(ctx context.Context)
 }
 
-// serve runs a node's listeners until the first signal and drains it: unready
-// at once, accepting for a moment longer, then finishing what runs.
+// serve runs a node's listeners until the first signal and drains it: it is not ready at once,
+// accepts work for a moment longer, and then finishes running work.
 func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.Bus) error {
 	rl, err := process.Listen(f.n.host, f.n.rpcPort, "rpc-port")
 	if err != nil {
@@ -165,7 +165,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 		return errors.Join(err, rl.Close())
 	}
 	failed, counters := make(chan error, 2), new(rpc.Counters)
-	RPCMetrics(n.meters.Set, counters, &n.asks)
+	RPCMetrics(n.meters.Set, counters, &n.dialed)
 	watched := &gatewayWatch{Handler: h}
 	n.Work(func(ctx context.Context) {
 		failed <- rpc.Serve(ctx, rl, rpc.Options{Hello: n.hello(), TLS: n.Certs.Server(), Log: n.Log, Counters: counters}, watched)
@@ -210,7 +210,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	n.Log.Info("draining", "timeout", f.p.shutdownTimeout)
 	ctx, cancel := context.WithTimeout(context.Background(), f.p.shutdownTimeout)
 	defer cancel()
-	// Those that have not heard yet may still send something.
+	// Gateways that have not received the update may still send requests.
 	for until := time.Now().Add(drainDelay); ctx.Err() == nil && counters.Conns.Load() > 0 && time.Now().Before(until); {
 		time.Sleep(drainPoll)
 	}
@@ -218,8 +218,8 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	return nil
 }
 
-// gatewayWatch has gossip look after gateways whose connections end: one that is
-// started again at once knows nobody, and is not missed by gossip yet.
+// gatewayWatch asks gossip to probe a gateway whose connection closed. A gateway that restarts
+// at once knows no members, and gossip has not noticed yet.
 type gatewayWatch struct {
 	rpc.Handler
 	cluster atomic.Pointer[cluster.Cluster] // nil: not joined yet
@@ -233,14 +233,14 @@ func (w *gatewayWatch) Closed(c *rpc.Conn, err error) {
 	}
 }
 
-// drainDelay is how long a node that leaves keeps accepting, while anybody is
-// connected who could send something; drainPoll is how often it looks.
+// drainDelay is how long a draining node accepts work while peers are connected; drainPoll is
+// how often it checks.
 const (
 	drainDelay = 3 * time.Second
 	drainPoll  = 20 * time.Millisecond
 )
 
-// open reads the flags and starts the process, which the caller ends.
+// open parses the flags and starts the process, which the caller ends.
 func (f *nodeCommand) open(v *cli.Invocation) (*process.Process, kvtransfer.Transport, error) {
 	v.Set = f.Set
 	if _, err := v.Parse(0); err != nil {
@@ -354,7 +354,7 @@ func runDecode(v *cli.Invocation) error {
 	d.OnEnd(func() { d.Report("kvtransfer", r.Close()) })
 	n.meters.Reader(r.Stats)
 	role = n.decodeRole(r, func(h rpc.Handler) decode.Dialer {
-		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.asks}, h)
+		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.dialed}, h)
 		d.OnEnd(p.Close)
 		return p
 	})
@@ -362,8 +362,8 @@ func runDecode(v *cli.Invocation) error {
 	return n.serve(f, role, role, bus)
 }
 
-// decodeRole makes the decode side of a node; a nil reader means that it
-// prefills by itself.
+// decodeRole returns the decode role of a node. With a nil reader, it prefills all prompts
+// itself.
 func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer) *decode.Node {
 	role := decode.New(decode.Options{
 		Engine: n.eng, Reader: r, Dial: dial, Logger: n.Log, Tracer: n.tr,
@@ -375,7 +375,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 	return role
 }
 
-// bundle is what gateways need to serve the node's model.
+// bundle returns the Bundle of the node's model.
 func (n *node) bundle() *nodepb.Bundle {
 	b := n.Bundle
 	var groups []*nodepb.CacheGroup
@@ -391,8 +391,8 @@ func (n *node) bundle() *nodepb.Bundle {
 	}
 }
 
-// runServe has gateway and decode node in one process, joined by an in-memory
-// connection. The one engine prefills as well, so that no KV travels.
+// runServe runs a gateway and a decode node in one process, connected in memory. The engine
+// prefills as well, so that no KV is transferred.
 func runServe(v *cli.Invocation) error {
 	f := serveFlags(v.Set)
 	args, err := v.Parse(1)
@@ -436,10 +436,10 @@ func runServe(v *cli.Invocation) error {
 	}
 	o.TLS = tlsOf(cert)
 	if v.Lookup("chat-template").Value.String() != "" {
-		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
+		o.ChatTemplate = n.Bundle.ChatTemplate // New refuses a bad one at once
 	}
-	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.asks}
-	RPCMetrics(n.meters.Set, &n.asks)
+	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.dialed}
+	RPCMetrics(n.meters.Set, &n.dialed)
 	o.Members = []nodes.Member{{ID: d.Name, Role: "serve", Build: version, RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
 	o.Metrics, o.Tracer = n.meters.Set, n.tr
 	if o.AdminListener, err = adminListener(&g); err != nil {

@@ -1,6 +1,6 @@
-// Package roles is the subcommands that run a part of a cluster: it maps what
-// internal/config resolved to each package's Options, starts the parts in order and stops
-// them in reverse. It is the only package that imports every role.
+// Package roles runs the subcommands that are a part of a cluster: it declares flags into each
+// package's options, starts the parts in order and stops them in reverse. It is the only
+// package that imports every role.
 package roles
 
 import (
@@ -12,12 +12,12 @@ import (
 // version is the build that the process reports, set by Main.
 var version string
 
-// table is the subcommands in the order that help shows.
+// table returns the subcommands in the order of help.
 func table() cli.Table {
 	return append(cli.Table{
-		cli.New("up", "[flags]", "Starts a cluster on this machine: a gateway, prefill and decode nodes as processes of their own.",
+		cli.New("up", "[flags]", "Starts a cluster on this machine: a gateway, prefill nodes and decode nodes, each a process.",
 			"tandem up --prefill 1 --decode 2 --model ./Llama-3.2-1B-Instruct", runUp),
-		cli.New("gateway", "[flags]", "Runs a gateway: the OpenAI API in, tokens of the fleet out.",
+		cli.New("gateway", "[flags]", "Runs a gateway: the OpenAI API in front of the fleet.",
 			"tandem gateway --tls-dir certs/gw1 --host 0.0.0.0 --advertise 10.0.0.1 --ssl-certfile gw.crt --ssl-keyfile gw.key", runGateway),
 		cli.New("prefill", "[flags]", "Runs a prefill node: computes prompts' KV and pushes it to decode nodes.",
 			"tandem prefill --tls-dir certs/p1 --join 10.0.0.1:7946 --host 10.0.0.2 --model ./Llama-3.2-1B-Instruct", runPrefill),
@@ -29,7 +29,7 @@ func table() cli.Table {
 }
 
 // Main runs the program with the arguments after its name and returns the exit status.
-// release is its version without what tells builds apart.
+// release is its version without build metadata.
 func Main(release string, args, environ []string, out, errOut io.Writer) int {
 	if len(args) == 2 && args[0] == cli.RankCommand {
 		return rank(args[1])

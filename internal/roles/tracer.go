@@ -15,7 +15,7 @@ import (
 // traceTimeout bounds sending the last spans when a process ends.
 const traceTimeout = 2 * time.Second
 
-// tracer is a process' source of spans, nil where nobody wants them.
+// tracer returns the process' tracer, nil if tracing is not configured.
 func tracer(d *process.Process, environ []string, p *processFlags, role string) (*trace.Tracer, error) {
 	getenv := func(name string) string {
 		for _, e := range environ {
@@ -33,7 +33,7 @@ func tracer(d *process.Process, environ []string, p *processFlags, role string) 
 		ctx, cancel := context.WithTimeout(context.Background(), traceTimeout)
 		defer cancel()
 		if err := t.Close(ctx); err != nil {
-			d.Log.Warn("last traces not sent", "err", err)
+			d.Log.Warn("last traces were not sent", "err", err)
 		}
 	})
 	return t, err

@@ -26,7 +26,7 @@ func runUp(v *cli.Invocation) error {
 	p.register(v.Set)
 	nPrefill := v.Int("prefill", 1, "prefill nodes")
 	nDecode := v.Int("decode", 1, "decode nodes")
-	stateDir := v.String("state-dir", "", "where the cluster's certificates live; default: $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
+	stateDir := v.String("state-dir", "", "folder of the cluster's certificates; default: $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func runUp(v *cli.Invocation) error {
 	if last := g.Port + *nPrefill + *nDecode; g.Port == 0 || last > 65535 {
 		return fmt.Errorf("%w: --port %d: the nodes' metrics take the ports up to %d after it; want --port 1 to %d", config.ErrValue, g.Port, last, 65535-*nPrefill-*nDecode)
 	}
-	// The gateway would say so too, but with all nodes started already.
+	// The gateway would refuse them too, but only after all nodes were started.
 	if _, err := clientTLS(&g); err != nil {
 		return err
 	}
@@ -92,9 +92,9 @@ func runUp(v *cli.Invocation) error {
 	}, second)
 }
 
-// sharedKV is what each of n nodes on this machine takes for KV blocks where the
-// memory limit does not hold the default of all and the weights: a quarter of it
-// together. Otherwise it is 0, for what was given or the default.
+// sharedKV returns the KV memory of each of n nodes on this machine if the memory limit is too
+// small for their default and the weights: they share a quarter of it. Otherwise it returns 0,
+// for the flag or the default.
 func sharedKV(m *cli.Model, n int) int64 {
 	if limit := process.MemoryLimit(os.DirFS("/")); m.KVMemory == 0 && limit > 0 && limit/4 < int64(n)<<30 {
 		return max(1, limit/4/int64(n))
