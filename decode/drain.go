@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// endAll ends every attempt. Its gateways resume them on other nodes.
+// endAll ends every attempt. The gateways resume them on other nodes.
 func (n *Node) endAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -17,7 +17,7 @@ func (n *Node) endAll() {
 	}
 }
 
-// Running is how many attempts the node owns.
+// Running returns how many attempts the node owns.
 func (n *Node) Running() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -30,14 +30,13 @@ func (n *Node) addStats(m *nodepb.Stats, s scheduler.Stats) {
 	m.BlocksCached, m.BlocksReserved = proto.Uint32(uint32(s.Blocks.Cached)), proto.Uint32(uint32(s.Wanted))
 }
 
-// flushGateways returns the connections of all gateways, after sending each the Ends it is
-// owed.
+// flushGateways sends all pending Ends, and returns the connections of all gateways.
 func (n *Node) flushGateways() []*rpc.Conn {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	conns := make([]*rpc.Conn, 0, len(n.gateways))
 	for c, gw := range n.gateways {
-		n.payEnds(gw)
+		n.flushEnds(gw)
 		conns = append(conns, c)
 	}
 	return conns

@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// SetLimits changes the limits; any goroutine may call it while the gateway runs. What has
-// been let in stays.
+// SetLimits changes the limits. Requests that were admitted are not affected. Any goroutine may
+// call it while the gateway runs.
 func (g *Gateway) SetLimits(l Limits) error {
 	l = l.WithDefaults()
 	if err := checkLimits(&l); err != nil {
@@ -22,7 +22,7 @@ func (g *Gateway) SetLimits(l Limits) error {
 	return nil
 }
 
-// setLimits gives each stage its limits.
+// setLimits sets the limits of each stage.
 func (g *Gateway) setLimits(l *Limits) {
 	g.Service.SetLimits(*l)
 	g.http.SetLimits(connLimits(l))
@@ -39,10 +39,10 @@ func connLimits(l *Limits) httpserver.Limits {
 		MaxBodyBytes: l.MaxBodyBytes, MaxBodyMemory: l.MaxBodyMemory, MaxConnsPerAddress: l.MaxConnsPerAddress}
 }
 
-// keyName is where a request keeps its key, which is looked for once.
+// keyName is where a request keeps its key, which is looked up once.
 type keyName struct{}
 
-// keyOf is the key of a request; nil: none is right.
+// keyOf returns the key of a request; nil: no key matches.
 func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
 	if k, ok := ctx.Request.UserValue(keyName{}).(*auth.Key); ok {
 		return k
@@ -54,8 +54,8 @@ func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
 	return k
 }
 
-// SetUpstreams replaces the servers of other kinds and the sources of more; there
-// must have been some.
+// SetUpstreams replaces the upstreams and their sources. The gateway must have been started with
+// upstreams.
 func (g *Gateway) SetUpstreams(targets []upstream.Target, sources []upstream.Source) error {
 	if g.proxy == nil {
 		return errors.New("gateway: it was started without upstreams")

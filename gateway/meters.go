@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
-// meter connects what the gateway keeps anyway to the table of metrics.
+// meter connects the gateway's state to the table of metrics.
 func (g *Gateway) meter() {
 	s := g.Meters.Set
 	gauge := func(id metrics.ID, f func() float64, labels ...string) { s.Gauge(id, labels...).Func(f) }
@@ -46,7 +46,7 @@ func (g *Gateway) meter() {
 	gauge(metrics.TokenizerCacheBytes, func() float64 { _, _, bytes := cache(); return float64(bytes) })
 }
 
-// meterUpstreams tells of servers of another kind; without any all of it is 0.
+// meterUpstreams connects the upstreams' state. Without upstreams all of it is 0.
 func (g *Gateway) meterUpstreams(gauge func(id metrics.ID, f func() float64, labels ...string)) {
 	if g.proxy == nil {
 		return
@@ -62,7 +62,7 @@ func (g *Gateway) meterUpstreams(gauge func(id metrics.ID, f func() float64, lab
 	}
 }
 
-// meterLimits tells of the limits that may change.
+// meterLimits sets the metrics of limits.
 func (g *Gateway) meterLimits() {
 	l := g.Limits()
 	for queue, most := range map[string]int{metrics.QueueRequests: l.MaxInFlight, metrics.QueueWaiting: l.MaxQueuedRequests,

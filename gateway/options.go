@@ -33,68 +33,68 @@ const (
 	DefaultAcceptTimeout = 5 * time.Second
 )
 
-// Options of a Gateway. In Options and Limits a zero value is the default, and a negative
-// number or duration means that there is no bound, or never, where that is possible.
+// Options of a Gateway. Here and in Limits zero is the default. A negative number or duration means
+// that there is no bound, or never, where that is possible.
 type Options struct {
 	Host string
 	Port int // negative: any free one
-	// Listener is used instead of Host and Port. A deadline set on one of its
-	// connections must interrupt a read that is under way.
+	// Listener is used instead of Host and Port. A deadline set on one of its connections must
+	// interrupt a read in progress.
 	Listener net.Listener
-	TLS      *tls.Config // towards clients; nil: plain HTTP
-	MaxConns int         // when so many are open, the one longest without a request is closed for a new one
+	TLS      *tls.Config // for clients; nil: plain HTTP
+	MaxConns int         // beyond it, the connection longest without a request is closed for a new one
 
-	RPC       rpc.Options    // towards decode nodes
-	Members   []nodes.Member // until SetMembers says otherwise
+	RPC       rpc.Options    // for decode nodes
+	Members   []nodes.Member // until SetMembers is called
 	Upstreams Upstreams
 	Limits    Limits
 
-	Policy string // of routing, by its name
-	// MinRemotePrefillTokens is the number of uncached prompt tokens from which a prefill
-	// node computes them; negative: always.
+	Policy string // name of the routing policy
+	// MinRemotePrefillTokens is the number of uncached prompt tokens from which a prefill node
+	// computes them; negative: always.
 	MinRemotePrefillTokens int
-	AcceptTimeout          time.Duration // within which a node queues an attempt
+	AcceptTimeout          time.Duration // for a node to queue an attempt
 	StreamTokens           int           // of one choice that may wait for a slow client
 	StallTimeout           time.Duration // of a node with work that makes no step
-	NodeSilence            time.Duration // of a node's heartbeats; at least liveness.MinSilence
+	NodeSilence            time.Duration // without heartbeats; at least liveness.MinSilence
 
-	ServedModelName string // what clients call the model; empty: its own name
-	ChatTemplate    string // instead of the model's own; empty: that
-	// RejectSpecialTokens refuses chats in whose messages of users and tools special
-	// tokens are written; otherwise they become control tokens, as with Hugging Face.
+	ServedModelName string // in the API; empty: the model's own name
+	ChatTemplate    string // replaces the model's own; empty: it does not
+	// RejectSpecialTokens refuses chats with special tokens in messages of users and tools.
+	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool
 
-	APIKeys        []string // any of them opens /v1; none, here and in APIKeyFile: open to all
-	APIKeyFile     string   // with more keys and their limits; read again when it changes
+	APIKeys        []string // any of them opens /v1; if there is none here or in APIKeyFile, no key is required
+	APIKeyFile     string   // has more keys and their limits; read again when it changes
 	AllowedOrigins []string // of web pages that may read answers, see CheckOrigins; empty: the gateway's own
 	AllowedHosts   []string // names for which ports without keys answer; nil or with *: any
 
 	ShutdownTimeout time.Duration
 	DrainDelay      time.Duration // within ShutdownTimeout
 
-	// AdminListener serves what is for operators, who need no key there, and
-	// takes it off the clients' port; nil: it is served there.
+	// AdminListener serves operators' endpoints, which need no key there, instead of the clients'
+	// port; nil: the clients' port has them.
 	AdminListener net.Listener
 	Version       string
-	Metrics       *metrics.Set   // of a process that has other roles too; nil: the gateway's own
+	Metrics       *metrics.Set   // of a process with other roles too; nil: the gateway makes its own
 	Tracer        *trace.Tracer  // nil: no spans
 	Log           *slog.Logger   // nil: discarded
-	Level         *slog.LevelVar // of the process' log; nil: it cannot be changed
-	LogRequests   bool           // a line for each request
-	LogPromptText int            // characters of the request's prompt in its line
-	QuietStats    bool           // no lines of rates
+	Level         *slog.LevelVar // of the process's log; nil: it cannot be changed
+	LogRequests   bool           // writes a line for each request
+	LogPromptText int            // characters of the prompt in that line
+	QuietStats    bool           // writes no lines of throughput
 }
 
 // Limits of clients and their requests. They may change while the gateway runs.
 type Limits = limits.Limits
 
-// Upstreams are servers of another kind, which answer for the models that they list;
-// without targets there are none.
+// Upstreams are OpenAI-compatible servers, which answer for the models that they list. Without
+// targets and sources there are none.
 type Upstreams struct {
 	upstream.Options
-	ForwardAuthorization bool // clients' credentials go on to them
-	// Tokenizers are those of their models, by the models' names; "" is that of all
-	// others. Prompts for models without one are routed by their bytes.
+	ForwardAuthorization bool // forwards clients' credentials
+	// Tokenizers are those of the upstreams' models, by name; "" is the tokenizer of all others.
+	// Prompts for models without one are routed by their bytes.
 	Tokenizers map[string]*proxy.Tokenizer
 }
 

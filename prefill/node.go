@@ -1,17 +1,17 @@
-// Package prefill computes prompts' KV for decode nodes and pushes it into the
-// blocks they grant, layer by layer while the next layer computes.
+// Package prefill computes prompts' KV for decode nodes and pushes it into the blocks that they
+// grant, layer by layer while the next layer computes.
 //
-// Jobs wait in one line here (package line), in front of the engine. Only when the
-// engine is about to have room for a job does the node ask decode for a grant, so that
-// no decode node sets blocks aside for a prompt that still waits. The line also says
-// which of the granted jobs get a step's tokens first.
+// Jobs wait in one line (package line) in front of the engine. The node asks a decode node for a
+// grant only when the engine is about to have room for the job, so that no blocks are reserved for
+// a prompt that still waits. The line also decides which of the granted jobs get a step's tokens
+// first.
 //
-// Invariant: a job holds source blocks from its first layer until its push has
-// ended one way or the other, and each Prefill is answered by exactly one
-// PrefillDone or End, unless decode cancelled it or is gone.
+// Invariant: a job holds source blocks from its first layer until its push has ended. Each Prefill
+// is answered by exactly one PrefillDone or End, unless the decode node cancelled it or
+// disconnected.
 //
-// The package samples nothing, knows no text and no gateways, and retries
-// nothing: decode asks the next node.
+// The package samples nothing, knows no text and no gateways, and does not retry: the decode node
+// asks the next node.
 package prefill
 
 import (
@@ -37,7 +37,7 @@ import (
 // Identity is what must agree with the decode nodes that ask.
 type Identity = node.Identity
 
-// Options configure a node. Zero durations and counts take the defaults.
+// Options configure a node. Zero durations and counts are the defaults.
 type Options struct {
 	Engine   *engine.Engine
 	Identity Identity
@@ -45,27 +45,25 @@ type Options struct {
 	Logger   *slog.Logger
 	Tracer   *trace.Tracer // nil: no spans
 
-	// RunAheadTokens bounds the tokens of jobs that have asked for their grant
-	// and are not computed yet, without those of the job that lacks the most, of jobs
-	// that wait for room on their decode node, and those found in the prefix cache.
-	// About two steps' worth keeps the engine busy while a grant travels; more would
-	// hold decode's blocks for nothing. Default 4096.
+	// RunAheadTokens bounds the tokens of jobs that have asked for their grant and are not computed
+	// yet. It does not count those of the job that lacks the most, of jobs that wait for room on
+	// their decode node, and those found in the prefix cache. About two steps' worth keeps the
+	// engine busy while a grant is on its way. More would reserve blocks of decode nodes without
+	// need. Default 4096.
 	RunAheadTokens int
-	// MaxQueued bounds the jobs that wait; more are sent elsewhere. Default 1024.
+	// MaxQueued bounds the jobs that wait. More are refused. Default 1024.
 	MaxQueued int
-	// GrantTimeout is how long an asked-for grant may take. Default 10 s.
+	// GrantTimeout is how long a decode node may take to grant. Default 10 s.
 	GrantTimeout time.Duration
-	// QueuedInterval is how often waiting jobs tell decode their position.
+	// QueuedInterval is how often the positions of waiting jobs are sent to their decode nodes.
 	// Default 1 s.
 	QueuedInterval time.Duration
-	// Transferred, if set, hears of each push that was confirmed. It must not
-	// block.
+	// Transferred, if set, is called for each push that was confirmed. It must not block.
 	Transferred func(Transfer)
-	// JobTimeout ends a job whatever it waits for, its turn included. Default
-	// 30 min.
+	// JobTimeout ends a job, including the time in which it waits. Default 30 min.
 	JobTimeout time.Duration
-	// StatsInterval is the heartbeat to gateways, five times as often while the
-	// load changes. Default 500 ms.
+	// StatsInterval is the interval of heartbeats to gateways, a fifth of it while the load
+	// changes. Default 500 ms.
 	StatsInterval time.Duration
 }
 
@@ -81,7 +79,7 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// Errors that end jobs; decode logs their text.
+// Errors that end jobs. Decode nodes log their text.
 var (
 	errCancelled = errors.New("prefill: cancelled by decode")
 	errGone      = errors.New("prefill: decode's connection is gone")
@@ -101,26 +99,26 @@ type Node struct {
 	mu       sync.Mutex
 	jobs     map[key]*job
 	byTicket map[line.ID]*job
-	gateways map[*rpc.Conn]bool // that hear heartbeats
-	line     *line.Line         // of the jobs that are not computed yet
-	tickets  line.ID            // that were ever given
+	gateways map[*rpc.Conn]bool // that get heartbeats
+	line     *line.Line         // of jobs that are not computed yet
+	tickets  line.ID            // given so far
 	start    time.Time
 	count    Counters
 }
 
-// Counters only grow; metrics read them.
+// Counters only grow. Metrics read them.
 type Counters struct {
 	Accepted, Refused, Done, Cancelled, Failed uint64
-	Overloaded                                 uint64 // of the refused, for want of a place in MaxQueued
+	Overloaded                                 uint64 // of the refused, because MaxQueued was reached
 }
 
-// key names a stream on a connection.
+// key identifies a stream on a connection.
 type key struct {
 	conn   *rpc.Conn
 	stream uint64
 }
 
-// New makes a node. From now on it orders the engine's jobs.
+// New returns a node, which orders the engine's jobs from now on.
 func New(o Options) *Node {
 	o.setDefaults()
 	n := &Node{
@@ -136,7 +134,7 @@ func New(o Options) *Node {
 	return n
 }
 
-// Frame handles one frame of a decode node.
+// Frame handles one frame of a decode node or gateway.
 func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	k := key{c, stream}
 	switch t {
@@ -153,7 +151,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		if j := n.job(k); j != nil {
 			j.granted(g)
 		}
-	case rpc.FrameQueued: // the grant waits for room; a decode node of the version before says nothing
+	case rpc.FrameQueued: // the grant waits for room; decode nodes of the previous version do not send this
 		n.stepAside(k)
 	case rpc.FrameCancel:
 		n.cancel(k, errCancelled)
@@ -162,7 +160,7 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	}
 }
 
-// Closed ends what a decode node that is gone had asked for.
+// Closed cancels the jobs of a connection that is closed.
 func (n *Node) Closed(c *rpc.Conn, err error) {
 	n.mu.Lock()
 	delete(n.gateways, c)
@@ -203,7 +201,7 @@ func (n *Node) accept(k key, payload []byte) {
 	}
 }
 
-// room says why there is none; n.mu is held.
+// room returns why the node takes no job; code 0: it does. The caller holds n.mu.
 func (n *Node) room(k key) (nodepb.Code, string) {
 	switch {
 	case n.DrainingLocked():
@@ -217,7 +215,7 @@ func (n *Node) room(k key) (nodepb.Code, string) {
 	return 0, ""
 }
 
-// validate refuses what would put wrong bytes into decode's blocks.
+// validate refuses what would write wrong bytes into a decode node's blocks.
 func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 	_, digest := kvcache.ParseRootDigest(p.PrefixDigest)
 	switch id := n.o.Identity; {
@@ -239,7 +237,7 @@ func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 			return nodepb.Code_CODE_MISMATCH, err.Error()
 		}
 	}
-	if err := n.o.Engine.CheckJob(p.Tokens); err != nil { // before anybody waits and grants
+	if err := n.o.Engine.CheckJob(p.Tokens); err != nil { // before it queues
 		return codeOf(err), err.Error()
 	}
 	return 0, ""
@@ -252,8 +250,7 @@ func (n *Node) refuse(k key, code nodepb.Code, msg string) {
 	n.send(k, rpc.FrameEnd, &nodepb.End{Code: code, Message: msg})
 }
 
-// send queues a message; a peer that cannot take it is closed, which ends what
-// it has running.
+// send queues a message. A peer that cannot take it is disconnected, which cancels its jobs.
 func (n *Node) send(k key, t rpc.Type, m proto.Message) {
 	if err := k.conn.Send(t, k.stream, m); err != nil && !errors.Is(err, rpc.ErrClosed) {
 		k.conn.Close(err)
@@ -267,11 +264,11 @@ func (n *Node) Counters() Counters {
 	return n.count
 }
 
-// Limit is how many jobs may wait.
+// Limit returns how many jobs may wait.
 func (n *Node) Limit() int { return n.o.MaxQueued }
 
-// Queued is how many jobs the node has: those that wait for their turn, those that
-// wait for the grant they have asked for, and all.
+// Queued returns how many jobs wait for their turn, how many for the grant that they asked for, and
+// the number of all jobs.
 func (n *Node) Queued() (waiting, asking, all int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

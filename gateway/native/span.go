@@ -5,19 +5,19 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// describe adds to the job's span what the request asks and why its choices ended.
-func (j *job) describe() {
-	s, r := &j.Span, j.req
+// describe adds to the request's span what it asked, and why its choices ended.
+func (x *request) describe() {
+	s, r := &x.Span, x.req
 	if !s.On() {
 		return
 	}
 	var reasons []string
-	for i := range j.choices {
-		if c := &j.choices[i]; c.done() {
-			reasons = append(reasons, c.finish.Reason)
+	for i := range x.choices {
+		if c := &x.choices[i]; c.done() {
+			reasons = append(reasons, c.delta.Finish.Reason)
 		}
 	}
-	s.Set(trace.ResponseModel.String(j.model.Name), trace.ResponseID.String(j.answerID), trace.FinishReasons.StringSlice(reasons))
+	s.Set(trace.ResponseModel.String(x.model.Name), trace.ResponseID.String(x.answerID), trace.FinishReasons.StringSlice(reasons))
 	if r.Temperature != nil {
 		s.Set(trace.Temperature.Float64(float64(*r.Temperature)))
 	}
@@ -32,8 +32,8 @@ func (j *job) describe() {
 	}
 }
 
-// describeAttempt adds to the span of an attempt where it goes, and why.
+// describeAttempt adds to the span of an attempt where it was sent, and why.
 func (c *choice) describeAttempt(d route.Decision) {
-	c.span.Set(trace.Choice.Int(c.index), trace.Resumed.Int(c.state.From()),
+	c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From()),
 		trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 }

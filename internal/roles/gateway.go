@@ -301,7 +301,7 @@ func runGateway(v *cli.Invocation) error {
 		d.OnEnd(server.Close)
 		self.NATS, self.NATSRoute = server.Addr(), server.RouteAddr()
 	}
-	g.Hear(newBus(d, &f.c, server))
+	g.FollowEvents(newBus(d, &f.c, server))
 	cl, err := joinCluster(d, &f.c, f.g.Host, host, self, func(ms []cluster.Member) {
 		g.SetMembers(upstreamMembers(ms))
 		if server != nil {

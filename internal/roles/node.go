@@ -371,7 +371,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
 		Bundle:   n.bundle(),
 	})
-	n.meters.Decode(role.Counters, role.Owned, role.PrefillLegs)
+	n.meters.Decode(role.Counters, role.Owned, role.PrefillBreakers)
 	return role
 }
 
