@@ -20,6 +20,7 @@ import (
 	"os/signal"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/tandem-serving/tandem/internal/obs/logs"
@@ -48,6 +49,7 @@ type Process struct {
 	Level  *slog.LevelVar    // of Log; may be set at any time
 	stop   []func()
 	hung   sync.Once // guards hangUp
+	probes atomic.Pointer[probes]
 }
 
 // Logger returns a logger, which becomes the default of slog, and its level.
@@ -116,6 +118,7 @@ func Start(o Options) (*Process, error) {
 	var stop func()
 	p.Ctx, p.Second, stop = Signals()
 	p.OnEnd(stop)
+	p.supervise()
 	return p, nil
 }
 
