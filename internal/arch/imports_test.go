@@ -21,7 +21,7 @@ var mayImport = map[string][]string{
 	"internal/roles": { // the subcommands, which know every role
 		"bench", "bench/dataset", "bench/load",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
-		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/lengths", "internal/obs/logs", "internal/obs/metrics",
+		"internal/cluster", "internal/cli", "internal/config", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
@@ -104,33 +104,33 @@ var mayImport = map[string][]string{
 	"engine/sample":              {},
 	"engine/tokenizer":           {},
 
-	"internal/breaker":      {},                                 // calls to peers that failed
-	"internal/cluster":      {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/command":      {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
-	"internal/config":       {"internal/limits", "internal/regular"},
-	"internal/console":      {},
-	"internal/e2e":          {},
-	"internal/arch":         {},
-	"internal/arch/mutants": {},
-	"internal/arch/testall": {},
-	"internal/launch":       {"internal/console", "internal/offspring", "internal/tlsconf"},
-	"internal/obs/logs":     {},
-	"internal/obs/metrics":  {"internal/obs/logs", "internal/netio"},
-	"internal/netlab":       {}, // networks for tests and benchmarks
-	"internal/netio":        {},
-	"internal/node":         {"engine", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
-	"internal/offspring":    {},
-	"internal/jsonscan":     {}, // JSON without a tree
-	"gateway/api/openai":    {"internal/jsonscan"},
-	"internal/process":      {"internal/obs/logs", "internal/tlsconf"},
-	"internal/sock":         {},
-	"internal/rpc":          {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
-	"internal/rpc/nodepb":   {},
-	"internal/lengths":      {},
-	"internal/limits":       {}, // settings and their defaults
-	"internal/regular":      {},
-	"internal/tlsconf":      {"internal/regular"},
-	"internal/obs/trace":    {"internal/regular", "internal/rpc/nodepb"},
+	"internal/breaker":         {},                                 // calls to peers that failed
+	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
+	"internal/cli":             {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/config":          {"internal/regular"},
+	"internal/console":         {},
+	"internal/e2e":             {},
+	"internal/arch":            {},
+	"internal/arch/mutants":    {"internal/arch/provenance"},
+	"internal/arch/provenance": {}, // of pages
+	"internal/arch/verdict":    {"internal/arch/provenance"},
+	"internal/launch":          {"internal/console", "internal/process", "internal/tlsconf"},
+	"internal/obs/logs":        {},
+	"internal/obs/metrics":     {"internal/obs/logs", "internal/netio"},
+	"internal/netlab":          {}, // networks for tests and benchmarks
+	"internal/netio":           {},
+	"internal/node":            {"engine", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
+	"internal/jsonscan":        {},                                                                    // JSON without a tree
+	"gateway/api/openai":       {"internal/jsonscan"},
+	"internal/process":         {"internal/obs/logs", "internal/tlsconf"},
+	"internal/sock":            {},
+	"internal/rpc":             {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
+	"internal/rpc/nodepb":      {},
+	"internal/lengths":         {},
+	"internal/limits":          {}, // settings and their defaults
+	"internal/regular":         {},
+	"internal/tlsconf":         {"internal/regular"},
+	"internal/obs/trace":       {"internal/regular", "internal/rpc/nodepb"},
 }
 
 // roles are what main puts together; rules below keep them apart.
@@ -211,11 +211,11 @@ func badTable(table map[string][]string) []string {
 			case p == "." || p == "internal/roles": // the program itself
 			case to == "internal/roles":
 				say("%s may import %s, which only main knows", p, to)
-			case (to == "internal/config" || to == "internal/command") && p != "internal/command":
+			case (to == "internal/config" || to == "internal/cli") && p != "internal/cli":
 				say("%s may import %s, which only internal/roles knows", p, to)
 			case slices.Contains(roles, roleOf(to)) && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo") && slices.Contains(pure, to)): // which run the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
-			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{"prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/command"}, p): // which measure it
+			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{"prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/cli"}, p): // which measure it
 				say("%s may import %s: only nodes move KV", p, to)
 			case roleOf(p) == "engine" && roleOf(to) != "engine" && to != "internal/regular": // which opens files
 				say("%s may import %s: the engine knows nothing of the fleet", p, to)

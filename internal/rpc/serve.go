@@ -12,16 +12,15 @@ import (
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
-// Accept errors other than a closed listener are mostly a lack of file
-// descriptors: they are waited out, but not for ever.
+// Bounds of retries after errors of Accept. Most mean that file descriptors have run out.
 const (
 	maxAcceptFailures = 16 // in a row
 	acceptPauseMin    = 5 * time.Millisecond
 	acceptPauseMax    = time.Second
 )
 
-// Serve accepts peers on l until ctx ends, and then closes them all (each gets
-// what was queued for it, within CloseLinger). It owns l. It returns when every
+// Serve accepts peers on l until ctx ends. Then it closes all connections; their queued
+// frames are still sent, within CloseLinger. It owns l. It returns when every
 // connection's Closed has returned: nil after ctx, else why accepting failed.
 func Serve(ctx context.Context, l net.Listener, o Options, h Handler) error {
 	o, err := o.withDefaults()

@@ -32,7 +32,7 @@ func (f *Fleet) watchSilence() {
 			if l == nil || !l.conn.Open() {
 				continue
 			}
-			at := l.conn.HeardAt()
+			at := l.conn.ReceivedAt()
 			nodes = append(nodes, liveness.Node{Name: n.Name, HeardAt: at, Unread: now.Sub(at) > liveness.LookInterval && l.conn.Unread()})
 			links = append(links, l)
 		}
