@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"unicode/utf8"
 
-	"github.com/valyala/fastjson"
-
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
@@ -17,15 +15,13 @@ import (
 
 var idSchema = schema{"type": "string", "pattern": fmt.Sprintf("^[!-~]{1,%d}$", MaxID)}
 
-func setRequestID(r *Request, v *fastjson.Value) error {
-	b, err := v.StringBytes()
-	if err != nil {
-		return errType("a string", v)
+func setRequestID(r *Request, v []byte) error {
+	if v[0] != '"' {
+		return errKind("a string", v)
 	}
-	if !ValidID(b) {
+	if r.RequestID = jsonscan.Text(v); !ValidID(r.RequestID) {
 		return fmt.Errorf("must have 1 to %d printable ASCII characters", MaxID)
 	}
-	r.RequestID = string(b)
 	return nil
 }
 
@@ -44,27 +40,23 @@ func ValidID[T string | []byte](id T) bool {
 
 var stopSchema = schema{"anyOf": []schema{textSchema(1, MaxStopChars), listSchema(textSchema(1, MaxStopChars), 0, MaxStops)}}
 
-func setStop(r *Request, v *fastjson.Value) error {
-	values := []*fastjson.Value{v}
-	if v.Type() == fastjson.TypeArray {
-		values = v.GetArray()
-	}
-	if len(values) > MaxStops {
-		return fmt.Errorf("has %d strings, at most %d are taken", len(values), MaxStops)
-	}
-	var stops []string
-	for _, s := range values {
-		b, err := s.StringBytes()
-		if err != nil {
-			return errType("a string or a list of strings", v)
+func setStop(r *Request, v []byte) error {
+	r.Stop = nil
+	add := func(_ int, e []byte) error {
+		if e[0] != '"' {
+			return errKind("a string or a list of strings", v)
 		}
-		if n := utf8.RuneCount(b); n == 0 || n > MaxStopChars {
+		s := jsonscan.Text(e)
+		if n := utf8.RuneCountInString(s); n == 0 || n > MaxStopChars {
 			return fmt.Errorf("a stop string must have 1 to %d characters, not %d", MaxStopChars, n)
 		}
-		stops = append(stops, string(b))
+		r.Stop = append(r.Stop, s)
+		return nil
 	}
-	r.Stop = stops
-	return nil
+	if v[0] == '[' {
+		return elements(v, add)
+	}
+	return add(0, v)
 }
 
 // Bias is added to one token's logit.
@@ -80,31 +72,21 @@ var biasSchema = schema{"type": "object", "propertyNames": schema{"pattern": "^(
 	"additionalProperties": biasSpan.schema(), "maxProperties": MaxBias}
 
 // setBias takes {"token id": number}.
-func setBias(r *Request, v *fastjson.Value) error {
-	o, err := v.Object()
-	if err != nil {
-		return errType(`an object like {"42": -1}`, v)
-	}
-	if o.Len() > MaxBias {
-		return fmt.Errorf("has %d entries, at most %d are taken", o.Len(), MaxBias)
+func setBias(r *Request, v []byte) error {
+	if v[0] != '{' {
+		return errKind(`an object like {"42": -1}`, v)
 	}
 	byToken := map[int32]float32{}
-	o.Visit(func(key []byte, v *fastjson.Value) {
-		name := string(key)
-		id, e := strconv.ParseUint(name, 10, 31)
-		if e != nil || len(name) > 9 || strconv.FormatUint(id, 10) != name {
-			err = cmp.Or(err, fmt.Errorf("names must be token ids, not %q", clip(name, 40)))
-			return
+	for s := jsonscan.NewScanner(v); s.Next(); {
+		e, _ := s.Value(jsonscan.Bounds{})
+		name := jsonscan.Text(s.Name())
+		id, err := strconv.ParseUint(name, 10, 31)
+		if err != nil || len(name) > 9 || strconv.FormatUint(id, 10) != name {
+			return fmt.Errorf("names must be token ids, not %q", clip(name, 40))
 		}
-		f, e := biasSpan.number(v)
-		if e != nil {
-			err = cmp.Or(err, fmt.Errorf("of token %d %w", id, e))
-			return
+		if byToken[int32(id)], err = biasSpan.number(e); err != nil {
+			return fmt.Errorf("of token %d %w", id, err)
 		}
-		byToken[int32(id)] = f
-	})
-	if err != nil {
-		return err
 	}
 	r.LogitBias = nil
 	for id, f := range byToken {
@@ -119,40 +101,39 @@ var streamSchema = schema{"type": "object", "properties": schema{
 	"continuous_usage_stats": nullable(schema{"type": "boolean"}),
 }}
 
-func setStreamOptions(r *Request, v *fastjson.Value) error {
-	o, err := v.Object()
-	if err != nil {
-		return errType("an object", v)
+func setStreamOptions(r *Request, v []byte) error {
+	if v[0] != '{' {
+		return errKind("an object", v)
 	}
 	r.hasOptions = true
-	o.Visit(func(key []byte, v *fastjson.Value) {
-		name := "stream_options." + string(key)
+	for s := jsonscan.NewScanner(v); s.Next(); {
+		e, _ := s.Value(jsonscan.Bounds{})
+		name := "stream_options." + shortName(s.Name())
 		var at *bool
-		switch string(key) {
-		case "include_usage":
+		switch name {
+		case "stream_options.include_usage":
 			at = &r.IncludeUsage
-		case "continuous_usage_stats":
+		case "stream_options.continuous_usage_stats":
 			at = &r.ContinuousUsage
 		default:
 			r.unknown(name)
-			return
+			continue
 		}
-		b, e := v.Bool()
-		if e != nil && v.Type() != fastjson.TypeNull && err == nil {
-			err = BadRequest(name, "%s must be true or false, not %s", name, clip(v.String(), 80))
+		if e[0] != 't' && e[0] != 'f' && e[0] != 'n' {
+			return BadRequest(name, "%s must be true or false, not %s", name, quote(e, 80))
 		}
-		*at = b
-	})
-	return err
+		*at = e[0] == 't'
+	}
+	return nil
 }
 
 var truncateSchema = schema{"anyOf": []schema{{"const": -1}, {"type": "integer", "minimum": 1, "maximum": math.MaxInt32}}}
 
-func setTruncate(r *Request, v *fastjson.Value) error {
+func setTruncate(r *Request, v []byte) error {
 	n, ok := whole(v)
 	switch {
 	case !ok:
-		return errType("an integer", v)
+		return errKind("an integer", v)
 	case n < 1 && n != -1 || n > math.MaxInt32:
 		return fmt.Errorf("must be -1, for what fits, or at least 1, not %d", n)
 	}
@@ -160,15 +141,17 @@ func setTruncate(r *Request, v *fastjson.Value) error {
 	return nil
 }
 
-var sideSchema = schema{"enum": []string{"left", "right"}}
+var (
+	left, right = oneOf("left"), oneOf("right")
+	sideSchema  = oneOf("left", "right").schema
+)
 
-func setSide(r *Request, v *fastjson.Value) error {
-	switch s, _ := textOf(v); string(s) {
-	case "left", "right":
-		r.truncationSide, r.TruncateEnd = true, string(s) == "right"
-		return nil
+func setSide(r *Request, v []byte) error {
+	if !left.is(v) && !right.is(v) {
+		return errKind(`"left" or "right"`, v)
 	}
-	return errType(`"left" or "right"`, v)
+	r.truncationSide, r.TruncateEnd = true, right.is(v)
+	return nil
 }
 
 var documentsSchema = listSchema(schema{"type": "object"}, 0, 0)
@@ -440,12 +423,4 @@ func LastWords(messages []byte, role string) string {
 		return ""
 	}
 	return jsonscan.Text(m.content)
-}
-
-// textOf is the value of a string; false for everything else, nil included.
-func textOf(v *fastjson.Value) ([]byte, bool) {
-	if v == nil || v.Type() != fastjson.TypeString {
-		return nil, false
-	}
-	return v.GetStringBytes(), true
 }

@@ -1,15 +1,16 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"time"
-
-	"github.com/valyala/fastjson"
 )
 
 // How servers are looked at.
@@ -125,7 +126,7 @@ func (s *Server) list(ctx context.Context) {
 		return
 	}
 	old := s.models.Swap(&cards)
-	if old == nil || !sameCards(*old, cards) {
+	if old == nil || !slices.EqualFunc(*old, cards, func(a, b Card) bool { return a.ID == b.ID }) {
 		s.p.rebuild()
 	}
 }
@@ -146,31 +147,21 @@ func (s *Server) meet(ctx context.Context) {
 	s.p.o.Log.Warn("upstream does not tell its bootstrap port", "upstream", s.Name, "taken", defaultBootstrap)
 }
 
-func sameCards(a, b []Card) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i].ID != b[i].ID {
-			return false
-		}
-	}
-	return true
-}
-
-// parseModels reads a list of models.
+// parseModels reads a list of models. Elements without an id are left out.
 func parseModels(body []byte) ([]Card, error) {
-	v, err := fastjson.ParseBytes(body)
-	if err != nil {
+	var list struct{ Data []json.RawMessage }
+	if err := json.Unmarshal(body, &list); err != nil {
 		return nil, fmt.Errorf("foreign: models: %w", err)
 	}
 	var cards []Card
-	for _, m := range v.GetArray("data") {
-		id := string(m.GetStringBytes("id"))
-		if id == "" || len(cards) == maxNames {
+	for _, raw := range list.Data {
+		var m struct{ ID string }
+		if json.Unmarshal(raw, &m) != nil || m.ID == "" || len(cards) == maxNames {
 			continue
 		}
-		cards = append(cards, Card{ID: id, Raw: m.MarshalTo(nil)})
+		var card bytes.Buffer
+		_ = json.Compact(&card, raw) // it was read before
+		cards = append(cards, Card{ID: m.ID, Raw: card.Bytes()})
 	}
 	if len(cards) == 0 {
 		return nil, errors.New("foreign: models: no model in it")
