@@ -7,6 +7,7 @@
 package jsonscan
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -309,6 +310,59 @@ func PlainEnd(b []byte, at int) int {
 	return at
 }
 
+// PastString returns the position behind the string that opens at b[at], or -1 if it does not end.
+// It checks nothing, and runs at the speed of a search for quotes.
+func PastString(b []byte, at int) int {
+	for at++; ; at++ {
+		i := bytes.IndexByte(b[at:], '"')
+		if i < 0 {
+			return -1
+		}
+		at += i
+		escaped := false
+		for k := at - 1; b[k] == '\\'; k-- {
+			escaped = !escaped
+		}
+		if !escaped {
+			return at + 1
+		}
+	}
+}
+
+// Past returns the position behind the value that begins at b[at], or -1 if there is none or it
+// does not end. It checks nothing but that brackets are balanced.
+func Past(b []byte, at int) int {
+	depth := 0
+	for i := at; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			if i = PastString(b, i) - 1; i < 0 {
+				return -1
+			}
+			if depth == 0 {
+				return i + 1
+			}
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+		if depth > 0 {
+			continue
+		}
+		switch b[i] {
+		case '}', ']', ',', ' ', '\t', '\n', '\r': // behind a number or a word
+			if i == at {
+				return -1
+			}
+			return i
+		}
+	}
+	return -1
+}
+
 // Text returns what a checked string means, quotes and escapes undone. Halves of
 // surrogate pairs become U+FFFD.
 func Text(quoted []byte) string {
@@ -364,6 +418,7 @@ type Scanner struct {
 	b       []byte
 	at      int
 	open    byte // '{' or '['
+	from    int  // where the present member or element begins
 	key     []byte
 	started bool
 	err     error
@@ -377,6 +432,21 @@ func NewScanner(b []byte) *Scanner {
 		return nil
 	}
 	return &Scanner{b: b, at: at + 1, open: b[at]}
+}
+
+// Object returns a scanner of the object that b consists of. Err reports if it does not begin as
+// one.
+func Object(b []byte) Scanner {
+	s := Scanner{b: b, at: Space(b, 0), open: '{'}
+	switch {
+	case s.at >= len(b):
+		s.err = errEnd
+	case b[s.at] != '{':
+		s.err = fmt.Errorf("%q where an object is due", b[s.at])
+	default:
+		s.at++
+	}
+	return s
 }
 
 // Next moves to the next member or element. It returns false at the end and where
@@ -399,7 +469,7 @@ func (s *Scanner) Next() bool {
 	case s.started:
 		s.at = Space(s.b, s.at+1)
 	}
-	s.started = true
+	s.started, s.from = true, s.at
 	if s.open == '{' {
 		end, err := skipKey(s.b, s.at)
 		if err != nil {
@@ -421,6 +491,14 @@ func (s *Scanner) fail(err error) bool {
 // Name returns the present member's name, in quotes and with its escapes.
 func (s *Scanner) Name() []byte { return s.key }
 
+// Key returns the present member's name without quotes and escapes. Its escapes have been checked.
+func (s *Scanner) Key() []byte {
+	if bytes.IndexByte(s.key, '\\') >= 0 {
+		return []byte(Text(s.key))
+	}
+	return s.key[1 : len(s.key)-1]
+}
+
 // Rest returns what follows the present member's colon, or begins with the present
 // element.
 func (s *Scanner) Rest() []byte { return s.b[min(s.at, len(s.b)):] }
@@ -437,6 +515,24 @@ func (s *Scanner) Value(most Bounds) ([]byte, Counts) {
 	}
 	return s.b[from:end], n
 }
+
+// Unchecked returns the present value as it is written, without checking it; nil if it does not
+// end (Err). It is called instead of Value.
+func (s *Scanner) Unchecked() []byte {
+	from, end := s.at, Past(s.b, s.at)
+	if end < 0 {
+		s.at, s.err = len(s.b), errEnd
+		return nil
+	}
+	s.at = end
+	return s.b[from:end]
+}
+
+// Member returns the present member or element as it is written, after Value or Unchecked.
+func (s *Scanner) Member() []byte { return s.b[s.from:s.at] }
+
+// At returns the position that the scanner has reached.
+func (s *Scanner) At() int { return s.at }
 
 // Err returns why the walk ended; nil: at the end of the JSON.
 func (s *Scanner) Err() error { return at(s.err, s.at) }

@@ -1,11 +1,12 @@
 package upstream
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // Protocol is how a prefill and a decode server are joined.
@@ -55,19 +56,18 @@ func patch(dst, b []byte, changes ...change) []byte {
 	}
 	dst = append(slices.Grow(dst, room), '{') // once: a large body is not to be copied as it grows
 	begin := len(dst)
-	s := scan(b)
-members:
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		for i := range changes {
-			if f.is(changes[i].name) {
-				present[i] = true
-				continue members
-			}
+	s := jsonscan.Object(b)
+	for s.Next() {
+		s.Unchecked()
+		key := s.Key()
+		if i := slices.IndexFunc(changes, func(c change) bool { return c.name == string(key) }); i >= 0 {
+			present[i] = true
+			continue
 		}
 		if len(dst) > begin {
 			dst = append(dst, ',')
 		}
-		dst = append(dst, b[f.start:f.end]...)
+		dst = append(dst, s.Member()...)
 	}
 	for i, c := range changes {
 		if c.to == "" || c.kept && !present[i] {
@@ -93,17 +93,17 @@ func PrefillLeg(dst, b []byte) []byte {
 // TransferParams are those of an answer to VLLM's first leg; nil: it has none,
 // and the decode server computes the prompt itself.
 func TransferParams(answer []byte) ([]byte, error) {
-	s := scan(answer)
 	var params []byte
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		if f.is("kv_transfer_params") {
-			params = answer[f.from:f.end]
+	s := jsonscan.Object(answer)
+	for s.Next() {
+		if v := s.Unchecked(); string(s.Key()) == "kv_transfer_params" {
+			params = v
 		}
 	}
 	if string(params) == "null" {
 		params = nil
 	}
-	return params, s.err()
+	return params, bodyError(&s)
 }
 
 // DecodeLeg is the body of VLLM's second leg.
@@ -140,7 +140,7 @@ func batch(v []byte) int {
 		case ' ', '\t', '\n', '\r', ',':
 			i++
 		case '"', '[':
-			if i = skipValue(v, i); i < 0 {
+			if i = jsonscan.Past(v, i); i < 0 {
 				return max(1, n)
 			}
 			n++
@@ -154,10 +154,10 @@ func batch(v []byte) int {
 // bootstrapPort is an SGLang server's own word on the port of its bootstrap
 // server; 0: it says nothing of it.
 func bootstrapPort(info []byte) int {
-	s := scan(info)
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		if f.is("disaggregation_bootstrap_port") {
-			if n, err := strconv.Atoi(string(bytes.TrimSpace(info[f.from:f.end]))); err == nil && n > 0 && n < 1<<16 {
+	s := jsonscan.Object(info)
+	for s.Next() {
+		if v := s.Unchecked(); string(s.Key()) == "disaggregation_bootstrap_port" {
+			if n, err := strconv.Atoi(string(v)); err == nil && n > 0 && n < 1<<16 {
 				return n
 			}
 		}

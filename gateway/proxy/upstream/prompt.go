@@ -1,6 +1,10 @@
 package upstream
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/tandem-serving/tandem/internal/jsonscan"
+)
 
 // BytesPerToken is how many bytes of text a token is taken for where a bound of
 // tokens has to be held without a tokenizer: more than any language needs (English
@@ -27,7 +31,7 @@ func Tokens(prompt []byte) (n int, exact bool) {
 	for i := 1; i < len(b); { // prompts of their own
 		switch b[i] {
 		case '"', '[':
-			end := skipValue(b, i)
+			end := jsonscan.Past(b, i)
 			if end < 0 {
 				return n, exact
 			}
@@ -69,16 +73,13 @@ func textBytes(b []byte) (n int) {
 			i++
 			continue
 		}
-		end := skipString(b, i)
+		end := jsonscan.PastString(b, i)
 		if end < 0 {
 			return n
 		}
 		text := b[i+1 : end-1]
 		i = end
-		for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
-			i++
-		}
-		if i < len(b) && b[i] == ':' {
+		if i = jsonscan.Space(b, i); i < len(b) && b[i] == ':' {
 			kind = kindOf(text)
 			i++
 			continue
@@ -110,19 +111,17 @@ func kindOf(name []byte) int {
 // MostTokens is Tokens of the member with the most, of a body of which several might
 // be the prompt: which of them counts depends on the server and the path.
 func MostTokens(body []byte) (n int, exact bool) {
-	s := scan(body)
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		if f.isPrompt() {
-			if m, sure := Tokens(body[f.from:f.end]); m > n {
+	s := jsonscan.Object(body)
+	for s.Next() {
+		v := s.Unchecked()
+		switch string(s.Key()) {
+		case "prompt", "messages", "input", "query", "token_ids":
+			if m, sure := Tokens(v); m > n {
 				n, exact = m, sure
 			}
 		}
 	}
 	return n, exact
-}
-
-func (f *field) isPrompt() bool {
-	return f.is("prompt") || f.is("messages") || f.is("input") || f.is("query") || f.is("token_ids")
 }
 
 // escapes is by how many bytes a JSON string is longer than its text, at least.

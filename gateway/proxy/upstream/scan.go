@@ -9,180 +9,34 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // ErrBody says that a request's body is no JSON object.
 var ErrBody = errors.New("foreign: the body is not a JSON object")
 
-// field is one member of a JSON object, as positions in its bytes.
-type field struct {
-	key       []byte // between its quotes, escapes and all
-	start     int    // of the key's opening quote
-	from, end int    // of the value
+// bodyError returns why the walk through a body ended, nil at its end. The values are not checked:
+// the server that parses the body does that.
+func bodyError(s *jsonscan.Scanner) error {
+	if s.Err() == nil {
+		return nil
+	}
+	return fmt.Errorf("%w (at byte %d)", ErrBody, s.At())
 }
 
-// scanner walks the members of a JSON object without looking into their values:
-// strings are skipped at the speed of a search for quotes. What it skips it does
-// not check; the server that parses the body does.
-type scanner struct {
-	b    []byte
-	at   int
-	done bool
-	bad  bool
-}
-
-func scan(b []byte) scanner {
-	s := scanner{b: b}
-	s.space()
-	if s.at >= len(b) || b[s.at] != '{' {
-		s.bad = true
-		return s
-	}
-	s.at++
-	return s
-}
-
-// err says where the walk ended; nil: behind a whole object.
-func (s *scanner) err() error {
-	if s.bad {
-		return fmt.Errorf("%w (at byte %d)", ErrBody, min(s.at, len(s.b)))
-	}
-	return nil
-}
-
-func (s *scanner) space() {
-	for s.at < len(s.b) {
-		switch s.b[s.at] {
-		case ' ', '\t', '\n', '\r':
-			s.at++
-		default:
-			return
-		}
-	}
-}
-
-// next is the next member; false behind the last, and where the JSON is broken.
-func (s *scanner) next() (f field, ok bool) {
-	if s.bad || s.done {
-		return f, false
-	}
-	s.space()
-	if s.at < len(s.b) && s.b[s.at] == ',' {
-		s.at++
-		s.space()
-	}
+// unquote returns the text of a JSON string, or "" if v is none. v has not been checked.
+func unquote(v []byte) string {
 	switch {
-	case s.at >= len(s.b):
-		s.bad = true
-		return f, false
-	case s.b[s.at] == '}':
-		s.at++
-		s.space()
-		s.done, s.bad = true, s.at < len(s.b)
-		return f, false
-	case s.b[s.at] != '"':
-		s.bad = true
-		return f, false
+	case len(v) < 2 || v[0] != '"':
+		return ""
+	case bytes.IndexByte(v, '\\') < 0:
+		return string(v[1 : len(v)-1])
 	}
-	f.start = s.at
-	if s.at = skipString(s.b, s.at); s.at < 0 {
-		s.at, s.bad = len(s.b), true
-		return f, false
-	}
-	f.key = s.b[f.start+1 : s.at-1]
-	s.space()
-	if s.at >= len(s.b) || s.b[s.at] != ':' {
-		s.bad = true
-		return f, false
-	}
-	s.at++
-	s.space()
-	f.from = s.at
-	if s.at = skipValue(s.b, s.at); s.at < 0 {
-		s.at, s.bad = len(s.b), true
-		return f, false
-	}
-	f.end = s.at
-	return f, true
-}
-
-// skipString is the position behind the string that opens at i; -1: it does not
-// end.
-func skipString(b []byte, i int) int {
-	for i++; ; i++ {
-		j := bytes.IndexByte(b[i:], '"')
-		if j < 0 {
-			return -1
-		}
-		i += j
-		escaped := false
-		for k := i - 1; b[k] == '\\'; k-- {
-			escaped = !escaped
-		}
-		if !escaped {
-			return i + 1
-		}
-	}
-}
-
-// skipValue is the position behind the value at i; -1: there is none, or it does
-// not end.
-func skipValue(b []byte, i int) int {
-	depth, start := 0, i
-	for i < len(b) {
-		switch b[i] {
-		case '"':
-			if i = skipString(b, i); i < 0 || depth == 0 {
-				return i
-			}
-			continue
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth == 0 {
-				return after(start, i)
-			}
-			if depth--; depth == 0 {
-				return i + 1
-			}
-		case ',', ' ', '\t', '\n', '\r':
-			if depth == 0 {
-				return after(start, i)
-			}
-		}
-		i++
-	}
-	return -1
-}
-
-// after is where a plain value that began at start ends.
-func after(start, end int) int {
-	if end == start {
-		return -1
-	}
-	return end
-}
-
-// is says whether a member has the name; names may be written with escapes.
-func (f *field) is(name string) bool {
-	if bytes.IndexByte(f.key, '\\') < 0 {
-		return string(f.key) == name
-	}
-	return unquote(append(append([]byte{'"'}, f.key...), '"')) == name
-}
-
-// unquote is the text of a JSON string; empty when it is none.
-func unquote(raw []byte) (s string) {
-	if len(raw) < 2 || raw[0] != '"' {
+	if _, err := jsonscan.Valid(v, jsonscan.Bounds{}); err != nil {
 		return ""
 	}
-	if bytes.IndexByte(raw, '\\') < 0 {
-		return string(raw[1 : len(raw)-1])
-	}
-	if json.Unmarshal(raw, &s) != nil {
-		return ""
-	}
-	return s
+	return jsonscan.Text(v)
 }
 
 // Body is what routing looks at in a request's body. Its slices are part of it.
@@ -214,36 +68,38 @@ func Look(b []byte) (Body, error) { return look(b, true) }
 func look(b []byte, outermost bool) (Body, error) {
 	out := Body{N: 1, Batch: 1}
 	var logprobs, echo, beams bool
-	s := scan(b)
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		v := b[f.from:f.end]
-		switch {
-		case f.is("model"):
-			out.Model, out.modelFrom, out.modelEnd = unquote(v), f.from, f.end
-		case f.is("stream"):
+	s := jsonscan.Object(b)
+	for s.Next() {
+		v := s.Unchecked()
+		switch key := string(s.Key()); key {
+		case "model":
+			out.Model, out.modelFrom, out.modelEnd = unquote(v), s.At()-len(v), s.At()
+		case "stream":
 			out.Stream = string(v) == "true"
-		case f.is("prompt"):
+		case "prompt", "messages", "input", "query", "token_ids":
 			out.Several = out.Several || out.Prompt != nil
-			out.Prompt, out.Batch = v, batch(v)
-		case f.isPrompt():
-			out.Several = out.Several || out.Prompt != nil
-			out.Prompt = v
-		case f.is("prompt_logprobs"):
+			if out.Prompt = v; key == "prompt" {
+				out.Batch = batch(v)
+			}
+		case "prompt_logprobs":
 			logprobs = string(v) != "null"
 			out.asks("prompt_logprobs", v)
-		case f.is("logprobs"):
+		case "logprobs":
 			out.asks("logprobs", v)
-		case f.is("top_logprobs"):
+		case "top_logprobs":
 			out.asks("top_logprobs", v)
-		case f.is("priority"):
+		case "priority":
 			out.Priority = priority(v)
-		case f.is("echo"):
+		case "echo":
 			echo = string(v) == "true"
-		case f.is("use_beam_search"):
+		case "use_beam_search":
 			beams = string(v) == "true"
-		case f.is("n"):
+		case "n":
 			out.N = choices(v)
-		case outermost && f.is("sampling_params"): // of requests of tokens
+		case "sampling_params": // of requests of tokens
+			if !outermost {
+				continue
+			}
 			if in, err := look(v, false); err == nil {
 				out.N = max(out.N, in.N)
 				if in.Logprobs > out.Logprobs {
@@ -254,7 +110,7 @@ func look(b []byte, outermost bool) (Body, error) {
 		}
 	}
 	out.Whole = logprobs || echo || beams
-	return out, s.err()
+	return out, bodyError(&s)
 }
 
 // asks takes note of how many log-probabilities a member asks for.
