@@ -12,6 +12,10 @@ import (
 	"unsafe"
 )
 
+// maxReads bounds the reads of one look, so that a peer that sends without a pause does not hold up
+// the others.
+const maxReads = 64
+
 // maxTold is how many sockets a Crowd is told of at once.
 const maxTold = 128
 
@@ -53,8 +57,9 @@ type Member struct {
 	ended chan error // why the stay ended
 }
 
-// NewMember is a member that reads from, into what l lends: took is as for Each. to is
-// only watched; nil: nothing is.
+// NewMember returns a member that reads from, into the buffers that l lends. took is called after
+// each read with the number of bytes, until it returns false; it must not block. The end of to also
+// ends the stay; nil: only from's does.
 func NewMember(from, to *Conn, l Lender, took func(n int) bool) *Member {
 	return &Member{from: from, to: to, lender: l, took: took, ended: make(chan error, 1)}
 }
@@ -157,7 +162,7 @@ func (m *Member) look(other bool, events uint32) {
 	}
 	over := events&(syscall.EPOLLRDHUP|syscall.EPOLLHUP|syscall.EPOLLERR) != 0
 	w := &m.from.in
-	for range maxEach {
+	for range maxReads {
 		w.p = m.lender.Lend()
 		room := len(w.p)
 		w.call(syscall.SYS_READ, uintptr(m.fds[0]))

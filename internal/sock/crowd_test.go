@@ -109,6 +109,24 @@ func TestCrowdEnds(t *testing.T) {
 	w.Close()
 }
 
+// A peer that never pauses does not keep others waiting: its stay ends, and begins again with what is
+// left.
+func TestCrowdBoundsReads(t *testing.T) {
+	var w Crowd
+	defer w.Close()
+	near, far := pair(t)
+	if _, err := far.Write(make([]byte, 2*maxReads)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		reads := 0
+		m := NewMember(Of(near), nil, &lender{buf: make([]byte, 1)}, func(int) bool { reads++; return true })
+		if err, ok := m.Stay(&w, time.Now().Add(longStay)); err != nil || !ok || reads != maxReads {
+			t.Errorf("%d reads: %v, %v", reads, err, ok)
+		}
+	}
+}
+
 func (m *Member) isIn() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -140,58 +140,6 @@ func (c *Conn) ReadInto(l Lender) (int, error) {
 	return w.came(err)
 }
 
-// maxEach bounds the reads of an Each: neither the deadline nor the connection's
-// closing is seen while a peer sends without a pause.
-const maxEach = 64
-
-// Each reads into what l lends, and calls took each time that something was
-// read, until took returns false, reading fails, or much has come without a pause.
-// took may read and write whatever does not wait; closing the connection waits until
-// Each does, or returns.
-//
-// With trust a read that leaves room is taken to have emptied the socket, which spares
-// a call that would find nothing: whatever comes later is told. Only an end that
-// came together with those bytes is not, so the caller sets a deadline and calls Each again
-// when it is over: Each begins with a look.
-func (c *Conn) Each(l Lender, trust bool, took func(n int) bool) error {
-	w, stopped, reads := &c.in, false, 0
-	err := w.rc.Read(func(fd uintptr) bool {
-		for {
-			w.p = l.Lend()
-			room := len(w.p)
-			w.call(syscall.SYS_READ, fd)
-			w.p = nil
-			switch {
-			case w.errno == syscall.EAGAIN:
-				l.Idle()
-				return false
-			case w.errno != 0 || w.n == 0:
-				return true
-			case !took(w.n):
-				stopped = true
-				return true
-			}
-			if reads++; reads >= maxEach {
-				stopped = true
-				return true
-			}
-			if trust && w.n < room {
-				l.Idle()
-				return false
-			}
-		}
-	})
-	switch {
-	case err != nil:
-		return err
-	case stopped:
-		return nil
-	case w.errno != 0:
-		return w.fail("read")
-	}
-	return io.EOF
-}
-
 // WriteNow writes what the socket takes without waiting; fewer bytes than p are
 // no error.
 func (c *Conn) WriteNow(p []byte) (int, error) {

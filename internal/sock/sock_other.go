@@ -22,9 +22,6 @@ type Lender interface {
 // ReadInto is not called.
 func (*Conn) ReadInto(Lender) (int, error) { panic("sock: no sockets here") }
 
-// Each is not called.
-func (*Conn) Each(Lender, bool, func(int) bool) error { panic("sock: no sockets here") }
-
 // WriteNow is not called.
 func (*Conn) WriteNow([]byte) (int, error) { panic("sock: no sockets here") }
 

@@ -188,52 +188,6 @@ func TestReadEndsAsNetDoes(t *testing.T) {
 	}
 }
 
-// What is sent comes in order and once, however it falls into pieces; the end
-// behind the last piece shows, though it may come with it.
-func TestEachTakesAllThatComes(t *testing.T) {
-	near, far := pair(t)
-	want := bytes.Repeat([]byte("0123456789abcdef"), 20000)
-	go func() {
-		for rest := want; len(rest) > 0; {
-			n := min(len(rest), 1+len(rest)%7777)
-			if _, err := far.Write(rest[:n]); err != nil {
-				return
-			}
-			rest = rest[n:]
-		}
-		far.Close()
-	}()
-	var got []byte
-	buf, stops := make([]byte, 4096), 0
-	for {
-		err := Of(near).Each(&lender{buf: buf}, false, func(n int) bool {
-			got = append(got, buf[:n]...)
-			return len(got)%3 != 0
-		})
-		if err == io.EOF {
-			break
-		}
-		if stops++; err != nil {
-			t.Fatal(err)
-		}
-	}
-	if !bytes.Equal(got, want) || stops == 0 {
-		t.Fatalf("%d bytes of %d, %d stops", len(got), len(want), stops)
-	}
-}
-
-func TestEachEndsWithTheConnection(t *testing.T) {
-	near, _ := pair(t)
-	ended := make(chan error)
-	go func() {
-		ended <- Of(near).Each(&lender{buf: make([]byte, 10)}, false, func(int) bool { return true })
-	}()
-	near.Close()
-	if err := <-ended; !errors.Is(err, net.ErrClosed) {
-		t.Fatal(err)
-	}
-}
-
 // Of a peer that does not read WriteNow writes what fits, and then nothing.
 func TestWriteNowDoesNotWait(t *testing.T) {
 	near, _ := pair(t)
@@ -271,53 +225,6 @@ func TestNothingAllocates(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Fatalf("%g allocations", n)
-	}
-}
-
-// A peer that never pauses hides neither the deadline nor the end.
-func TestEachSeesItsDeadline(t *testing.T) {
-	near, far := pair(t)
-	if _, err := far.Write(make([]byte, 10*maxEach)); err != nil {
-		t.Fatal(err)
-	}
-	c, p, reads := Of(near), make([]byte, 1), 0
-	took := func(int) bool {
-		if reads++; reads == 1 {
-			if err := near.SetReadDeadline(time.Unix(1, 0)); err != nil {
-				t.Error(err)
-			}
-		}
-		return true
-	}
-	room := &lender{buf: p}
-	if err := c.Each(room, false, took); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Each(room, false, took); !errors.Is(err, os.ErrDeadlineExceeded) || reads != maxEach {
-		t.Fatalf("%d reads, %v", reads, err)
-	}
-}
-
-// Trusting short reads spares the look for more, misses nothing that comes later, and
-// begins with a look.
-func TestEachTrustsShortReads(t *testing.T) {
-	near, far := pair(t)
-	c, l, got := Of(near), &lender{buf: make([]byte, 4)}, ""
-	took := func(n int) bool {
-		if got += string(l.buf[:n]); got == "abcdefg" { // a full read, then a short one
-			go func() { _, _ = far.Write([]byte("h")) }()
-		}
-		return len(got) < 8
-	}
-	if _, err := far.Write([]byte("abcdefg")); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Each(l, true, took); err != nil || got != "abcdefgh" || l.idle == 0 {
-		t.Fatalf("%q, %v, %d", got, err, l.idle)
-	}
-	far.Close()
-	if err := c.Each(l, true, took); err != io.EOF {
-		t.Fatal(err)
 	}
 }
 

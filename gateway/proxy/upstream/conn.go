@@ -27,9 +27,6 @@ const (
 	atOnce     = 256 << 10 // and up to this without waiting, as far as a plain socket takes them
 )
 
-// lookAgain is how long an end that came with the last bytes before it may go unseen.
-const lookAgain = time.Second
-
 // Errors of exchanges.
 var (
 	// ErrServer is behind every failure of a server to answer at all.
@@ -233,46 +230,6 @@ func (c *conn) space() {
 func (c *conn) came(n int) {
 	c.w += n
 	c.heard.Store(c.server.era.Load())
-}
-
-// each calls took whenever more of the body has come, until it returns false, or for
-// a while where it comes without a pause; it takes all of it. An error is next's.
-func (c *conn) each(took func() bool) error {
-	if c.raw == nil {
-		for {
-			if err := c.fill(); err != nil {
-				return c.broken(err)
-			}
-			if !took() {
-				return nil
-			}
-		}
-	}
-	came := func(n int) bool {
-		c.came(n)
-		return took()
-	}
-	if c.body == toEnd { // whose end must not come late
-		return c.broken(c.raw.Each((*lending)(c), false, came))
-	}
-	for {
-		soon := time.Now().Add(lookAgain)
-		last := !soon.Before(c.until)
-		if last {
-			soon = c.until
-		}
-		err := c.nc.SetReadDeadline(soon)
-		if err == nil {
-			err = c.raw.Each((*lending)(c), !last, came)
-		}
-		if !last && errors.Is(err, os.ErrDeadlineExceeded) {
-			continue
-		}
-		if again := c.nc.SetReadDeadline(c.until); err == nil {
-			err = again
-		}
-		return c.broken(err)
-	}
 }
 
 // patience is how long reads wait from now on.
@@ -575,12 +532,13 @@ func (c *conn) abort() {
 	_ = c.nc.Close()
 }
 
-// stays says whether stay can do what each does: a body to the connection's end is left to
-// each, which sees no end but the server's.
+// stays reports whether stay works: a socket has to be below, and the end of the body has to show in
+// its bytes.
 func (c *conn) stays() bool { return c.raw != nil && c.body != toEnd }
 
-// stay is each, with a crowd that waits for more while to, which is written to, lasts;
-// false: it does not.
+// stay has a crowd read the body while to, which it is written to, lasts. took is called whenever
+// more has come, until it returns false. It returns false if the crowd could not take the
+// connection.
 func (c *conn) stay(w *sock.Crowd, to *sock.Conn, took func() bool) (error, bool) {
 	m := sock.NewMember(c.raw, to, (*lending)(c), func(n int) bool {
 		c.came(n)

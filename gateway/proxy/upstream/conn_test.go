@@ -248,7 +248,7 @@ func TestProbesLeavePlainSockets(t *testing.T) {
 
 // An answer that breaks off is noticed, also where its last bytes and the connection's end
 // come together, and its patience is what it was.
-func TestEachNoticesEndsThatComeWithData(t *testing.T) {
+func TestStayNoticesEndsThatComeWithData(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -274,6 +274,8 @@ func TestEachNoticesEndsThatComeWithData(t *testing.T) {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
+	var crowd sock.Crowd
+	defer crowd.Close()
 	for range 50 {
 		wg.Go(func() {
 			until := time.Now().Add(time.Minute)
@@ -305,8 +307,11 @@ func TestEachNoticesEndsThatComeWithData(t *testing.T) {
 				return true
 			}
 			took() // of what came with the head
-			if err := c.each(took); !errors.Is(err, ErrBroken) || got != "onetwo" || !c.until.Equal(until) {
-				t.Errorf("%q, %v", got, err)
+			if !c.stays() {
+				return // no socket here
+			}
+			if err, ok := c.stay(&crowd, nil, took); !ok || !errors.Is(err, ErrBroken) || got != "onetwo" || !c.until.Equal(until) {
+				t.Errorf("%q, %v, %v", got, err, ok)
 			}
 		})
 	}

@@ -464,22 +464,14 @@ func (k *Call) Next(wait bool) ([]byte, error) {
 	return b, err
 }
 
-// Each calls took whenever more of the body has come, until it returns false, or for
-// a while where it comes without a pause; what has come is to be taken by Next
-// without wait. It ends in the errors of Next, but
-// for io.EOF behind the last piece, which Next tells. took must not wait for
-// anything: Abort waits for it.
-func (k *Call) Each(took func() bool) error {
-	err := k.c.each(took)
-	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
-	return err
-}
-
-// Stays says whether Stay can do for the answer what Each does.
+// Stays reports whether Stay works for the answer.
 func (k *Call) Stays() bool { return k.c.stays() }
 
-// Stay is Each in a crowd, which also waits for the end of who is written to: then it ends in
-// sock.ErrLeft. ok is false where it cannot.
+// Stay has a crowd read the body, and calls took whenever more of it has come, until took returns
+// false; the bytes are taken by Next without wait. The errors are those of Next, but for io.EOF
+// behind the last piece, and sock.ErrLeft at the end of to, the connection that is written to. It
+// returns false if the crowd could not take the connection. took must not block, because Abort
+// waits for it.
 func (k *Call) Stay(w *sock.Crowd, to *sock.Conn, took func() bool) (err error, ok bool) {
 	err, ok = k.c.stay(w, to, took)
 	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
