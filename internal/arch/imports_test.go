@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
-	"gateway/proxy/upstream":              {"gateway/route", "internal/jsonscan", "internal/sock"},
+	"gateway/proxy/upstream":              {"gateway/route", "internal/breaker", "internal/jsonscan", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/obs/metrics", "internal/sock"},
@@ -115,6 +115,7 @@ var mayImport = map[string][]string{
 	"internal/obs/metrics":  {"internal/obs/logs", "internal/netio"},
 	"internal/netlab":       {}, // networks for tests and benchmarks
 	"internal/netio":        {},
+	"internal/breaker":      {}, // calls to peers that failed
 	"internal/offspring":    {},
 	"internal/jsonscan":     {}, // JSON without a tree
 	"gateway/api/openai":    {"internal/jsonscan"},

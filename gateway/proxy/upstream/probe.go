@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/breaker"
 )
 
 // How servers are looked at.
@@ -66,7 +68,7 @@ func (s *Server) keep(ctx context.Context) {
 		}
 		switch was := s.up.Load(); {
 		case err == nil:
-			if !was || s.breaker.Load().State().String() != "closed" && s.cutOff.Load() {
+			if !was || s.Breaker() != breaker.Closed && s.cutOff.Load() {
 				s.renew()
 			}
 			if !was || time.Since(listed) >= modelsEvery {

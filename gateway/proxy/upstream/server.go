@@ -13,8 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
@@ -74,7 +73,7 @@ type Server struct {
 	kick   chan struct{}      // asks the keeper to look now
 
 	made      time.Time // with the monotonic clock: the wall clock may jump
-	breaker   atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
+	breaker   atomic.Pointer[breaker.Breaker]
 	up        atomic.Bool            // its last probes were good
 	openUntil atomic.Int64           // nanoseconds since made: the breaker lets nothing pass before
 	bootstrap atomic.Int32           // port; 0: not known
@@ -128,17 +127,13 @@ func newServer(p *Pool, t Target) (*Server, error) {
 // nothing of the next.
 func (s *Server) renew() {
 	s.openUntil.Store(0)
-	s.breaker.Store(gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Name:        s.Name,
-		MaxRequests: 1,
-		Timeout:     breakerPause,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
-		IsExcluded:  func(err error) bool { return errors.Is(err, errNoVerdict) },
-		OnStateChange: func(name string, from, to gobreaker.State) {
-			if to == gobreaker.StateOpen {
+	s.breaker.Store(breaker.New(breaker.Options{Failures: breakerFailures, Pause: breakerPause,
+		Ignore: func(err error) bool { return errors.Is(err, errNoVerdict) },
+		Changed: func(from, to string) {
+			if to == breaker.Open {
 				s.openUntil.Store(int64(time.Since(s.made) + breakerPause))
 			}
-			s.p.o.Log.Info("upstream's breaker", "upstream", name, "from", from.String(), "to", to.String())
+			s.p.o.Log.Info("upstream's breaker", "upstream", s.Name, "from", from, "to", to)
 		},
 	}))
 }
@@ -170,7 +165,7 @@ func (s *Server) Why() string {
 }
 
 // Breaker is the state of the server's breaker: closed, half-open or open.
-func (s *Server) Breaker() string { return s.breaker.Load().State().String() }
+func (s *Server) Breaker() string { return s.breaker.Load().State() }
 
 // Bootstrap is the address of an SGLang prefill server's bootstrap server.
 func (s *Server) Bootstrap() (host string, port int) {
