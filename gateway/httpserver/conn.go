@@ -371,16 +371,6 @@ func (c *Conn) end() error {
 	return c.Conn.Close()
 }
 
-// Linger has the connection below a request closed gently.
-func linger(c net.Conn) {
-	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
-		c = t.NetConn()
-	}
-	if c, ok := c.(*Conn); ok {
-		c.refused.Store(true)
-	}
-}
-
 // Watch looks for the end of a client's connection while its request is being
 // answered.
 type Watch struct {

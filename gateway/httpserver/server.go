@@ -159,5 +159,7 @@ func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 func (s *Server) fail(ctx *fasthttp.RequestCtx, err error) {
 	s.o.Fail(ctx, err)
 	ctx.SetConnectionClose()
-	linger(ctx.Conn())
+	if c := bodyConn(ctx); c != nil {
+		c.refused.Store(true)
+	}
 }

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -93,7 +94,7 @@ func (r *relay) answerHead() {
 	var hops []byte
 	for lines := r.lines; len(lines) > 0; {
 		var name, value []byte
-		if name, value, lines = upstream.CutLine(lines); is(name, "connection") {
+		if name, value, lines = upstream.CutLine(lines); strings.EqualFold(string(name), "connection") {
 			hops = appendHops(hops, value)
 		}
 	}
@@ -102,7 +103,7 @@ func (r *relay) answerHead() {
 		if name, value, lines = upstream.CutLine(lines); skipped(name) || !httpserver.FieldName(name) || len(hops) > 0 && hop(hops, name) {
 			continue
 		}
-		if is(name, "content-type") {
+		if strings.EqualFold(string(name), "content-type") {
 			h.SetContentTypeBytes(value)
 			kind = true
 			continue
@@ -112,32 +113,16 @@ func (r *relay) answerHead() {
 	h.SetNoDefaultContentType(!kind)
 }
 
-// skipped are headers of an answer that are between the server and us.
+// ownHeaders are headers of an answer that do not pass: they concern the connection to the server,
+// or the gateway sets its own.
+var ownHeaders = []string{"te", "date", "server", "trailer", "upgrade", "connection", "keep-alive", exchange.RequestIDHeader, "content-length",
+	"transfer-encoding", "proxy-authenticate"}
+
+// skipped reports whether a header of an answer does not pass. CORS headers are the gateway's own.
 func skipped(name []byte) bool {
-	if cors := "access-control-"; len(name) > len(cors) && is(name[:len(cors)], cors) { // the gateway's own, see Gateway.browser
-		return true
-	}
-	switch len(name) {
-	case 2:
-		return is(name, "te")
-	case 4:
-		return is(name, "date")
-	case 6:
-		return is(name, "server")
-	case 7:
-		return is(name, "trailer") || is(name, "upgrade")
-	case 10:
-		return is(name, "connection") || is(name, "keep-alive")
-	case 12:
-		return strings.EqualFold(string(name), exchange.RequestIDHeader)
-	case 14:
-		return is(name, "content-length")
-	case 17:
-		return is(name, "transfer-encoding")
-	case 18:
-		return is(name, "proxy-authenticate")
-	}
-	return false
+	const cors = "access-control-"
+	return len(name) > len(cors) && strings.EqualFold(string(name[:len(cors)]), cors) ||
+		slices.ContainsFunc(ownHeaders, func(own string) bool { return len(own) == len(name) && strings.EqualFold(string(name), own) })
 }
 
 // sentPath returns the path of a relayed request as it came, where that decodes to the

@@ -15,20 +15,17 @@ type Conn struct {
 	ask     func(fd uintptr) bool // of Ask
 	asking  bool                  // nothing was written yet
 	all     int                   // to be written
+	vec     [2]syscall.Iovec      // of Ask
 }
 
 // way is one direction. Its function is made once, so that no call allocates.
 type way struct {
-	rc    syscall.RawConn
-	f     func(fd uintptr) bool
-	p     []byte
-	n     int
-	errno syscall.Errno
-
-	vec    [2]syscall.Iovec // of WriteBoth
-	both   func(fd uintptr) bool
-	lender Lender // of ReadInto
-	into   func(fd uintptr) bool
+	rc     syscall.RawConn
+	f      func(fd uintptr) bool
+	p      []byte // to be read into, or written
+	lender Lender // of ReadInto: has p; nil: p is the caller's
+	n      int
+	errno  syscall.Errno
 }
 
 // Of is the socket below a connection; nil: there is none that could be used, as
@@ -45,36 +42,29 @@ func Of(nc net.Conn) *Conn {
 	c := new(Conn)
 	c.in.rc, c.out.rc = rc, rc
 	c.in.f = func(fd uintptr) bool {
-		c.in.call(syscall.SYS_READ, fd)
-		return c.in.errno != syscall.EAGAIN
-	}
-	c.in.into = func(fd uintptr) bool {
-		c.in.p = c.in.lender.Lend()
-		c.in.call(syscall.SYS_READ, fd)
-		c.in.p = nil
-		if c.in.errno == syscall.EAGAIN {
-			c.in.lender.Idle()
-			return false
+		w := &c.in
+		if w.lender != nil {
+			w.p = w.lender.Lend()
 		}
-		return true
+		w.call(syscall.SYS_READ, fd)
+		if w.errno == syscall.EAGAIN && w.lender != nil {
+			w.p = nil
+			w.lender.Idle()
+		}
+		return w.errno != syscall.EAGAIN
 	}
 	c.ask = func(fd uintptr) bool {
-		if c.asking {
-			// Whatever comes from here on is told to who waits.
-			c.asking = false
-			c.in.n, c.in.errno = 0, 0
-			c.out.both(fd)
-			return c.out.errno != 0 || c.out.n < c.all
+		if !c.asking {
+			return c.in.f(fd)
 		}
-		c.in.call(syscall.SYS_READ, fd)
-		return c.in.errno != syscall.EAGAIN
+		// From here on the runtime reports what comes to the reader that waits.
+		c.asking = false
+		c.in.n, c.in.errno = 0, 0
+		c.out.repeat(syscall.SYS_WRITEV, fd, unsafe.Pointer(&c.vec), uintptr(len(c.vec)))
+		return c.out.errno != 0 || c.out.n < c.all
 	}
 	c.out.f = func(fd uintptr) bool {
 		c.out.call(syscall.SYS_WRITE, fd)
-		return true
-	}
-	c.out.both = func(fd uintptr) bool {
-		c.out.repeat(syscall.SYS_WRITEV, fd, unsafe.Pointer(&c.out.vec), uintptr(len(c.out.vec)))
 		return true
 	}
 	return c
@@ -116,13 +106,17 @@ func (w *way) came(err error) (int, error) {
 	return w.n, nil
 }
 
+// read waits for bytes and returns their number.
+func (c *Conn) read() (int, error) {
+	err := c.in.rc.Read(c.in.f)
+	c.in.p, c.in.lender = nil, nil
+	return c.in.came(err)
+}
+
 // Read is net.Conn's. p is not empty.
 func (c *Conn) Read(p []byte) (int, error) {
-	w := &c.in
-	w.p = p
-	err := w.rc.Read(w.f)
-	w.p = nil
-	return w.came(err)
+	c.in.p = p
+	return c.read()
 }
 
 // Lender has buffers for what comes.
@@ -133,11 +127,8 @@ type Lender interface {
 
 // ReadInto is Read into what l lends, which is not held while nothing comes.
 func (c *Conn) ReadInto(l Lender) (int, error) {
-	w := &c.in
-	w.lender = l
-	err := w.rc.Read(w.into)
-	w.lender = nil
-	return w.came(err)
+	c.in.lender = l
+	return c.read()
 }
 
 // WriteNow writes what the socket takes without waiting; fewer bytes than p are
@@ -150,32 +141,19 @@ func (c *Conn) WriteNow(p []byte) (int, error) {
 	return w.wrote(err)
 }
 
-// WriteBoth is WriteNow of two pieces, neither of which is empty, as one.
-func (c *Conn) WriteBoth(p, q []byte) (int, error) {
-	w := &c.out
-	w.pieces(p, q)
-	err := w.rc.Write(w.both)
-	w.vec = [2]syscall.Iovec{}
-	return w.wrote(err)
-}
-
-func (w *way) pieces(p, q []byte) {
-	for i, piece := range [...][]byte{p, q} {
-		w.vec[i].Base = &piece[0]
-		w.vec[i].SetLen(len(piece))
-	}
-}
-
-// Ask is WriteBoth and then, where all of it has left, Read of what comes back, without
-// the look that a Read begins with: nothing can have come before what was asked. What
+// Ask is WriteNow of two pieces, neither of which is empty, and then, where all of it has left, Read
+// of what comes back, without the look that a Read begins with: nothing can have come before what was asked. What
 // came all the same, such as an end, shows at the next read, so a caller sets a deadline.
 // wrong is of the writing; err is of the reading, which another read may not tell again.
 func (c *Conn) Ask(p, q, into []byte) (sent int, wrong error, n int, err error) {
 	w := &c.in
-	c.out.pieces(p, q)
+	for i, piece := range [...][]byte{p, q} {
+		c.vec[i].Base = &piece[0]
+		c.vec[i].SetLen(len(piece))
+	}
 	c.asking, c.all, w.p = true, len(p)+len(q), into
 	err = w.rc.Read(c.ask)
-	c.out.vec, w.p = [2]syscall.Iovec{}, nil
+	c.vec, w.p = [2]syscall.Iovec{}, nil
 	if c.asking { // it was closed, or too late, before anything left
 		return 0, err, 0, nil
 	}

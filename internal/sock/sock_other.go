@@ -25,8 +25,5 @@ func (*Conn) ReadInto(Lender) (int, error) { panic("sock: no sockets here") }
 // WriteNow is not called.
 func (*Conn) WriteNow([]byte) (int, error) { panic("sock: no sockets here") }
 
-// WriteBoth is not called.
-func (*Conn) WriteBoth(p, q []byte) (int, error) { panic("sock: no sockets here") }
-
 // Ask is not called.
 func (*Conn) Ask(p, q, into []byte) (int, error, int, error) { panic("sock: no sockets here") }

@@ -41,33 +41,6 @@ type lender struct {
 func (l *lender) Lend() []byte { return l.buf }
 func (l *lender) Idle()        { l.idle++ }
 
-// Two pieces arrive as one, and of what a full socket does not take the rest is told.
-func TestWriteBoth(t *testing.T) {
-	near, far := pair(t)
-	c, got := Of(near), make([]byte, 100)
-	if n, err := c.WriteBoth([]byte("head, "), []byte("body")); n != 10 || err != nil {
-		t.Fatal(n, err)
-	}
-	if n, err := io.ReadFull(far, got[:10]); err != nil || string(got[:n]) != "head, body" {
-		t.Fatalf("%q, %v", got[:n], err)
-	}
-	large := bytes.Repeat([]byte("x"), 1<<20)
-	for range 100 {
-		n, err := c.WriteBoth(large, large)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n < 2*len(large) {
-			near.Close()
-			if _, err := c.WriteBoth(large, large); !errors.Is(err, net.ErrClosed) {
-				t.Fatal(err)
-			}
-			return
-		}
-	}
-	t.Fatal("a socket that nobody reads has taken 200 MB")
-}
-
 // What comes back is read without a look before it is asked for, whether it comes at once or
 // later; what does not leave whole is told, as are deadlines and ends.
 func TestAsk(t *testing.T) {

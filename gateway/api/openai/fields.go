@@ -82,7 +82,7 @@ func setBias(r *Request, v []byte) error {
 		name := jsonscan.Text(s.Name())
 		id, err := strconv.ParseUint(name, 10, 31)
 		if err != nil || len(name) > 9 || strconv.FormatUint(id, 10) != name {
-			return fmt.Errorf("names must be token ids, not %q", clip(name, 40))
+			return fmt.Errorf("names must be token ids, not %q", Clip(name, 40))
 		}
 		if byToken[int32(id)], err = biasSpan.number(e); err != nil {
 			return fmt.Errorf("of token %d %w", id, err)
@@ -389,7 +389,7 @@ func checkParts(i int, content []byte) error {
 		text, typ := partText(p)
 		param := fmt.Sprintf("messages[%d].content[%d]", i, j)
 		if !slices.Contains(textKinds, typ) {
-			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, clip(typ, 40))
+			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, Clip(typ, 40))
 		}
 		if text == nil {
 			return BadRequest(param+".text", "%s.text must be a string", param)

@@ -286,14 +286,14 @@ func find(on Endpoint, quoted []byte) *field {
 // shortName is a member's name, of a long one its beginning as it is written.
 func shortName(quoted []byte) string {
 	if len(quoted) > longestName {
-		return clip(string(quoted[1:longestName]), longestName-8)
+		return Clip(string(quoted[1:longestName]), longestName-8)
 	}
 	return jsonscan.Text(quoted)
 }
 
 func (r *Request) unknown(name string) {
 	if len(r.Unknown) < maxUnknown {
-		r.Unknown = append(r.Unknown, clip(name, 64))
+		r.Unknown = append(r.Unknown, Clip(name, 64))
 	}
 }
 
@@ -365,15 +365,4 @@ func (r *Request) required() *Error {
 		return BadRequest("tokens", "tokens is required: a list of token ids")
 	}
 	return nil
-}
-
-// clip shortens what an error message quotes.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
 }

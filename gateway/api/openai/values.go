@@ -105,7 +105,7 @@ func kind(c byte) string {
 
 // quote is the beginning of a value, of at most n bytes.
 func quote(v []byte, n int) string {
-	return clip(string(v[:min(len(v), n+utf8.UTFMax)]), n)
+	return Clip(string(v[:min(len(v), n+utf8.UTFMax)]), n)
 }
 
 // elements calls f with each element of a list that has been checked.

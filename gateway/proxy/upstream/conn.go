@@ -103,23 +103,10 @@ func (c *conn) drop() {
 	c.buf = nil
 }
 
-// send writes a request. Small ones leave in one piece; on plain TCP nothing is
-// copied for it.
+// send writes a request. Over TLS a small body is copied behind its head, so that both leave in one
+// record.
 func (c *conn) send(head, body []byte, deadline time.Time) error {
-	switch {
-	case c.raw != nil && len(body) > 0 && len(body) <= atOnce:
-		n, err := c.raw.WriteBoth(head, body)
-		if err != nil || n == len(head)+len(body) {
-			return err
-		}
-		return c.rest(head, body, n, deadline)
-	case c.raw != nil && len(body) == 0:
-		n, err := c.raw.WriteNow(head)
-		if err != nil || n == len(head) {
-			return err
-		}
-		head = head[n:]
-	case c.raw == nil && len(body) <= oneWrite:
+	if c.raw == nil && len(body) <= oneWrite {
 		head, body = append(head, body...), nil
 	}
 	return c.rest(head, body, 0, deadline)

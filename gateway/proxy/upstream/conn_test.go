@@ -185,7 +185,7 @@ func TestNextDoesNotAllocate(t *testing.T) {
 // ending is a connection that is closed before it is used.
 type ending struct{ script }
 
-func (*ending) SetDeadline(time.Time) error { return net.ErrClosed }
+func (*ending) SetReadDeadline(time.Time) error { return net.ErrClosed }
 
 // A probe whose connection is closed under it leaves nothing in the books.
 func TestProbeOfClosedConnection(t *testing.T) {
@@ -279,7 +279,7 @@ func TestStayNoticesEndsThatComeWithData(t *testing.T) {
 	for range 50 {
 		wg.Go(func() {
 			until := time.Now().Add(time.Minute)
-			c, err := s.take(t.Context(), until)
+			c, err := s.take(t.Context(), until, false)
 			if err != nil {
 				t.Error(err)
 				return

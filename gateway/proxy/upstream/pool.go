@@ -375,24 +375,19 @@ func (n *Snapshot) Meeting() bool {
 	return n.Unknown > 0 && slices.ContainsFunc(n.Servers, func(s *Server) bool { return s.models.Load() == nil && s.why.Load() == nil })
 }
 
-// Up is the number of the model's servers that probes found well and nobody drains.
-func (m *Model) Up() (n int) {
-	for _, s := range m.Servers {
+// Up returns the number of the model's servers that passed their last probe and are not drained.
+func (m *Model) Up() int { return countUp(m.Servers) }
+
+// Up returns the number of all such servers.
+func (n *Snapshot) Up() int { return countUp(n.Servers) }
+
+func countUp(servers []*Server) (n int) {
+	for _, s := range servers {
 		if s.Up() && !s.Draining() {
 			n++
 		}
 	}
 	return n
-}
-
-// Up is the number of servers that probes found well.
-func (n *Snapshot) Up() (up int) {
-	for _, s := range n.Servers {
-		if s.Up() && !s.Draining() {
-			up++
-		}
-	}
-	return up
 }
 
 // States are what a server can be to its gateway: what its probes say, or not looked

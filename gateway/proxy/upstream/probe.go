@@ -180,7 +180,7 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	until, _ := ctx.Deadline()
-	c, err := s.takeProbe(ctx, until)
+	c, err := s.take(ctx, until, true) // a kept one does not show whether the server accepts others
 	if err != nil {
 		var late net.Error
 		if ctx.Err() == nil && !(errors.As(err, &late) && late.Timeout()) { // refused, not late
@@ -207,7 +207,7 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 	for {
 		piece, err := c.next(true)
 		if err == io.EOF {
-			fit = c.reusable() && c.nc.SetDeadline(time.Time{}) == nil
+			fit = c.reusable()
 			return rep.Status, body, nil
 		}
 		if err != nil {
@@ -217,22 +217,4 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 			return 0, nil, fmt.Errorf("%w: %s: %s has more than %s bytes", ErrServer, s.Name, path, strconv.Itoa(most))
 		}
 	}
-}
-
-// takeProbe is a new connection: a kept one says nothing of whether the server
-// accepts others.
-func (s *Server) takeProbe(ctx context.Context, until time.Time) (*conn, error) {
-	nc, err := s.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c := s.newConn(nc)
-	s.mu.Lock()
-	s.activate(c)
-	s.mu.Unlock()
-	if err := nc.SetDeadline(until); err != nil {
-		s.give(c, false)
-		return nil, err
-	}
-	return c, nil
 }

@@ -195,9 +195,10 @@ func (s *Server) AppendHead(dst []byte, method string, path, query []byte) []byt
 	return s.p.authorize(append(dst, "\r\n"...))
 }
 
-// take is an open connection to the server: one that was kept, or a new one.
-func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
-	for {
+// take returns an open connection to the server, whose reads wait until patience: a kept one or,
+// if there is none or fresh is set, a new one.
+func (s *Server) take(ctx context.Context, patience time.Time, fresh bool) (*conn, error) {
+	for !fresh {
 		s.mu.Lock()
 		n := len(s.idle)
 		if n == 0 {
@@ -216,10 +217,9 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 	}
 	nc, err := s.connect(ctx)
 	if err != nil {
-		s.Kick()
 		return nil, err
 	}
-	c := s.newConn(nc)
+	c := &conn{nc: nc, raw: sock.Of(nc), server: s, quiet: peeker(below(nc))}
 	s.mu.Lock()
 	s.activate(c)
 	s.mu.Unlock()
@@ -228,11 +228,6 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrServer, s.Name, err)
 	}
 	return c, nil
-}
-
-// newConn is what a fresh connection is kept in.
-func (s *Server) newConn(nc net.Conn) *conn {
-	return &conn{nc: nc, raw: sock.Of(nc), server: s, quiet: peeker(below(nc))}
 }
 
 // below is the connection under TLS.
@@ -371,8 +366,9 @@ func (s *Server) Open(ctx context.Context, patience time.Time, force bool) (*Cal
 		}
 		k.done = done
 	}
-	c, err := s.take(ctx, patience)
+	c, err := s.take(ctx, patience, false)
 	if err != nil {
+		s.Kick()
 		k.verdict(err)
 		return nil, err
 	}
