@@ -35,7 +35,6 @@ type relayBody struct {
 	last   bool // [DONE] was seen
 	begun  bool // something was asked for
 	inside bool // what left ended inside an event
-	alone  bool // no crowd could take the server's connection
 	end    error
 
 	// Of pump: why it stopped, and what it wrote and the client has not taken.
@@ -101,7 +100,7 @@ func (b *relayBody) collect() error {
 // straight is the client's connection where events may be written to it past the
 // server's writer, which is empty: it writes each piece at once.
 func (b *relayBody) straight() *httpserver.Conn {
-	if !b.begun || b.alone || !b.r.events || !b.r.call.Stays() || b.last || b.r.renames() || !b.r.Ctx.Request.Header.IsHTTP11() {
+	if !b.begun || !b.r.events || b.last || b.r.renames() || !b.r.Ctx.Request.Header.IsHTTP11() {
 		return nil
 	}
 	if c, ok := b.r.Ctx.Conn().(*httpserver.Conn); ok && c.Raw != nil {
@@ -117,8 +116,7 @@ func (b *relayBody) straight() *httpserver.Conn {
 func (b *relayBody) pump(c *httpserver.Conn) error {
 	b.stopped, b.failed, b.rest = nil, nil, nil
 	if b.pass(c) {
-		err, ok := b.r.stay(c, func() bool { return b.pass(c) })
-		b.alone = !ok
+		err := b.stay(c)
 		if errors.Is(err, sock.ErrLeft) {
 			b.r.ClientGone()
 		}
@@ -139,27 +137,31 @@ func (b *relayBody) pump(c *httpserver.Conn) error {
 	return b.failed
 }
 
-// stay waits for more of the answer, and for the client's end, in a crowd: no goroutine
-// is woken for each event, and none has to watch the client. It returns false if the crowd could
-// not take the connection.
-func (r *relay) stay(c *httpserver.Conn, took func() bool) (error, bool) {
+// stay waits for more of the answer, and for the client's end, in a crowd if it can: no goroutine
+// is woken for each event, and none has to watch the client.
+func (b *relayBody) stay(c *httpserver.Conn) error {
+	r := b.r
+	if !r.call.Stays() {
+		return r.call.More()
+	}
 	if r.Watch != nil {
 		r.Watch.Stop()
 		r.Watch = nil
 	}
 	r.patient = true
 	if err := r.call.Patience(r.Deadline); err != nil {
-		return err, true
+		return err
 	}
 	if !c.OnEnd(r.ClientGone) {
-		return sock.ErrLeft, true
+		return sock.ErrLeft
 	}
-	err, ok := r.call.Stay(r.p.crowd(), c.Raw, took)
+	err, ok := r.call.Stay(r.p.crowd(), c.Raw, func() bool { return b.pass(c) })
 	c.OnEnd(nil)
-	if !ok {
-		r.WatchClient()
+	if ok {
+		return err
 	}
-	return err, ok
+	r.WatchClient()
+	return r.call.More()
 }
 
 // pass sends on what has come; false: pump has to look.

@@ -219,6 +219,19 @@ func (c *conn) came(n int) {
 	c.heard.Store(c.server.era.Load())
 }
 
+// more waits for more of the body. Over a plain socket it holds no buffer meanwhile, unless one has
+// bytes that were not taken.
+func (c *conn) more() error {
+	if c.raw == nil || c.failed != nil || c.w > c.r {
+		return c.broken(c.fill())
+	}
+	n, err := c.raw.ReadInto((*lending)(c))
+	if n > 0 {
+		c.came(n)
+	}
+	return c.broken(err)
+}
+
 // patience is how long reads wait from now on.
 func (c *conn) patience(until time.Time) error {
 	c.until = until

@@ -455,6 +455,14 @@ func (k *Call) Next(wait bool) ([]byte, error) {
 	return b, err
 }
 
+// More waits for more of the body, which is taken by Next without wait. The errors are those of Next,
+// but for io.EOF behind the last piece.
+func (k *Call) More() error {
+	err := k.c.more()
+	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
+	return err
+}
+
 // Stays reports whether Stay works for the answer.
 func (k *Call) Stays() bool { return k.c.stays() }
 
