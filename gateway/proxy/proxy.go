@@ -100,13 +100,14 @@ func (p *Proxy) EachQueue(f func(*exchange.Admission)) {
 	})
 }
 
-// Serve has an upstream server answer a request.
-func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path string) {
+// Serve answers a request by an upstream server. envelope is what the body's outermost members say;
+// nil: they have not been read.
+func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path string, envelope *upstream.Body) {
 	on := openai.Completions
 	if path == "/v1/chat/completions" {
 		on = openai.Chat
 	}
 	r := relays.Get().(*relay)
-	r.p = p
+	r.p, r.envelope = p, envelope
 	p.Answer(ctx, path, on, r)
 }

@@ -43,15 +43,16 @@ const (
 // its client's connection owns it.
 type relay struct {
 	exchange.Exchange
-	p       *Proxy
-	body    []byte // as it is sent
-	look    upstream.Body
-	model   *upstream.Model
-	prompt  kvcache.Hash // key on the ring
-	nPrompt int          // tokens of the prompt, where they were hashed; 0: its bytes were
-	try     trace.Span   // of the present attempt
-	life    fsm.Choice[*upstream.Server]
-	patient bool // reads wait until the deadline
+	p        *Proxy
+	body     []byte         // as it is sent
+	envelope *upstream.Body // what was read of body before; nil: nothing
+	look     upstream.Body
+	model    *upstream.Model
+	prompt   kvcache.Hash // key on the ring
+	nPrompt  int          // tokens of the prompt, where they were hashed; 0: its bytes were
+	try      trace.Span   // of the present attempt
+	life     fsm.Choice[*upstream.Server]
+	patient  bool // reads wait until the deadline
 
 	call    *upstream.Call    // nil: none is under way
 	server  *upstream.Server  // that is asked, or was last
@@ -146,7 +147,9 @@ func (r *relay) Prepare() (fault *openai.Error) {
 			return fault
 		}
 		var err error
-		if r.look, err = upstream.Look(r.body); err != nil {
+		if r.envelope != nil {
+			r.look = *r.envelope
+		} else if r.look, err = upstream.Look(r.body); err != nil {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "foreign: "))
 		}
 	}
