@@ -124,7 +124,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		g.fail(ctx, fault)
 		return
 	}
-	var envelope *upstream.Body
+	var envelope *upstream.Envelope
 	switch {
 	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx, &envelope)):
 		g.proxy.Serve(ctx, path, envelope)

@@ -15,11 +15,11 @@ import (
 // ownModel reports whether native nodes serve the model that a request names. A request that names
 // none is theirs, because their model is the first of /v1/models. envelope is set to what the body's
 // outermost members say, if it was read.
-func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Body) bool {
+func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Envelope) bool {
 	if g.native.Models.Load() == nil {
 		return false
 	}
-	body, err := upstream.Look(ctx.PostBody())
+	body, err := upstream.ParseEnvelope(ctx.PostBody())
 	if err != nil || body.Model == "" {
 		return err == nil
 	}

@@ -116,8 +116,8 @@ func (b *relayBody) straight() *httpserver.Conn {
 func (b *relayBody) pump(c *httpserver.Conn) error {
 	b.stopped, b.failed, b.rest = nil, nil, nil
 	if b.pass(c) {
-		err := b.stay(c)
-		if errors.Is(err, sock.ErrLeft) {
+		err := b.poll(c)
+		if errors.Is(err, sock.ErrPeerClosed) {
 			b.r.ClientGone()
 		}
 		if err != nil {
@@ -139,9 +139,9 @@ func (b *relayBody) pump(c *httpserver.Conn) error {
 
 // stay waits for more of the answer, and for the client's end, in a crowd if it can: no goroutine
 // is woken for each event, and none has to watch the client.
-func (b *relayBody) stay(c *httpserver.Conn) error {
+func (b *relayBody) poll(c *httpserver.Conn) error {
 	r := b.r
-	if !r.call.Stays() {
+	if !r.call.CanPoll() {
 		return r.call.More()
 	}
 	if r.Watch != nil {
@@ -149,14 +149,14 @@ func (b *relayBody) stay(c *httpserver.Conn) error {
 		r.Watch = nil
 	}
 	r.patient = true
-	if err := r.call.Patience(r.Deadline); err != nil {
+	if err := r.call.SetDeadline(r.Deadline); err != nil {
 		return err
 	}
-	if !c.OnEnd(r.ClientGone) {
-		return sock.ErrLeft
+	if !c.OnClose(r.ClientGone) {
+		return sock.ErrPeerClosed
 	}
-	err, ok := r.call.Stay(r.p.crowd(), c.Raw, func() bool { return b.pass(c) })
-	c.OnEnd(nil)
+	err, ok := r.call.Poll(r.p.poller(), c.Raw, func() bool { return b.pass(c) })
+	c.OnClose(nil)
 	if ok {
 		return err
 	}
@@ -238,7 +238,7 @@ func (b *relayBody) settle(err error) {
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the body's end is missing, which the client need not wait for.
 			b.r.patient = true
-			_ = b.r.call.Patience(time.Now().Add(lastPatience)) // an error shows at the next read
+			_ = b.r.call.SetDeadline(time.Now().Add(lastPatience)) // an error shows at the next read
 		}
 	}
 	if b.r.renames() && b.whole > 0 && (b.r.events || err != nil) {

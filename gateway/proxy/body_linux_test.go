@@ -34,7 +34,7 @@ func newProxy(t *testing.T, handler http.HandlerFunc) *Proxy {
 	server := httptest.NewServer(mux)
 	log := slog.New(slog.DiscardHandler)
 	s := &exchange.Service{Log: log, Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m")), Cut: make(chan struct{})}
-	p, err := New(s, Options{Upstreams: upstream.Options{Targets: []upstream.Target{{URL: server.URL}}, Log: log}, Crowds: 1})
+	p, err := New(s, Options{Upstreams: upstream.Options{Targets: []upstream.Target{{URL: server.URL}}, Log: log}, Pollers: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ var whyThere = map[route.Reason]string{
 // Explain answers where a prompt for a model would go, and why, raw is
 // the prompt as it stands in member of a request's body for path.
 func (p *Proxy) Explain(m *upstream.Model, how exchange.RouteHints, path, member string, raw []byte) Explanation {
-	r := relay{Exchange: exchange.Exchange{S: p.Service, Path: path, Hints: how}, p: p, model: m, look: upstream.Body{Prompt: raw, N: 1, Batch: 1}}
+	r := relay{Exchange: exchange.Exchange{S: p.Service, Path: path, Hints: how}, p: p, model: m, look: upstream.Envelope{Prompt: raw, N: 1, Batch: 1}}
 	why := r.hash(fmt.Appendf(nil, `{"%s":%s}`, member, raw))
 	var view route.View
 	d, forced := r.decide(&view)

@@ -45,7 +45,7 @@ func farTokenizer(t *testing.T, template string) *Tokenizer {
 // hashed is a request after its hashing, at a gateway with the tokenizers.
 func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *upstream.Model, how exchange.RouteHints, path, body string) (*relay, *openai.Error) {
 	t.Helper()
-	look, err := upstream.Look([]byte(body))
+	look, err := upstream.ParseEnvelope([]byte(body))
 	if err != nil {
 		t.Fatal(body, err)
 	}

@@ -74,7 +74,7 @@ func appendHops(hops, connection []byte) []byte {
 }
 
 // hop says whether a header is in a list that appendHops made.
-func hop(hops, name []byte) bool { return upstream.Lists(hops, strings.ToLower(string(name))) }
+func hop(hops, name []byte) bool { return upstream.HasToken(hops, strings.ToLower(string(name))) }
 
 // cleanQuery is a query without what cannot stand in a request line.
 func cleanQuery(q []byte) []byte {

@@ -27,9 +27,9 @@ func (r *relay) checkLimits() *openai.Error {
 	if l.MaxPromptTokens <= 0 {
 		return nil
 	}
-	n, exact := upstream.Tokens(r.look.Prompt)
+	n, exact := upstream.PromptTokens(r.look.Prompt)
 	if r.look.Several {
-		n, exact = upstream.MostTokens(r.body)
+		n, exact = upstream.MaxPromptTokens(r.body)
 	}
 	if n <= l.MaxPromptTokens {
 		return nil

@@ -57,7 +57,7 @@ func (r *relay) attempt(s, prefill *upstream.Server, force upstream.Forced) erro
 // inTurn is VLLM's pair: the prompt first, then the answer from its KV. What the
 // client did wrong it is told by the first leg.
 func (r *relay) inTurn(s, prefill *upstream.Server, force upstream.Forced) error {
-	r.patched = upstream.PrefillLeg(r.patched[:0], r.body)
+	r.patched = upstream.PrefillRequest(r.patched[:0], r.body)
 	if err := r.ask(prefill, force.Prefill, r.patched, maxParams); err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (r *relay) inTurn(s, prefill *upstream.Server, force upstream.Forced) error
 	if err != nil {
 		return fmt.Errorf("%w: the prefill leg's answer: %w", upstream.ErrServer, err)
 	}
-	r.patched = upstream.DecodeLeg(r.patched[:0], r.body, params)
+	r.patched = upstream.DecodeRequest(r.patched[:0], r.body, params)
 	r.end(nil)
 	return r.ask(s, force.Server, r.patched, maxHeld)
 }
@@ -95,14 +95,14 @@ type leg struct {
 // answer is read and dropped, the decode server's is the client's.
 func (r *relay) atOnce(s, prefill *upstream.Server, force upstream.Forced) error {
 	host, port := prefill.Bootstrap()
-	r.patched = upstream.BothLegs(r.patched[:0], r.body, &r.look, host, port, rand.Int64)
+	r.patched = upstream.BootstrapRequest(r.patched[:0], r.body, &r.look, host, port, rand.Int64)
 	if err := r.open(prefill, force.Prefill); err != nil {
 		return err
 	}
 	if err := r.call.Send(r.appendHead(prefill, len(r.patched)), r.patched, r.Deadline); err != nil {
 		return err
 	}
-	if err := r.call.Patience(r.Deadline); err != nil {
+	if err := r.call.SetDeadline(r.Deadline); err != nil {
 		return fmt.Errorf("%w: %s: %w", upstream.ErrServer, prefill.Name, err)
 	}
 	l := &leg{call: r.call, server: prefill, done: make(chan struct{})}

@@ -28,7 +28,7 @@ type Options struct {
 	// for models without one are routed by their bytes.
 	Tokenizers map[string]*Tokenizer
 	Limits     Limits
-	Crowds     int                    // goroutines that wait for streams
+	Pollers    int                    // goroutines that wait for streams
 	Routed     func(path string) bool // whether a path is one of the gateway's routes
 }
 
@@ -47,11 +47,11 @@ type Proxy struct {
 	*exchange.Service
 	Pool *upstream.Pool
 
-	o      Options
-	bounds atomic.Pointer[Limits]
-	queues sync.Map      // *exchange.Admission by the model's own name
-	crowds []sock.Crowd  // in which streams wait
-	nextIn atomic.Uint32 // of crowds
+	o       Options
+	bounds  atomic.Pointer[Limits]
+	queues  sync.Map      // *exchange.Admission by the model's own name
+	pollers []sock.Poller // in which streams wait
+	nextIn  atomic.Uint32 // of pollers
 }
 
 // New makes a proxy of the servers.
@@ -60,7 +60,7 @@ func New(s *exchange.Service, o Options) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{Service: s, Pool: pool, o: o, crowds: make([]sock.Crowd, o.Crowds)}
+	p := &Proxy{Service: s, Pool: pool, o: o, pollers: make([]sock.Poller, o.Pollers)}
 	p.SetLimits(o.Limits)
 	return p, nil
 }
@@ -68,8 +68,8 @@ func New(s *exchange.Service, o Options) (*Proxy, error) {
 // Close ends what is under way, after the last request.
 func (p *Proxy) Close() {
 	p.Pool.Close()
-	for i := range p.crowds {
-		p.crowds[i].Close()
+	for i := range p.pollers {
+		p.pollers[i].Close()
 	}
 }
 
@@ -80,14 +80,14 @@ func (p *Proxy) limits() *Limits { return p.bounds.Load() }
 func (p *Proxy) SetLimits(l Limits) { p.bounds.Store(&l) }
 
 // crowd is where the next stream waits.
-func (p *Proxy) crowd() *sock.Crowd {
-	return &p.crowds[p.nextIn.Add(1)%uint32(len(p.crowds))]
+func (p *Proxy) poller() *sock.Poller {
+	return &p.pollers[p.nextIn.Add(1)%uint32(len(p.pollers))]
 }
 
-// Staying is the number of streams that wait for their next event without a goroutine.
-func (p *Proxy) Staying() (n int) {
-	for i := range p.crowds {
-		n += p.crowds[i].Len()
+// Polled is the number of streams that wait for their next event without a goroutine.
+func (p *Proxy) Polled() (n int) {
+	for i := range p.pollers {
+		n += p.pollers[i].Len()
 	}
 	return n
 }
@@ -102,7 +102,7 @@ func (p *Proxy) EachQueue(f func(*exchange.Admission)) {
 
 // Serve answers a request by an upstream server. envelope is what the body's outermost members say;
 // nil: they have not been read.
-func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path string, envelope *upstream.Body) {
+func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path string, envelope *upstream.Envelope) {
 	on := openai.Completions
 	if path == "/v1/chat/completions" {
 		on = openai.Chat

@@ -44,9 +44,9 @@ const (
 type relay struct {
 	exchange.Exchange
 	p        *Proxy
-	body     []byte         // as it is sent
-	envelope *upstream.Body // what was read of body before; nil: nothing
-	look     upstream.Body
+	body     []byte             // as it is sent
+	envelope *upstream.Envelope // what was read of body before; nil: nothing
+	look     upstream.Envelope
 	model    *upstream.Model
 	prompt   kvcache.Hash // key on the ring
 	nPrompt  int          // tokens of the prompt, where they were hashed; 0: its bytes were
@@ -149,7 +149,7 @@ func (r *relay) Prepare() (fault *openai.Error) {
 		var err error
 		if r.envelope != nil {
 			r.look = *r.envelope
-		} else if r.look, err = upstream.Look(r.body); err != nil {
+		} else if r.look, err = upstream.ParseEnvelope(r.body); err != nil {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "foreign: "))
 		}
 	}
@@ -181,7 +181,7 @@ func (r *relay) Prepare() (fault *openai.Error) {
 func (r *relay) find() *openai.Error {
 	now := r.p.Pool.Now()
 	r.model = now.Find(r.look.Model)
-	for until := r.Start.Add(meetPatience); r.model == nil && now.Meeting() && time.Now().Before(until); {
+	for until := r.Start.Add(meetPatience); r.model == nil && now.Probing() && time.Now().Before(until); {
 		time.Sleep(meetPause)
 		now = r.p.Pool.Now()
 		r.model = now.Find(r.look.Model)
@@ -210,7 +210,7 @@ var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // decide asks the router, around the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
-	force := r.model.Look(view, r.life.Tried())
+	force := r.model.FillView(view, r.life.Tried())
 	q := route.Request{Policy: r.Hints.Policy, Key: r.prompt, Turn: r.Hints.Turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
 	switch {
 	case q.Policy == route.Session && r.Hints.Session != 0:
@@ -321,7 +321,7 @@ func (r *relay) ask(s *upstream.Server, force bool, body []byte, most int) error
 	if err := r.open(s, force); err != nil {
 		return err
 	}
-	send := r.call.Ask
+	send := r.call.SendAndRead
 	if r.patient { // a retry, which nothing would wake
 		send = r.call.Send
 	}
@@ -405,7 +405,7 @@ func (r *relay) wait() bool {
 	}
 	r.WatchClient()
 	r.patient = true
-	return r.call.Patience(r.Deadline) == nil
+	return r.call.SetDeadline(r.Deadline) == nil
 }
 
 // hold makes the call the one that ends with the client; false: it has gone.

@@ -8,29 +8,28 @@ import (
 	"unsafe"
 )
 
-// Conn reads and writes a socket that the net package has opened and will close.
-// One goroutine may read it and one may write it.
+// Conn reads and writes a socket that the net package has opened and will close. One goroutine may
+// read it and one may write it at a time.
 type Conn struct {
-	in, out way
-	ask     func(fd uintptr) bool // of Ask
-	asking  bool                  // nothing was written yet
-	all     int                   // to be written
-	vec     [2]syscall.Iovec      // of Ask
+	in, out   direction
+	writeRead func(fd uintptr) bool // of WriteThenRead
+	writing   bool                  // WriteThenRead has not written yet
+	total     int                   // bytes that WriteThenRead writes
+	vec       [2]syscall.Iovec      // of WriteThenRead
 }
 
-// way is one direction. Its function is made once, so that no call allocates.
-type way struct {
-	rc     syscall.RawConn
-	f      func(fd uintptr) bool
-	p      []byte // to be read into, or written
-	lender Lender // of ReadInto: has p; nil: p is the caller's
-	n      int
-	errno  syscall.Errno
+// direction is one direction of a Conn. Its function is made once, so that no call allocates.
+type direction struct {
+	rc      syscall.RawConn
+	f       func(fd uintptr) bool
+	p       []byte       // to be read into, or written
+	buffers BufferSource // of ReadInto, provides p; nil: p is the caller's
+	n       int
+	errno   syscall.Errno
 }
 
-// Of is the socket below a connection; nil: there is none that could be used, as
-// below TLS.
-func Of(nc net.Conn) *Conn {
+// NewConn returns a Conn for nc, or nil if nc is not a TCP socket.
+func NewConn(nc net.Conn) *Conn {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
 		return nil
@@ -43,25 +42,25 @@ func Of(nc net.Conn) *Conn {
 	c.in.rc, c.out.rc = rc, rc
 	c.in.f = func(fd uintptr) bool {
 		w := &c.in
-		if w.lender != nil {
-			w.p = w.lender.Lend()
+		if w.buffers != nil {
+			w.p = w.buffers.Buffer()
 		}
 		w.call(syscall.SYS_READ, fd)
-		if w.errno == syscall.EAGAIN && w.lender != nil {
+		if w.errno == syscall.EAGAIN && w.buffers != nil {
 			w.p = nil
-			w.lender.Idle()
+			w.buffers.Release()
 		}
 		return w.errno != syscall.EAGAIN
 	}
-	c.ask = func(fd uintptr) bool {
-		if !c.asking {
+	c.writeRead = func(fd uintptr) bool {
+		if !c.writing {
 			return c.in.f(fd)
 		}
-		// From here on the runtime reports what comes to the reader that waits.
-		c.asking = false
+		// The runtime wakes this goroutine for every byte that arrives from here on.
+		c.writing = false
 		c.in.n, c.in.errno = 0, 0
 		c.out.repeat(syscall.SYS_WRITEV, fd, unsafe.Pointer(&c.vec), uintptr(len(c.vec)))
-		return c.out.errno != 0 || c.out.n < c.all
+		return c.out.errno != 0 || c.out.n < c.total
 	}
 	c.out.f = func(fd uintptr) bool {
 		c.out.call(syscall.SYS_WRITE, fd)
@@ -70,13 +69,13 @@ func Of(nc net.Conn) *Conn {
 	return c
 }
 
-// call is read(2) or write(2).
-func (w *way) call(trap, fd uintptr) {
+// call makes a read(2) or write(2) of w.p.
+func (w *direction) call(trap, fd uintptr) {
 	w.repeat(trap, fd, unsafe.Pointer(unsafe.SliceData(w.p)), uintptr(len(w.p)))
 }
 
-// repeat is a system call until no signal interrupts it.
-func (w *way) repeat(trap, fd uintptr, p unsafe.Pointer, n uintptr) {
+// repeat makes a system call until no signal interrupts it.
+func (w *direction) repeat(trap, fd uintptr, p unsafe.Pointer, n uintptr) {
 	for {
 		n, _, errno := syscall.RawSyscall(trap, fd, uintptr(p), n)
 		if errno == syscall.EINTR {
@@ -89,12 +88,12 @@ func (w *way) repeat(trap, fd uintptr, p unsafe.Pointer, n uintptr) {
 	}
 }
 
-func (w *way) fail(op string) error {
+func (w *direction) fail(op string) error {
 	return &net.OpError{Op: op, Net: "tcp", Err: os.NewSyscallError(op, w.errno)}
 }
 
-// came is what a read gives that ended so.
-func (w *way) came(err error) (int, error) {
+// readResult returns the result of a read; err is the RawConn's.
+func (w *direction) readResult(err error) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
@@ -109,62 +108,64 @@ func (w *way) came(err error) (int, error) {
 // read waits for bytes and returns their number.
 func (c *Conn) read() (int, error) {
 	err := c.in.rc.Read(c.in.f)
-	c.in.p, c.in.lender = nil, nil
-	return c.in.came(err)
+	c.in.p, c.in.buffers = nil, nil
+	return c.in.readResult(err)
 }
 
-// Read is net.Conn's. p is not empty.
+// Read reads as net.Conn does. p must not be empty.
 func (c *Conn) Read(p []byte) (int, error) {
 	c.in.p = p
 	return c.read()
 }
 
-// Lender has buffers for what comes.
-type Lender interface {
-	Lend() []byte // not empty
-	Idle()        // nothing came: the buffer is not needed until the next Lend
+// BufferSource provides buffers for reads.
+type BufferSource interface {
+	Buffer() []byte // not empty
+	Release()       // the socket was empty: the buffer is not used before the next call of Buffer
 }
 
-// ReadInto is Read into what l lends, which is not held while nothing comes.
-func (c *Conn) ReadInto(l Lender) (int, error) {
-	c.in.lender = l
+// ReadInto is Read into a buffer of b, which is not held while the socket is empty.
+func (c *Conn) ReadInto(b BufferSource) (int, error) {
+	c.in.buffers = b
 	return c.read()
 }
 
-// WriteNow writes what the socket takes without waiting; fewer bytes than p are
-// no error.
+// WriteNow writes the bytes that the socket takes without waiting, and returns their number. Fewer
+// bytes than p are no error.
 func (c *Conn) WriteNow(p []byte) (int, error) {
 	w := &c.out
 	w.p = p
 	err := w.rc.Write(w.f)
 	w.p = nil
-	return w.wrote(err)
+	return w.writeResult(err)
 }
 
-// Ask is WriteNow of two pieces, neither of which is empty, and then, where all of it has left, Read
-// of what comes back, without the look that a Read begins with: nothing can have come before what was asked. What
-// came all the same, such as an end, shows at the next read, so a caller sets a deadline.
-// wrong is of the writing; err is of the reading, which another read may not tell again.
-func (c *Conn) Ask(p, q, into []byte) (sent int, wrong error, n int, err error) {
+// WriteThenRead writes p and q, neither of which is empty, as WriteNow does. If all of it was sent,
+// it then waits for bytes and reads them into the third slice. It saves the first read that a Read
+// makes, because nothing can have arrived before the request was sent. An end of the connection
+// before the call is found by the next read only, so callers set a deadline. werr is the error of
+// writing. rerr is the error of reading; another read may not return it again.
+func (c *Conn) WriteThenRead(p, q, into []byte) (sent int, werr error, n int, rerr error) {
 	w := &c.in
 	for i, piece := range [...][]byte{p, q} {
 		c.vec[i].Base = &piece[0]
 		c.vec[i].SetLen(len(piece))
 	}
-	c.asking, c.all, w.p = true, len(p)+len(q), into
-	err = w.rc.Read(c.ask)
+	c.writing, c.total, w.p = true, len(p)+len(q), into
+	rerr = w.rc.Read(c.writeRead)
 	c.vec, w.p = [2]syscall.Iovec{}, nil
-	if c.asking { // it was closed, or too late, before anything left
-		return 0, err, 0, nil
+	if c.writing { // closed, or past the deadline, before anything was sent
+		return 0, rerr, 0, nil
 	}
-	if sent, wrong = c.out.wrote(nil); wrong != nil || sent < c.all {
-		return sent, wrong, 0, nil
+	if sent, werr = c.out.writeResult(nil); werr != nil || sent < c.total {
+		return sent, werr, 0, nil
 	}
-	n, err = w.came(err)
-	return sent, nil, n, err
+	n, rerr = w.readResult(rerr)
+	return sent, nil, n, rerr
 }
 
-func (w *way) wrote(err error) (int, error) {
+// writeResult returns the result of a write; err is the RawConn's.
+func (w *direction) writeResult(err error) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
@@ -176,8 +177,7 @@ func (w *way) wrote(err error) (int, error) {
 	return w.n, nil
 }
 
-// Quiet says whether a connection, or the one below TLS, is open with nothing to be
-// read.
+// Quiet reports whether the socket is open and has nothing to read.
 func Quiet(fd uintptr) bool {
 	var b [1]byte
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)

@@ -13,11 +13,11 @@ import (
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// ErrBody says that a request's body is no JSON object.
+// ErrBody reports that a request's body is not a JSON object.
 var ErrBody = errors.New("foreign: the body is not a JSON object")
 
-// bodyError returns why the walk through a body ended, nil at its end. The values are not checked:
-// the server that parses the body does that.
+// bodyError returns the error of a scan through a body. The values are not checked, because the
+// server that parses the body does that.
 func bodyError(s *jsonscan.Scanner) error {
 	if s.Err() == nil {
 		return nil
@@ -39,34 +39,34 @@ func unquote(v []byte) string {
 	return jsonscan.Text(v)
 }
 
-// Body is what routing looks at in a request's body. Its slices are part of it.
-type Body struct {
+// Envelope is the part of a request's body that routing reads. Its slices are parts of the body.
+type Envelope struct {
 	Model  string // empty: not named
 	Stream bool
-	Prompt []byte // value of messages, prompt, input, query or token_ids, as written; nil: none
-	// Several says that more members than Prompt's could be it: it is the last.
+	Prompt []byte // value of messages, prompt, input, query or token_ids as it is written; nil: none
+	// Several reports that the body has more of these members: Prompt is the last one.
 	Several bool
 	N       int // choices, at least 1
 	Batch   int // prompts, at least 1
-	// Whole says that one server has to compute the prompt and the answer: it is
-	// asked for what a prompt's KV alone does not tell, or for several answers to it.
+	// Whole reports that one server has to compute prompt and answer, because the request asks for
+	// more than a prompt's KV contains, or for beams.
 	Whole bool
-	// Logprobs is the most log-probabilities that are asked for with a token; all
-	// of them are more than any number. Asked is the member that does.
+	// Logprobs is the largest number of log-probabilities per token that is asked for;
+	// math.MaxInt32: those of all tokens. Asked is the member with that number.
 	Logprobs int
 	Asked    string
 	Priority int32 // lower goes first
 
-	modelFrom, modelEnd int // of the name's value; 0: none
+	modelFrom, modelEnd int // of the model's name; 0: there is none
 }
 
-// Look reads a body's outermost members. Of members that occur twice the last
-// counts, as it does for the servers' own parsers.
-func Look(b []byte) (Body, error) { return look(b, true) }
+// ParseEnvelope reads the outermost members of a body. Of members that occur twice the last one
+// counts, as it does in the servers' parsers.
+func ParseEnvelope(b []byte) (Envelope, error) { return parseEnvelope(b, true) }
 
-// look is Look; outermost says whether b is the whole body.
-func look(b []byte, outermost bool) (Body, error) {
-	out := Body{N: 1, Batch: 1}
+// parseEnvelope is ParseEnvelope; outermost reports whether b is the whole body.
+func parseEnvelope(b []byte, outermost bool) (Envelope, error) {
+	out := Envelope{N: 1, Batch: 1}
 	var logprobs, echo, beams bool
 	s := jsonscan.Object(b)
 	for s.Next() {
@@ -96,11 +96,11 @@ func look(b []byte, outermost bool) (Body, error) {
 			beams = string(v) == "true"
 		case "n":
 			out.N = choices(v)
-		case "sampling_params": // of requests of tokens
+		case "sampling_params": // of requests with token ids
 			if !outermost {
 				continue
 			}
-			if in, err := look(v, false); err == nil {
+			if in, err := parseEnvelope(v, false); err == nil {
 				out.N = max(out.N, in.N)
 				if in.Logprobs > out.Logprobs {
 					out.Logprobs, out.Asked = in.Logprobs, in.Asked
@@ -113,13 +113,13 @@ func look(b []byte, outermost bool) (Body, error) {
 	return out, bodyError(&s)
 }
 
-// asks takes note of how many log-probabilities a member asks for.
-func (o *Body) asks(name string, v []byte) {
+// asks notes how many log-probabilities a member asks for.
+func (o *Envelope) asks(name string, v []byte) {
 	n, err := number(v)
 	if err != nil { // true, null
 		return
 	}
-	if n < 0 { // as many as there are tokens
+	if n < 0 { // those of all tokens
 		n = math.MaxInt32
 	}
 	if n := int(min(n, math.MaxInt32)); n > o.Logprobs {
@@ -127,7 +127,7 @@ func (o *Body) asks(name string, v []byte) {
 	}
 }
 
-// priority is the number in a value of priority; 0 for what is none.
+// priority returns the number in a value of priority, or 0 if it has none.
 func priority(v []byte) int32 {
 	n, err := number(v)
 	if err != nil || n != n {
@@ -136,7 +136,7 @@ func priority(v []byte) int32 {
 	return int32(min(max(n, math.MinInt32), math.MaxInt32))
 }
 
-// number is the number in a value, which servers take as 2.0, 2e0 and "2", too.
+// number returns the number in a value. Servers also accept 2.0, 2e0 and "2" for 2.
 func number(v []byte) (float64, error) {
 	if len(v) > 0 && v[0] == '"' {
 		v = []byte(strings.TrimSpace(unquote(v)))
@@ -144,7 +144,7 @@ func number(v []byte) (float64, error) {
 	return strconv.ParseFloat(string(v), 64)
 }
 
-// choices is the number in a value of n; 1 for anything that is no number.
+// choices returns the number in a value of n, or 1 if it has none.
 func choices(v []byte) int {
 	if n, err := number(v); err == nil && n > 1 {
 		return int(min(n, maxChoices))
@@ -152,12 +152,11 @@ func choices(v []byte) int {
 	return 1
 }
 
-// maxChoices is what larger numbers of choices are taken for.
+// maxChoices replaces larger numbers of choices.
 const maxChoices = 1 << 20
 
-// WithModel is the body with another model's name, appended to dst; every other
-// byte stays.
-func (o *Body) WithModel(dst, b []byte, name string) []byte {
+// WithModel appends the body b with another model's name to dst. All other bytes stay.
+func (o *Envelope) WithModel(dst, b []byte, name string) []byte {
 	if o.modelEnd == 0 {
 		return append(dst, b...)
 	}
@@ -167,11 +166,11 @@ func (o *Body) WithModel(dst, b []byte, name string) []byte {
 	return append(dst, b[o.modelEnd:]...)
 }
 
-// quote is a text as JSON.
+// quote returns a JSON string.
 func quote(s string) string {
 	quoted, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // strings can be written
+		panic(err) // a string always has a JSON form
 	}
 	return string(quoted)
 }
