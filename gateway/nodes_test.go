@@ -102,7 +102,7 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 		defer mu.Unlock()
 		news.Tell(cache, true)
 	})
-	b.g.Hear(bus("gateway"))
+	b.g.FollowEvents(bus("gateway"))
 	for range 20 {
 		store()
 	}

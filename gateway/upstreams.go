@@ -28,19 +28,8 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Envelop
 	return fault == nil
 }
 
-// eachAdmission calls f with the queue of native nodes and those of upstreams'
-// models.
-func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
-	f(g.Queue)
-	g.native.EachQueue(f)
-	if g.proxy != nil {
-		g.proxy.EachQueue(f)
-	}
-}
-
-// foreignModels answers with all models: those of servers of another kind as they
-// describe them.
-func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
+// upstreamModels answers with all models, those of upstreams in the upstreams' own words.
+func (g *Gateway) upstreamModels(ctx *fasthttp.RequestCtx) {
 	b := []byte(`{"object":"list","data":[`)
 	for _, card := range g.native.Cards() {
 		b = append(card.Append(b), ',')
@@ -52,9 +41,8 @@ func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
 	ctx.Response.SetBodyRaw(append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
 }
 
-// foreignModel answers with one model of servers of another kind; false: there is
-// none of that name.
-func (g *Gateway) foreignModel(ctx *fasthttp.RequestCtx, name string) bool {
+// upstreamModel answers with one model of upstreams; false: they have none of that name.
+func (g *Gateway) upstreamModel(ctx *fasthttp.RequestCtx, name string) bool {
 	if g.proxy == nil {
 		return false
 	}
@@ -67,9 +55,9 @@ func (g *Gateway) foreignModel(ctx *fasthttp.RequestCtx, name string) bool {
 	return true
 }
 
-// explainForeign answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a
-// model of servers of another kind would go; false: the model is not theirs.
-func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
+// explainUpstream answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a model of upstreams
+// would be sent; false: they do not serve the model.
+func (g *Gateway) explainUpstream(ctx *fasthttp.RequestCtx) bool {
 	if g.proxy == nil {
 		return false
 	}
@@ -94,11 +82,10 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	return true
 }
 
-// roomInterval is how often the fleet's room is looked at anew; what ends here makes room
-// at once.
+// roomInterval is how often the fleet's room is updated. A request that ends makes room at once.
 const roomInterval = 100 * time.Millisecond
 
-// keepRoom follows the fleet's room until ctx ends.
+// keepRoom updates the fleet's room until ctx ends.
 func (g *Gateway) keepRoom(ctx context.Context) {
 	tick := time.NewTicker(roomInterval)
 	defer tick.Stop()

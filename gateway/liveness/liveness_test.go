@@ -360,14 +360,14 @@ func TestNextLookIsAtTheEndOfASilence(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for quiet, want := range map[time.Duration]time.Duration{
 		0:                                Interval,
-		silence - Interval - 1:       Interval,
-		silence - Interval + 30e6:    Interval - 30e6,
+		silence - Interval - 1:           Interval,
+		silence - Interval + 30e6:        Interval - 30e6,
 		silence - 50*time.Millisecond:    50 * time.Millisecond,
 		silence - minWait:                minWait,
 		silence - 1:                      minWait,
 		silence:                          Interval,
 		silence + 10*time.Millisecond:    Interval,
-		silence + 3*Interval:         Interval,
+		silence + 3*Interval:             Interval,
 		2*silence + 7*time.Millisecond/2: Interval,
 	} {
 		d, node := New(silence), []Node{{Name: "a", ReadAt: start}}

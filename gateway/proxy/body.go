@@ -45,7 +45,7 @@ type relayBody struct {
 // Read implements io.Reader. Any error but io.EOF makes the server abort the
 // connection.
 func (b *relayBody) Read(p []byte) (n int, err error) {
-	defer b.r.Caught(&n, &err)
+	defer b.r.RecoverRead(&n, &err)
 	for b.sent == b.whole && b.end == nil {
 		if c := b.straight(); c == nil {
 			b.fill()
@@ -233,7 +233,7 @@ func (b *relayBody) settle(err error) {
 	if b.r.events && b.whole > 0 {
 		events := max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n")))
 		b.r.nEvents += events
-		b.r.Came(&b.r.times, events, time.Now())
+		b.r.CountTokens(&b.r.times, events, time.Now())
 		b.r.told.learn(b.buf[:b.whole])
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the body's end is missing, which the client need not wait for.

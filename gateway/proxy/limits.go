@@ -3,7 +3,6 @@ package proxy
 import (
 	"math"
 
-	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
@@ -15,10 +14,11 @@ import (
 
 // checkLimits refuses a request that asks for more than this gateway allows.
 func (r *relay) checkLimits() *openai.Error {
-	l := r.p.limits()
+	l := r.S.Limits()
+	if fault := r.S.CheckChoices(r.look.N); fault != nil {
+		return fault
+	}
 	switch look := &r.look; {
-	case look.N > l.MaxN:
-		return openai.BadRequest("n", "n is %d: this gateway gives at most %d choices (--max-n)", look.N, l.MaxN)
 	case look.Logprobs == math.MaxInt32:
 		return openai.BadRequest(look.Asked, "%s asks for all tokens: at most %d, the gateway's --max-logprobs", look.Asked, l.MaxLogprobs)
 	case look.Logprobs > l.MaxLogprobs:
@@ -31,17 +31,10 @@ func (r *relay) checkLimits() *openai.Error {
 	if r.look.Several {
 		n, exact = upstream.MaxPromptTokens(r.body)
 	}
-	if n <= l.MaxPromptTokens {
-		return nil
+	if exact || r.S.PromptFits(n) {
+		return r.S.CheckPrompt(r.On, n)
 	}
-	param := "prompt"
-	if r.Path == "/v1/chat/completions" {
-		param = "messages"
-	}
-	if exact {
-		return openai.BadRequest(param, "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, l.MaxPromptTokens)
-	}
-	return openai.BadRequest(param, "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
+	return openai.BadRequest(exchange.PromptParam(r.On), "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
 }
 
 // ownName is the name that a model's servers know it by.
@@ -54,17 +47,11 @@ func ownName(m *upstream.Model) string {
 
 // admission is where requests for a model wait; nil: its servers have no bound.
 func (p *Proxy) admission(m *upstream.Model) *exchange.Admission {
-	l := p.limits()
-	if l.UpstreamRequests <= 0 {
+	each := p.Limits().UpstreamRequests
+	if each <= 0 {
 		return nil
 	}
-	if a, ok := p.queues.Load(ownName(m)); ok {
-		return a.(*exchange.Admission)
-	}
-	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
-	a.SetRoom(roomOf(m, l.UpstreamRequests), math.MaxInt64)
-	was, _ := p.queues.LoadOrStore(ownName(m), a)
-	return was.(*exchange.Admission)
+	return p.QueueOf(ownName(m), roomOf(m, each))
 }
 
 // roomOf is how many requests a model's servers take at once. Where none is up
@@ -81,17 +68,16 @@ func roomOf(m *upstream.Model, each int) int64 {
 // lets go what waits, which is told so, and goes with it.
 func (p *Proxy) FollowRoom() {
 	now := p.Pool.Now()
-	p.queues.Range(func(of, x any) bool {
-		a := x.(*exchange.Admission)
-		name := of.(string)
+	p.EachQueue(func(key any, a *exchange.Admission) {
+		name, ours := key.(string)
+		if !ours {
+			return
+		}
 		if m := now.Find(name); m != nil {
-			a.SetRoom(roomOf(m, p.limits().UpstreamRequests), math.MaxInt64)
-			return true
+			a.SetRoom(roomOf(m, p.Limits().UpstreamRequests), math.MaxInt64)
+		} else if a.SetRoom(math.MaxInt64, math.MaxInt64); a.Idle() {
+			p.DropQueue(name)
 		}
-		if a.SetRoom(math.MaxInt64, math.MaxInt64); a.Idle() {
-			p.queues.Delete(name)
-		}
-		return true
 	})
 }
 

@@ -9,7 +9,6 @@
 package proxy
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/valyala/fasthttp"
@@ -27,19 +26,8 @@ type Options struct {
 	// Tokenizers are those of models, by the models' names; "" is that of all others. Prompts
 	// for models without one are routed by their bytes.
 	Tokenizers map[string]*Tokenizer
-	Limits     Limits
 	Pollers    int                    // goroutines that wait for streams
 	Routed     func(path string) bool // whether a path is one of the gateway's routes
-}
-
-// Limits of relayed requests; they may change while requests run.
-type Limits struct {
-	MaxN             int // choices
-	MaxLogprobs      int // of each token
-	MaxPromptTokens  int // 0: any number
-	UpstreamRequests int // that each server is given at once; 0: any number
-
-	MaxQueuedRequests, MaxQueuedTokens int // of each model, while its servers have no room
 }
 
 // Proxy relays requests. Make it with New.
@@ -48,8 +36,6 @@ type Proxy struct {
 	Pool *upstream.Pool
 
 	o       Options
-	bounds  atomic.Pointer[Limits]
-	queues  sync.Map      // *exchange.Admission by the model's own name
 	pollers []sock.Poller // in which streams wait
 	nextIn  atomic.Uint32 // of pollers
 }
@@ -60,9 +46,7 @@ func New(s *exchange.Service, o Options) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{Service: s, Pool: pool, o: o, pollers: make([]sock.Poller, o.Pollers)}
-	p.SetLimits(o.Limits)
-	return p, nil
+	return &Proxy{Service: s, Pool: pool, o: o, pollers: make([]sock.Poller, o.Pollers)}, nil
 }
 
 // Close ends what is under way, after the last request.
@@ -72,12 +56,6 @@ func (p *Proxy) Close() {
 		p.pollers[i].Close()
 	}
 }
-
-// limits are those that hold now.
-func (p *Proxy) limits() *Limits { return p.bounds.Load() }
-
-// SetLimits changes the limits; any goroutine may call it.
-func (p *Proxy) SetLimits(l Limits) { p.bounds.Store(&l) }
 
 // crowd is where the next stream waits.
 func (p *Proxy) poller() *sock.Poller {
@@ -90,14 +68,6 @@ func (p *Proxy) Polled() (n int) {
 		n += p.pollers[i].Len()
 	}
 	return n
-}
-
-// EachQueue calls f with the queue of each model whose servers have a bound.
-func (p *Proxy) EachQueue(f func(*exchange.Admission)) {
-	p.queues.Range(func(_, a any) bool {
-		f(a.(*exchange.Admission))
-		return true
-	})
 }
 
 // Serve answers a request by an upstream server. envelope is what the body's outermost members say;

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -211,13 +210,8 @@ var views = sync.Pool{New: func() any { return new(route.View) }}
 // decide asks the router, around the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
 	force := r.model.FillView(view, r.life.Tried())
-	q := route.Request{Policy: r.Hints.Policy, Key: r.prompt, Turn: r.Hints.Turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
-	switch {
-	case q.Policy == route.Session && r.Hints.Session != 0:
-		q.Key = r.Hints.Session
-	case q.Policy == route.PowerOfTwo:
-		q.Draw = rand.Uint64()
-	}
+	q := r.Hints.Request(r.prompt)
+	q.Uncached, q.MinRemote = cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), 1
 	d := r.model.Table.Pick(q, *view, r.ranks[:0])
 	r.ranks = d.Prefill
 	return d, force
@@ -255,12 +249,14 @@ func (r *relay) Run() *openai.Error {
 		if s == nil {
 			return r.nobody()
 		}
-		r.life.Begin()
-		r.S.Meters.Attempts.Inc()
-		r.attemptSpan(s, prefill)
+		if r.try = exchange.Begin(&r.Exchange, &r.life, s.Name, time.Now()); r.try.On() {
+			r.describe(prefill)
+		}
 		err := r.attempt(s, prefill, force)
 		if err == nil {
-			r.answeredSpan()
+			if r.try.On() {
+				r.try.Event("first byte", time.Now())
+			}
 			return nil
 		}
 		r.failure = upstreamFailure(err)
@@ -477,10 +473,7 @@ func (r *relay) end(err error) {
 
 // nobody is what the client is told when no server is left.
 func (r *relay) nobody() *openai.Error {
-	if r.failure == nil {
-		return openai.Unavailable(exchange.RetryAfter, "no upstream is available for model %q", openai.Clip(r.look.Model, 200))
-	}
-	return r.failure.Fault()
+	return r.NoAttempt(r.failure, "upstream", r.look.Model, false)
 }
 
 // Stop implements exchange.Backend.

@@ -98,7 +98,7 @@ func (o *outcome) finish() string {
 func (r *relay) record() {
 	if r.Cause != "" || r.Status >= 400 {
 		if r.Admitted {
-			r.Finished(r.Broken(), 1)
+			r.CountFinished(r.Broken(), 1)
 		}
 		return
 	}
@@ -106,10 +106,10 @@ func (r *relay) record() {
 	if !o.over() { // embeddings and the like
 		o.stops = 1
 	}
-	r.Finished(metrics.ReasonStop, o.stops)
-	r.Finished(metrics.ReasonLength, o.lengths)
-	r.Finished(metrics.ReasonAbort, o.aborts)
-	r.Finished(metrics.ReasonError, o.errors)
+	r.CountFinished(metrics.ReasonStop, o.stops)
+	r.CountFinished(metrics.ReasonLength, o.lengths)
+	r.CountFinished(metrics.ReasonAbort, o.aborts)
+	r.CountFinished(metrics.ReasonError, o.errors)
 	m, prompt, output := &r.S.Meters, -1, -1
 	if n := r.nOutput(); n > 0 {
 		output = n
@@ -120,5 +120,5 @@ func (r *relay) record() {
 		m.Prompt.Add(float64(u.Prompt))
 		m.Cached.Add(float64(u.Cached))
 	}
-	r.Whole(&r.times, prompt, output)
+	r.CountAnswer(&r.times, prompt, output)
 }

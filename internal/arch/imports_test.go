@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
 		"gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
-		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
+		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
 		"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/route",
@@ -36,7 +36,7 @@ var mayImport = map[string][]string{
 	},
 	"gateway/admit":                       {},
 	"gateway/auth":                        {"gateway/admit", "internal/obs/metrics", "internal/regular"},
-	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/obs/metrics", "internal/obs/trace"},
+	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/limits", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
 	"gateway/proxy/upstream":              {"gateway/route", "internal/breaker", "internal/jsonscan", "internal/sock"},
@@ -50,10 +50,10 @@ var mayImport = map[string][]string{
 	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/native/nodes/nodestest":      {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
-	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
+	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 	"prefill/line":  {"engine/scheduler", "internal/lengths"}, // and what a scheduler is ordered by
 	"decode/course": {},
-	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
+	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
 	"cuda":       {},
 	"cuda/build": {"cuda"},
@@ -104,7 +104,7 @@ var mayImport = map[string][]string{
 
 	"internal/cluster":      {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/command":      {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
-	"internal/config":       {"internal/regular"},
+	"internal/config":       {"internal/limits", "internal/regular"},
 	"internal/console":      {},
 	"internal/e2e":          {},
 	"internal/arch":         {},
@@ -115,7 +115,8 @@ var mayImport = map[string][]string{
 	"internal/obs/metrics":  {"internal/obs/logs", "internal/netio"},
 	"internal/netlab":       {}, // networks for tests and benchmarks
 	"internal/netio":        {},
-	"internal/breaker":      {}, // calls to peers that failed
+	"internal/breaker":      {},                                                                    // calls to peers that failed
+	"internal/node":         {"engine", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
 	"internal/offspring":    {},
 	"internal/jsonscan":     {}, // JSON without a tree
 	"gateway/api/openai":    {"internal/jsonscan"},
@@ -124,6 +125,7 @@ var mayImport = map[string][]string{
 	"internal/rpc":          {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
 	"internal/rpc/nodepb":   {},
 	"internal/lengths":      {},
+	"internal/limits":       {}, // settings and their defaults
 	"internal/regular":      {},
 	"internal/tlsconf":      {"internal/regular"},
 	"internal/obs/trace":    {"internal/regular", "internal/rpc/nodepb"},

@@ -452,22 +452,6 @@ func (s *Set) CountVar(p *int, name string, value, least int, usage string) {
 	s.Var(count{p, least}, name, usage)
 }
 
-// someBytes is a size that cannot be zero.
-type someBytes struct{ *Bytes }
-
-// Set parses a size of at least a byte.
-func (b someBytes) Set(v string) error {
-	var n Bytes
-	if err := n.Set(v); err != nil {
-		return err
-	}
-	if n < 1 {
-		return fmt.Errorf("%q leaves room for nothing; write a size such as 32MiB, or leave it out for the default", v)
-	}
-	*b.Bytes = n
-	return nil
-}
-
 // Bytes is a flag value in bytes: plain, or with KiB, MiB, GiB, KB, MB, GB.
 type Bytes int64
 

@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/limits"
 )
 
 // Flags that several commands share are declared once, here. The structs hold
@@ -157,17 +159,13 @@ func (u *Upstreams) Register(s *Set) {
 
 // Gateway is the client side.
 type Gateway struct {
+	limits.Limits
 	Host, SSLCert, SSLKey string
 	SSLCA                 string
 	SSLCertReqs           int
 	Port, NATSPort        int
 	APIKeys               []string
 	APIKeyFile            string
-	MaxQueuedRequests     int
-	MaxQueuedTokens       int
-	QueueTimeout          Seconds
-	NodeBacklog           int
-	NodeBacklogTime       Seconds
 	Insecure              bool
 	AdminListen           string
 	AllowedOrigins        Origins
@@ -176,24 +174,11 @@ type Gateway struct {
 	LogRequests           bool
 	MaxLogLen             int
 	MinRemotePrefill      int
-	RequestTimeout        Seconds
-	ResumeTimeout         Seconds
-	StallTimeout          Seconds
-	NodeSilence           Seconds
-	MaxAttempts           int
+	StallTimeout          time.Duration
+	NodeSilence           time.Duration
 	Policy                string
-	MaxBody               Bytes
-	MaxLogprobs           int
-	MaxBodyMemory         Bytes
-	HeaderTimeout         Seconds
-	MinBodyRate           Bytes // a second
-	MaxN, MaxPromptTokens int
-	MaxRequests, MaxConns int
-	MaxConnsPerAddress    int
-	SlowClientTimeout     Seconds
+	MaxConns              int
 	StreamTokens          int
-	RetriesPerSecond      int
-	ResumesPerSecond      int
 }
 
 // Any says whether there are upstreams.
@@ -202,8 +187,9 @@ func (u *Upstreams) Any() bool { return len(u.URLs)+len(u.Prefill)+len(u.Decode)
 // Register declares the client side's flags.
 func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.sides |= gateways
-	s.StringVar(&g.Host, "host", "127.0.0.1", "address to listen on for clients")
-	s.PortVar(&g.Port, "port", 8000, "port to listen on for clients")
+	g.Limits, g.StallTimeout, g.NodeSilence = limits.Default(), limits.StallTimeout, limits.NodeSilence
+	s.StringVar(&g.Host, "host", limits.Host, "address to listen on for clients")
+	s.PortVar(&g.Port, "port", limits.Port, "port to listen on for clients")
 	s.StringVar(&g.SSLCert, "ssl-certfile", "", "certificate for clients, PEM")
 	s.StringVar(&g.SSLKey, "ssl-keyfile", "", "its key, PEM")
 	s.StringVar(&g.SSLCA, "ssl-ca-certs", "", "authorities of clients' certificates, PEM; with --ssl-cert-reqs")
@@ -219,43 +205,32 @@ func (g *Gateway) Register(s *Set, minRemotePrefill int) {
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens that clients must present, any of them")
 	s.Secret("api-key")
 	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key a line, KEY or sha256:HEX, then name=N concurrency=N tokens-per-second=N weight=N priority=N admin=yes as wanted; read again when it changes")
-	s.CountVar(&g.MaxQueuedRequests, "max-queued-requests", 4096, 1, "requests that may wait in the gateway while the fleet has no room; beyond, they get 429")
-	s.CountVar(&g.MaxQueuedTokens, "max-queued-tokens", 16<<20, 1, "tokens that the prompts of those may have; beyond, requests get 429")
-	g.QueueTimeout = Seconds(time.Minute)
-	s.Var(&g.QueueTimeout, "queue-timeout", "how long a request waits there, at most what it gives itself in the header X-Tandem-Timeout; one that would wait longer is refused at once")
-	s.CountVar(&g.NodeBacklog, "node-backlog-requests", 16, 1, "requests that wait on a decode node beside those that it runs; the others wait in the gateway")
-	g.NodeBacklogTime = Seconds(2 * time.Second)
-	s.Var(&g.NodeBacklogTime, "node-backlog-time", "prompts that wait on nodes, in time to compute them; the others wait in the gateway")
+	s.CountVar(&g.MaxQueuedRequests, "max-queued-requests", g.MaxQueuedRequests, 1, "requests that may wait in the gateway while the fleet has no room; beyond, they get 429")
+	s.CountVar(&g.MaxQueuedTokens, "max-queued-tokens", g.MaxQueuedTokens, 1, "tokens that the prompts of those may have; beyond, requests get 429")
+	s.SecondsVar(&g.QueueTimeout, "queue-timeout", false, "how long a request waits there, at most what it gives itself in the header X-Tandem-Timeout; one that would wait longer is refused at once")
+	s.CountVar(&g.NodeBacklog, "node-backlog-requests", g.NodeBacklog, 1, "requests that wait on a decode node beside those that it runs; the others wait in the gateway")
+	s.SecondsVar(&g.NodeBacklogTime, "node-backlog-time", true, "prompts that wait on nodes, in time to compute them; the others wait in the gateway")
 	s.CountVar(&g.MinRemotePrefill, "min-remote-prefill-tokens", minRemotePrefill, 0, "prompts with fewer tokens to compute are prefilled on the decode node")
-	g.RequestTimeout = Seconds(30 * time.Minute)
-	s.Var(&g.RequestTimeout, "request-timeout", "longest life of a request")
+	s.SecondsVar(&g.RequestTimeout, "request-timeout", false, "longest life of a request")
 	s.StringVar(&g.Policy, "policy", "prefix", "how nodes are chosen: prefix, consistent_hash, least_load, power_of_two, round_robin or session; the header X-Tandem-Policy overrides it")
-	g.ResumeTimeout = Seconds(10 * time.Second)
-	s.Var(&g.ResumeTimeout, "resume-timeout", "how long a stream whose decode node died waits for another")
-	g.StallTimeout = Seconds(30 * time.Second)
-	s.Var(&g.StallTimeout, "stall-timeout", "a decode node that has work and makes no step for so long loses it to others; 0: never")
-	g.NodeSilence = Seconds(2 * time.Second)
-	s.Var(&g.NodeSilence, "node-silence", "a decode node whose heartbeats are missing for so long loses its streams to others, at most half of the nodes within 10s; at least 1s; 0: never")
-	s.CountVar(&g.MaxAttempts, "max-attempts", 3, 1, "nodes that take a request in a row without a token from any")
-	g.MaxBody = 32 << 20
-	s.Var(someBytes{&g.MaxBody}, "max-request-body", "largest request body")
-	g.MaxBodyMemory = 1 << 30
-	s.Var(&g.MaxBodyMemory, "max-body-memory", "memory of all large request bodies and of parsing them, arriving or being answered; beyond, requests get 429; 0: no bound")
-	g.HeaderTimeout = Seconds(10 * time.Second)
-	s.Var(&g.HeaderTimeout, "header-timeout", "how long a request's head may take to arrive")
-	g.MinBodyRate = 1 << 10
-	s.Var(&g.MinBodyRate, "min-body-rate", "bytes of a request that must arrive a second, on average from its start, once --header-timeout is over; 0: any")
-	s.CountVar(&g.MaxN, "max-n", 128, 1, "choices (n) that a request may ask for; at most 128")
-	s.CountVar(&g.MaxPromptTokens, "max-prompt-tokens", 0, 0, "tokens that a prompt may have; 0: what the model takes")
-	s.CountVar(&g.MaxRequests, "max-requests", 8192, 1, "requests that are answered at once, waiting ones included; beyond, they get 503")
-	s.CountVar(&g.MaxConns, "max-connections", 65536, 1, "connections of clients; for one more, the connection longest without a request is closed; at most what the limit on file descriptors leaves")
-	s.CountVar(&g.MaxConnsPerAddress, "max-connections-per-address", 0, 0, "connections of one client address (of IPv6 its first 64 bits); beyond, they get 429; 0: no bound, as behind a proxy")
-	g.SlowClientTimeout = Seconds(30 * time.Second)
-	s.Var(&g.SlowClientTimeout, "slow-client-timeout", "how long a client may take nothing of its answer before it is given up")
-	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", 1024, 1, "tokens of a choice that may wait for a slow client before its generation pauses")
-	s.CountVar(&g.RetriesPerSecond, "retries-per-second", 50, 1, "attempts that failed before their first token and are tried elsewhere, of all requests together; bursts of ten seconds' worth")
-	s.CountVar(&g.ResumesPerSecond, "resumes-per-second", 200, 1, "streams whose node was lost that look for another, of all together; the others follow in turn")
-	s.CountVar(&g.MaxLogprobs, "max-logprobs", 20, 1, "best tokens whose log-probabilities a request may ask for with each token; at most 256")
+	s.SecondsVar(&g.ResumeTimeout, "resume-timeout", true, "how long a stream whose decode node died waits for another")
+	s.SecondsVar(&g.StallTimeout, "stall-timeout", true, "a decode node that has work and makes no step for so long loses it to others; 0: never")
+	s.SecondsVar(&g.NodeSilence, "node-silence", true, "a decode node whose heartbeats are missing for so long loses its streams to others, at most half of the nodes within 10s; at least 1s; 0: never")
+	s.CountVar(&g.MaxAttempts, "max-attempts", g.MaxAttempts, 1, "nodes that take a request in a row without a token from any")
+	s.SizeVar(&g.MaxBodyBytes, "max-request-body", false, "largest request body")
+	s.SizeVar(&g.MaxBodyMemory, "max-body-memory", true, "memory of all large request bodies and of parsing them, arriving or being answered; beyond, requests get 429; 0: no bound")
+	s.SecondsVar(&g.HeaderTimeout, "header-timeout", false, "how long a request's head may take to arrive")
+	s.SizeVar(&g.MinBodyRate, "min-body-rate", true, "bytes of a request that must arrive a second, on average from its start, once --header-timeout is over; 0: any")
+	s.CountVar(&g.MaxN, "max-n", g.MaxN, 1, "choices (n) that a request may ask for; at most 128")
+	s.CountVar(&g.MaxPromptTokens, "max-prompt-tokens", g.MaxPromptTokens, 0, "tokens that a prompt may have; 0: what the model takes")
+	s.CountVar(&g.MaxInFlight, "max-requests", g.MaxInFlight, 1, "requests that are answered at once, waiting ones included; beyond, they get 503")
+	s.CountVar(&g.MaxConns, "max-connections", limits.MaxConns, 1, "connections of clients; for one more, the connection longest without a request is closed; at most what the limit on file descriptors leaves")
+	s.CountVar(&g.MaxConnsPerAddress, "max-connections-per-address", g.MaxConnsPerAddress, 0, "connections of one client address (of IPv6 its first 64 bits); beyond, they get 429; 0: no bound, as behind a proxy")
+	s.SecondsVar(&g.SlowClientTimeout, "slow-client-timeout", false, "how long a client may take nothing of its answer before it is given up")
+	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", limits.StreamTokens, 1, "tokens of a choice that may wait for a slow client before its generation pauses")
+	s.RateVar(&g.RetriesPerSecond, "retries-per-second", "attempts that failed before their first token and are tried elsewhere, of all requests together; bursts of ten seconds' worth")
+	s.RateVar(&g.ResumesPerSecond, "resumes-per-second", "streams whose node was lost that look for another, of all together; the others follow in turn")
+	s.CountVar(&g.MaxLogprobs, "max-logprobs", g.MaxLogprobs, 1, "best tokens whose log-probabilities a request may ask for with each token; at most 256")
 }
 
 // SpecialTokens says what becomes of special tokens in chat messages.

@@ -385,7 +385,7 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	}
 	n.decode = decode.New(do)
 	if n.meters != nil {
-		n.meters.Decode(n.decode.Counters, n.decode.Owned, n.decode.PrefillLegs)
+		n.meters.Decode(n.decode.Counters, n.decode.Owned, n.decode.PrefillBreakers)
 		n.meters.Reader(r.Stats)
 	}
 	go n.decode.Heartbeats(ctx)

@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -300,7 +301,7 @@ func runGateway(v *command.Invocation) error {
 		d.OnEnd(server.Close)
 		self.NATS, self.NATSRoute = server.Addr(), server.RouteAddr()
 	}
-	g.Hear(newBus(d, &f.c, server))
+	g.FollowEvents(newBus(d, &f.c, server))
 	cl, err := joinCluster(d, &f.c, f.g.Host, host, self, func(ms []cluster.Member) {
 		g.SetMembers(upstreamMembers(ms))
 		if server != nil {
@@ -323,17 +324,8 @@ func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) ga
 		Host: g.Host, Port: port, MaxConns: g.MaxConns,
 		APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile, AllowedOrigins: g.AllowedOrigins, AllowedHosts: append(ownNames(g), g.AllowedHosts...),
 		RejectSpecialTokens: g.SpecialTokens == config.RejectSpecialTokens,
-		Policy:              g.Policy, MinRemotePrefillTokens: boundless(g.MinRemotePrefill), StreamTokens: g.StreamTokens,
-		StallTimeout: never(time.Duration(g.StallTimeout)), NodeSilence: never(time.Duration(g.NodeSilence)), ShutdownTimeout: time.Duration(p.ShutdownTimeout),
-		Limits: gateway.Limits{
-			HeaderTimeout: time.Duration(g.HeaderTimeout), SlowClientTimeout: time.Duration(g.SlowClientTimeout), MinBodyRate: boundless(int(g.MinBodyRate)),
-			MaxBodyBytes: int(g.MaxBody), MaxBodyMemory: boundless(int(g.MaxBodyMemory)), MaxConnsPerAddress: g.MaxConnsPerAddress,
-			MaxN: g.MaxN, MaxPromptTokens: g.MaxPromptTokens, MaxLogprobs: g.MaxLogprobs,
-			RequestTimeout: time.Duration(g.RequestTimeout), MaxAttempts: g.MaxAttempts, ResumeTimeout: never(time.Duration(g.ResumeTimeout)),
-			MaxInFlight: g.MaxRequests, MaxQueuedRequests: g.MaxQueuedRequests, MaxQueuedTokens: g.MaxQueuedTokens, QueueTimeout: time.Duration(g.QueueTimeout),
-			NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)),
-			RetriesPerSecond: float64(g.RetriesPerSecond), ResumesPerSecond: float64(g.ResumesPerSecond),
-		},
+		Policy:              g.Policy, MinRemotePrefillTokens: cmp.Or(g.MinRemotePrefill, -1), StreamTokens: g.StreamTokens,
+		StallTimeout: g.StallTimeout, NodeSilence: g.NodeSilence, ShutdownTimeout: time.Duration(p.ShutdownTimeout), Limits: g.Limits,
 		Version: version, Log: d.Log, Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
 	}
 }
@@ -380,14 +372,6 @@ func ownNames(g *config.Gateway) []string {
 		names = append(names, host)
 	}
 	return names
-}
-
-// never is what Options take for a bound that is 0, off, in a flag.
-func never(d time.Duration) time.Duration {
-	if d == 0 {
-		return -1
-	}
-	return d
 }
 
 // upstreamMembers is the fleet as a gateway needs it.

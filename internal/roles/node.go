@@ -371,7 +371,7 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
 		Bundle:   n.bundle(),
 	})
-	n.meters.Decode(role.Counters, role.Owned, role.PrefillLegs)
+	n.meters.Decode(role.Counters, role.Owned, role.PrefillBreakers)
 	return role
 }
 
@@ -464,7 +464,7 @@ func runServe(v *command.Invocation) error {
 		defer cancel()
 		role.Drain(ctx)
 		alone := gatewayOptions(&g, &p, d)
-		alone.Limits.ResumeTimeout = never(0) // there is no other node to wait for
+		alone.Limits.ResumeTimeout = -1 // there is no other node to wait for
 		d.Report("limits", gw.SetLimits(alone.Limits))
 	})
 }

@@ -49,15 +49,6 @@ func tlsOf(l *tlsconf.Listener) *tls.Config {
 	return l.Config()
 }
 
-// boundless is what gateway.Options take for a number that is 0, no bound, in a
-// flag.
-func boundless(n int) int {
-	if n == 0 {
-		return -1
-	}
-	return n
-}
-
 // serveCommand is the flags of tandem serve.
 type serveCommand struct {
 	*config.Set

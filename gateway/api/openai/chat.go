@@ -11,7 +11,7 @@ func appendChatRole(dst []byte, d *Delta) []byte {
 
 func appendChatDelta(dst []byte, d *Delta) []byte {
 	dst = append(appendInt(dst, `{"index":`, d.Index), `,"delta":{`...)
-	if d.Text != "" {
+	if len(d.Text) > 0 {
 		dst = AppendString(append(dst, `"content":`...), d.Text)
 	}
 	dst = appendProbs(append(dst, '}'), d.Probs, appendChatProbs)
@@ -19,8 +19,8 @@ func appendChatDelta(dst []byte, d *Delta) []byte {
 	return append(appendIDs(dst, `,"token_ids":`, d.Tokens), '}')
 }
 
-func appendChatChoice(dst []byte, index int, c *Choice) []byte {
-	dst = append(appendInt(dst, `{"index":`, index), `,"message":{"role":"assistant","content":`...)
+func appendChatChoice(dst []byte, c *Delta) []byte {
+	dst = append(appendInt(dst, `{"index":`, c.Index), `,"message":{"role":"assistant","content":`...)
 	dst = appendProbs(append(AppendString(dst, c.Text), '}'), c.Probs, appendChatProbs)
 	dst = c.Finish.append(append(dst, ','))
 	return append(appendIDs(dst, `,"token_ids":`, c.Tokens), '}')

@@ -8,10 +8,3 @@ func appendCompletionDelta(dst []byte, d *Delta) []byte {
 	dst = d.Finish.append(append(dst, ','))
 	return append(d.Prompt.append(appendIDs(dst, `,"token_ids":`, d.Tokens)), '}')
 }
-
-func appendCompletionChoice(dst []byte, index int, c *Choice) []byte {
-	dst = AppendString(append(appendInt(dst, `{"index":`, index), `,"text":`...), c.Text)
-	dst = appendProbs(dst, c.Probs, appendCompletionProbs)
-	dst = c.Finish.append(append(dst, ','))
-	return append(c.Prompt.append(appendIDs(dst, `,"token_ids":`, c.Tokens)), '}')
-}

@@ -2,26 +2,18 @@ package openai
 
 import "strconv"
 
-// Delta is what an answer brings of one choice at once: its beginning, text,
-// log-probabilities, its end, or several of these. Backends make them, encoders write them.
+// Delta is one event of a choice's answer: its begin, text, log-probabilities, its end, or several
+// of these. A whole answer is one Delta for each choice. Backends make Deltas and own their memory,
+// and encoders write them. Other kinds of content become fields next to Text.
 type Delta struct {
 	Index  int
-	Begin  bool // nothing of the choice came before
-	Text   string
-	Probs  []TokenProb
-	Tokens []int32 // that the text stands for; nil: not asked for
-	Prompt *Told   // with Begin; nil: nothing is asked for
-	Finish Finish
-	Usage  *Usage // of the request so far; nil: not asked for
-}
-
-// Choice is one finished answer.
-type Choice struct {
+	Begin  bool // no Delta of the choice came before
 	Text   []byte
-	Probs  []TokenProb // nil: not asked for
-	Tokens []int32     // nil: not asked for
-	Prompt *Told       // nil: nothing is asked for
+	Probs  []TokenProb // nil: not requested
+	Tokens []int32     // of Text; nil: not requested
+	Prompt *PromptInfo // with Begin; nil: nothing is requested
 	Finish Finish
+	Usage  *Usage // of the request so far; nil: not requested
 }
 
 // Usage counts a request's tokens.
@@ -67,8 +59,8 @@ func (f Finish) append(dst []byte) []byte {
 	return append(dst, "null"...)
 }
 
-// Told is what a client asked to be told of its prompt.
-type Told struct {
+// PromptInfo is what a client requested about its prompt.
+type PromptInfo struct {
 	Tokens []int32 // its ids; nil: not asked for
 	Text   *string // as the template rendered it; nil: not asked for
 	Probs  *PromptProbs
@@ -77,7 +69,7 @@ type Told struct {
 }
 
 // append appends the fields, each after a comma.
-func (p *Told) append(dst []byte) []byte {
+func (p *PromptInfo) append(dst []byte) []byte {
 	if p == nil {
 		return dst
 	}

@@ -52,7 +52,7 @@ func (e *Encoder) AppendDelta(dst []byte, d *Delta) []byte {
 		}
 		dst = appendChatDelta(append(dst, e.event...), d)
 	case tokensSurface:
-		dst = appendTokensDelta(append(dst, e.event...), d.Index, d.Probs, d.Finish, d.Tokens)
+		dst = appendTokensDelta(append(dst, e.event...), d)
 	default:
 		dst = appendCompletionDelta(append(dst, e.event...), d)
 	}
@@ -78,8 +78,8 @@ func endEvent(dst []byte, u *Usage) []byte {
 	return append(dst, "}\n\n"...)
 }
 
-// AppendWhole appends a whole answer.
-func (e *Encoder) AppendWhole(dst []byte, choices []Choice, u Usage) []byte {
+// AppendWhole appends a whole answer, of one Delta for each choice.
+func (e *Encoder) AppendWhole(dst []byte, choices []Delta, u Usage) []byte {
 	dst = append(dst, e.head...)
 	for i := range choices {
 		if i > 0 {
@@ -87,11 +87,11 @@ func (e *Encoder) AppendWhole(dst []byte, choices []Choice, u Usage) []byte {
 		}
 		switch c := &choices[i]; e.surface {
 		case chatSurface:
-			dst = appendChatChoice(dst, i, c)
+			dst = appendChatChoice(dst, c)
 		case tokensSurface:
-			dst = appendTokensDelta(dst, i, c.Probs, c.Finish, c.Tokens)
+			dst = appendTokensDelta(dst, c)
 		default:
-			dst = appendCompletionChoice(dst, i, c)
+			dst = appendCompletionDelta(dst, c)
 		}
 	}
 	switch dst = append(dst, ']'); e.surface {

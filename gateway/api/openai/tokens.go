@@ -77,17 +77,18 @@ func samples(name string) bool {
 }
 
 // appendTokensDelta appends a choice, or what is new of it, without its text.
-func appendTokensDelta(dst []byte, index int, probs []TokenProb, f Finish, ids []int32) []byte {
-	dst = appendProbs(appendInt(dst, `{"index":`, index), probs, appendChatProbs)
+func appendTokensDelta(dst []byte, d *Delta) []byte {
+	dst = appendProbs(appendInt(dst, `{"index":`, d.Index), d.Probs, appendChatProbs)
+	ids := d.Tokens
 	if ids == nil {
 		ids = []int32{}
 	}
-	dst = f.append(append(dst, ','))
+	dst = d.Finish.append(append(dst, ','))
 	return append(appendIDs(dst, `,"token_ids":`, ids), '}')
 }
 
 // appendPromptLogprobs appends the prompt's log-probabilities: null without any.
-func appendPromptLogprobs(dst []byte, choices []Choice) []byte {
+func appendPromptLogprobs(dst []byte, choices []Delta) []byte {
 	dst = append(dst, `,"prompt_logprobs":`...)
 	if p := choices[0].Prompt; p != nil && p.Probs != nil {
 		return p.Probs.append(dst, p.Best, p.Decode)

@@ -8,12 +8,12 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// probeLogInterval bounds how often the probes of a node that cannot be reached are
-// logged; each probe changes its breaker's state twice.
+// probeLogInterval bounds how often the probes of an unreachable node are logged. Each probe
+// changes its breaker's state twice.
 const probeLogInterval = 30 * time.Second
 
-// breakerLog logs the state changes of one node's breaker: those from and to closed at
-// once, and those of probes at most once in probeLogInterval, with how many there were.
+// breakerLog logs the state changes of one node's breaker: those from and to closed at once, and
+// those of probes at most once in probeLogInterval, with their number.
 type breakerLog struct {
 	log  *slog.Logger
 	node string

@@ -8,14 +8,14 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
-// watchSilence closes the connections of decode nodes that liveness.Decider takes for
-// stopped, until the fleet closes. Their streams move to other nodes.
+// watchSilence closes the connections of decode nodes that liveness.Decider considers stopped,
+// until the fleet closes. Their streams move to other nodes.
 func (f *Fleet) watchSilence() {
 	d := liveness.New(f.o.NodeSilence)
 	var (
 		nodes []liveness.Node
 		links []*link
-		held  bool // logged once for each time that nodes are held
+		held  bool // logged once for each period in which nodes are held
 	)
 	next := time.NewTimer(d.Next())
 	defer next.Stop()

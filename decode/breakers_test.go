@@ -36,12 +36,12 @@ func TestSilentLegIsPassedOver(t *testing.T) {
 			return time.Since(began)
 		}
 		const patience, prompt = 4 * time.Second, 100 * time.Millisecond
-		for i := range legFailures {
+		for i := range breakerFailures {
 			if took := ask(); took < patience {
 				t.Errorf("request %d took %v: the silent node was not waited for", i, took)
 			}
 		}
-		if n := b.n.PrefillLegs("open"); n != 1 {
+		if n := b.n.PrefillBreakers("open"); n != 1 {
 			t.Errorf("%d legs are open", n)
 		}
 		for range 20 {
@@ -49,13 +49,13 @@ func TestSilentLegIsPassedOver(t *testing.T) {
 				t.Errorf("with the leg open a request took %v", took)
 			}
 		}
-		if n := b.n.Counters().PrefillFailures; n != legFailures || asked() != legFailures {
+		if n := b.n.Counters().PrefillFailures; n != breakerFailures || asked() != breakerFailures {
 			t.Errorf("%d failures, asked %d times", n, asked())
 		}
-		time.Sleep(legPause)
+		time.Sleep(breakerPause)
 		probe := b.gw.ask(generate(40, 1000, 3, "bad", "good"))
 		time.Sleep(prompt)
-		if n := b.n.PrefillLegs("half-open"); n != 1 {
+		if n := b.n.PrefillBreakers("half-open"); n != 1 {
 			t.Errorf("%d legs are half open", n)
 		}
 		if took := ask(); took > prompt {
@@ -63,12 +63,12 @@ func TestSilentLegIsPassedOver(t *testing.T) {
 		}
 		b.want(probe, 3, length)
 		talks.Store(true)
-		time.Sleep(legPause)
+		time.Sleep(breakerPause)
 		before := asked()
 		if took := ask(); took > prompt || asked() != before+1 {
 			t.Errorf("the node that answers again was asked %d times, in %v", asked()-before, took)
 		}
-		if n := b.n.PrefillLegs("closed"); n != 2 {
+		if n := b.n.PrefillBreakers("closed"); n != 2 {
 			t.Errorf("%d legs are closed", n)
 		}
 	})
@@ -76,34 +76,34 @@ func TestSilentLegIsPassedOver(t *testing.T) {
 
 // A node that says no is no broken leg, however often; the legs are bounded.
 func TestLegs(t *testing.T) {
-	l := legs{by: map[string]*gobreaker.CircuitBreaker[struct{}]{}}
-	for range 10 * legFailures {
+	l := prefillBreakers{by: map[string]*gobreaker.CircuitBreaker[struct{}]{}}
+	for range 10 * breakerFailures {
 		for _, err := range []error{errPrefill, errNoRoom, errMismatch, ErrCancelled, fmt.Errorf("%w: %w", errReach, rpc.ErrBackoff)} {
 			if got := l.do("no", func() error { return err }); !errors.Is(got, err) {
 				t.Fatalf("%v became %v", err, got)
 			}
 		}
 	}
-	if l.states("closed") != 1 {
+	if l.count("closed") != 1 {
 		t.Error("a node that says no has opened its leg")
 	}
-	for i := range maxLegs + 10 {
+	for i := range maxBreakers + 10 {
 		_ = l.do(fmt.Sprint(i), func() error { return errSilent })
 	}
-	if n := l.states("closed"); n > maxLegs {
+	if n := l.count("closed"); n > maxBreakers {
 		t.Errorf("%d legs", n)
 	}
 }
 
-// Each error that speaks of the way to a node opens its leg after legFailures, alone.
+// Each error that speaks of the way to a node opens its leg after breakerFailures, alone.
 func TestErrorsThatBreakALeg(t *testing.T) {
 	for _, cause := range []error{errReach, errSilent, errGone, errMoved} {
-		l := legs{by: map[string]*gobreaker.CircuitBreaker[struct{}]{}}
-		for range legFailures {
+		l := prefillBreakers{by: map[string]*gobreaker.CircuitBreaker[struct{}]{}}
+		for range breakerFailures {
 			_ = l.do("bad", func() error { return fmt.Errorf("%w: a reason", cause) })
 		}
-		if l.states("open") != 1 {
-			t.Errorf("%d times %q: the leg is not open", legFailures, cause)
+		if l.count("open") != 1 {
+			t.Errorf("%d times %q: the leg is not open", breakerFailures, cause)
 		}
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// testJob is a streamed job whose tokens come from nowhere.
-func testJob(t testing.TB) *job {
+// testRequest is a streamed request whose tokens come from nowhere.
+func testRequest(t testing.TB) *request {
 	m, err := NewModel(&nodepb.Bundle{Model: "tiny", TokenizerJson: nodestest.Tokenizer(nil, "<|im_start|>", "<|im_end|>"), EosToken: "<|im_end|>"}, "", "", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -29,47 +29,47 @@ func testJob(t testing.TB) *job {
 		t.Fatal(fault)
 	}
 	s := &exchange.Service{Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m"))}
-	j := &job{Exchange: exchange.Exchange{S: s, Start: time.Now()}, fleet: &Fleet{Service: s}, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), encoder: openai.NewEncoder(openai.Chat, "id", 1, "m", "fp")}
-	j.in = nodes.NewInbox(100)
-	j.choices = []choice{{prompt: &j.prompts[0], finish: openai.NotFinished, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
-	j.choices[0].state.Begin()
-	j.choices[0].state.Sent()
-	return j
+	x := &request{Exchange: exchange.Exchange{S: s, Start: time.Now()}, fleet: &Fleet{Service: s}, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), encoder: openai.NewEncoder(openai.Chat, "id", 1, "m", "fp")}
+	x.in = nodes.NewInbox(100)
+	x.choices = []choice{{prompt: &x.prompts[0], delta: openai.Delta{Begin: true, Finish: openai.NotFinished}, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
+	x.choices[0].state.Begin()
+	x.choices[0].state.Sent()
+	return x
 }
 
 // From an event to the bytes of its chunk nothing is allocated.
 func TestTokenPathDoesNotAllocate(t *testing.T) {
-	j := testJob(t)
+	x := testRequest(t)
 	at := time.Now()
 	e := nodes.Event{Kind: nodes.Token, Attempt: 1, Token: 'q'}
 	step := func() {
-		if fault := j.take(&e, at); fault != nil {
+		if fault := x.handle(&e, at); fault != nil {
 			t.Fatal(fault)
 		}
-		if _, err := io.Discard.Write(j.buf); err != nil {
+		if _, err := io.Discard.Write(x.buf); err != nil {
 			t.Fatal(err)
 		}
-		j.buf = j.buf[:0]
+		x.buf = x.buf[:0]
 	}
 	step()
 	if n := testing.AllocsPerRun(1000, step); n != 0 {
 		t.Fatalf("%g allocations per token", n)
 	}
-	if len(j.choices[0].output) < 1000 {
-		t.Fatalf("%d tokens taken", len(j.choices[0].output))
+	if len(x.choices[0].output) < 1000 {
+		t.Fatalf("%d tokens taken", len(x.choices[0].output))
 	}
 }
 
 func BenchmarkToken(b *testing.B) {
-	j := testJob(b)
+	x := testRequest(b)
 	at := time.Now()
 	e := nodes.Event{Kind: nodes.Token, Attempt: 1, Token: 'q'}
 	b.ReportAllocs()
 	for range b.N {
-		if fault := j.take(&e, at); fault != nil {
+		if fault := x.handle(&e, at); fault != nil {
 			b.Fatal(fault)
 		}
-		j.buf, j.choices[0].output = j.buf[:0], j.choices[0].output[:0]
+		x.buf, x.choices[0].output = x.buf[:0], x.choices[0].output[:0]
 	}
 }
 
@@ -81,23 +81,23 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	fleet := New(s, Options{Nodes: nodes.Options{RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw"}}, Log: s.Log}})
 	defer fleet.Close()
 	end := time.Now().Add(time.Hour)
-	j := &job{Exchange: exchange.Exchange{S: s, Deadline: end}, fleet: fleet, req: new(openai.Request), model: &Model{Model: render.Model{BlockTokens: 16}, queue: exchange.NewAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
+	x := &request{Exchange: exchange.Exchange{S: s, Deadline: end}, fleet: fleet, req: new(openai.Request), model: &Model{Model: render.Model{BlockTokens: 16}, queue: exchange.NewAdmission(admit.Limits{})}, timer: time.NewTimer(time.Hour), timerAt: end}
 	c := &choice{prompt: &render.Prompt{Tokens: []int32{1}}, output: []int32{2}}
 	c.state.Begin()
 	c.state.Sent()
 	c.state.Accepted()
 	c.state.Token()
 	c.state.Pause()
-	if fault := j.attempt(c); fault != nil || c.state.State() != fsm.Waiting || !j.timerAt.Equal(c.state.RetryAt()) || c.state.Check() != nil {
+	if fault := x.attempt(c); fault != nil || c.state.State() != fsm.Waiting || !x.timerAt.Equal(c.state.RetryAt()) || c.state.Check() != nil {
 		t.Errorf("%v; %+v", fault, c.state)
 	}
 }
 
 // What a client may ask for at most takes no memory before it comes.
 func TestEchoTakesWhatItTells(t *testing.T) {
-	j := &job{req: &openai.Request{Endpoint: openai.Completions, Echo: true, Logprobs: true, MaxTokens: 1 << 30}, model: &Model{}}
+	x := &request{req: &openai.Request{Endpoint: openai.Completions, Echo: true, Logprobs: true, MaxTokens: 1 << 30}, model: &Model{}}
 	c := &choice{prompt: &render.Prompt{Tokens: []int32{1, 2, 3}, Probs: openai.PromptProbs{Tokens: []int32{1, 2, 3}, LogProbs: []float32{-1, -2}, Ranks: []uint32{1, 1}}}}
-	if all := j.promptProbs(c); len(all) != 3 || cap(all) > 16 {
+	if all := x.promptProbs(c); len(all) != 3 || cap(all) > 16 {
 		t.Errorf("%d log-probabilities in room for %d", len(all), cap(all))
 	}
 }
