@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// The fields whose values need more than a type and a range.
+// Fields whose values need more than a type and a range.
 
 var idSchema = schema{"type": "string", "pattern": fmt.Sprintf("^[!-~]{1,%d}$", MaxID)}
 
@@ -25,7 +25,7 @@ func setRequestID(r *Request, v []byte) error {
 	return nil
 }
 
-// ValidID says whether an id from outside may be used and echoed.
+// ValidID reports whether a client's id may be used and returned.
 func ValidID[T string | []byte](id T) bool {
 	if len(id) == 0 || len(id) > MaxID {
 		return false
@@ -67,7 +67,7 @@ type Bias struct {
 
 var biasSpan = from(-100, 100)
 
-// Nine digits hold every token id there is.
+// Nine digits are enough for every token id.
 var biasSchema = schema{"type": "object", "propertyNames": schema{"pattern": "^(0|[1-9][0-9]{0,8})$"},
 	"additionalProperties": biasSpan.schema(), "maxProperties": MaxBias}
 
@@ -189,7 +189,7 @@ var promptSchema = schema{"anyOf": []schema{
 	listSchema(schema{"anyOf": []schema{{"type": "string"}, listSchema(tokenSchema, 1, 0)}}, 1, MaxPrompts),
 }}
 
-// setText takes a text of any length.
+// setText takes a string of any length.
 func setText(r *Request, v []byte) error {
 	if v[0] != '"' {
 		return errKind("a string", v)
@@ -234,7 +234,7 @@ func setPrompt(r *Request, v []byte) error {
 
 var textKinds = []string{"text", "input_text", "output_text"}
 
-// Other names of a message go to the template as they are.
+// Other members of a message go to the template as they are.
 var messagesSchema = listSchema(schema{
 	"type":     "object",
 	"required": []string{"role"},
@@ -251,10 +251,10 @@ var messagesSchema = listSchema(schema{
 	},
 }, 1, 0)
 
-// message is what is looked at of a message, each value as it is written; nil: it has none.
+// message has the members of a message that are read, each as it is written; nil: it is missing.
 type message struct{ role, content, reasoning, reasoningContent []byte }
 
-// readMessage reads an object that has been checked. Of equal names the last counts.
+// readMessage reads a checked object. Of equal names the last one counts.
 func readMessage(object []byte) (m message, err error) {
 	s := jsonscan.NewScanner(object)
 	for s.Next() {
@@ -277,9 +277,9 @@ func readMessage(object []byte) (m message, err error) {
 // hasParts reports whether the content is a list of parts.
 func (m *message) hasParts() bool { return m.content != nil && m.content[0] == '[' }
 
-// setMessages keeps the messages' JSON, with the order of their fields, after
-// looking at what every template relies on. Lists of text parts become one
-// string, parts separated by line ends; reasoning_content is also reasoning.
+// setMessages stores the messages' JSON, with the order of their members, after checking the
+// members that every template uses. A list of text parts becomes one string, in which line ends
+// separate the parts; reasoning_content is added as reasoning, too.
 func setMessages(r *Request, v []byte) error {
 	if err := isList(v, "a list", true); err != nil {
 		return err
@@ -316,12 +316,12 @@ func setMessages(r *Request, v []byte) error {
 	return nil
 }
 
-// rewrite returns messages in which reasoning_content is also reasoning and, with
-// join, lists of parts are one string.
+// rewrite returns messages with reasoning_content as reasoning, too, and, with join, with lists of
+// parts as one string.
 func rewrite(messages []byte, join bool) []byte {
 	dst := make([]byte, 0, len(messages)+len(messages)/16)
 	dst = append(dst, '[')
-	_ = elements(messages, func(i int, e []byte) error { // it has been walked before
+	_ = elements(messages, func(i int, e []byte) error { // it was checked before
 		if i > 0 {
 			dst = append(dst, ',')
 		}
@@ -332,7 +332,7 @@ func rewrite(messages []byte, join bool) []byte {
 			name := s.Name()
 			v, _ := s.Value(jsonscan.Bounds{})
 			joined := join && m.hasParts() && shortName(name) == "content"
-			if joined && content { // it is there, at the first one's place
+			if joined && content { // it was written at the place of the first one
 				continue
 			}
 			if !first {
@@ -356,8 +356,8 @@ func rewrite(messages []byte, join bool) []byte {
 	return append(dst, ']')
 }
 
-// partText is a part's text as it is written; nil: it has none. typ is its type where
-// it is an object.
+// partText returns a part's text as it is written, or nil, and the type of a part that is an
+// object.
 func partText(part []byte) (text []byte, typ string) {
 	switch part[0] {
 	case '"':
@@ -398,10 +398,10 @@ func checkParts(i int, content []byte) error {
 	})
 }
 
-// appendJoined appends the text of parts as one string. Their escapes stay.
+// appendJoined appends the text of parts as one string, with their escapes.
 func appendJoined(dst, parts []byte) []byte {
 	dst = append(dst, '"')
-	_ = elements(parts, func(j int, p []byte) error { // it has been walked before
+	_ = elements(parts, func(j int, p []byte) error { // it was checked before
 		if j > 0 {
 			dst = append(dst, '\\', 'n')
 		}
@@ -412,8 +412,8 @@ func appendJoined(dst, parts []byte) []byte {
 	return append(dst, '"')
 }
 
-// LastWords is the text of the last of a chat's messages, if it has this role.
-func LastWords(messages []byte, role string) string {
+// LastContent returns the text of a chat's last message, if it has this role.
+func LastContent(messages []byte, role string) string {
 	var last []byte
 	if err := elements(messages, func(_ int, e []byte) error { last = e; return nil }); err != nil || last == nil {
 		return ""

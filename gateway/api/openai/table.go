@@ -6,13 +6,13 @@ import (
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// Class is what happens to a field that is given.
+// Class is the treatment of a field.
 type Class uint8
 
 // Classes.
 const (
-	Served   Class = iota // it does what the API says
-	Accepted              // its type is checked; any value gives the same answer, for the reason in the table
+	Served   Class = iota // it has the effect that the API documents
+	Accepted              // its type is checked; its value has no effect, for the reason in the table
 	Refused               // 400 with its name, unless its value asks for nothing
 )
 
@@ -21,15 +21,14 @@ type field struct {
 	name  string
 	on    Endpoint
 	class Class
-	value value   // type and range; also of what is refused, so that a bad value is told apart
-	idle  neutral // Refused: the value that asks for nothing, besides null
-	why   string  // Accepted: why it has no effect; Refused: what to do instead, if anything
+	value value   // type and range, which are checked for every class
+	idle  neutral // Refused: the value that asks for nothing, in addition to null
+	why   string  // Accepted: why it has no effect; Refused: the remedy, if there is one
 }
 
-// Whoever makes a Refused field work changes its class and nothing else here:
-// its value is in Request already, checked.
+// To serve a Refused field, change its class only: its checked value is already stored in Request.
 
-// table is every field of every endpoint. null is always taken as "not given".
+// table has every field of every endpoint. null always means "not given".
 var table = []field{
 	{"model", all, Served, text(0, 1024, func(r *Request, s string) { r.Model = s }), never, ""},
 	{"messages", Chat | Tokenize, Served, value{schema: messagesSchema, check: setMessages, most: tree}, never, ""},
@@ -66,7 +65,7 @@ var table = []field{
 	{"watermarking", both, Refused, boolean(nil), no, ""},
 	{"repetition_detection", both, Refused, object, never, ""},
 
-	// What is told about tokens.
+	// Information about tokens.
 	{"logprobs", Chat, Served, boolean(func(r *Request, b bool) { r.Logprobs = b }), no, ""},
 	{"top_logprobs", Chat, Served, integer(0, MaxLogprobs, func(r *Request, n int64) { r.TopLogprobs = int(n) }), zero, ""},
 	{"logprobs", Completions, Served, integer(0, MaxLogprobs, func(r *Request, n int64) { r.Logprobs, r.TopLogprobs = true, int(n) }), never, ""},
@@ -78,7 +77,7 @@ var table = []field{
 	{"return_weight_versions", both, Refused, boolean(nil), no, "system_fingerprint changes with the weights"},
 	{"return_token_strs", Tokenize, Served, boolean(func(r *Request, b bool) { r.TokenStrings = b }), never, ""},
 
-	// How an answer is sent.
+	// The form of an answer.
 	{"stream", both, Served, boolean(func(r *Request, b bool) { r.Stream = b }), never, ""},
 	{"stream_options", both, Served, value{schema: streamSchema, check: setStreamOptions}, never, ""},
 	{"stream_interval", both, Served, integer(1, MaxInterval, func(r *Request, n int64) { r.StreamInterval = int(n) }), never, ""},
@@ -141,7 +140,7 @@ var table = []field{
 	{"verbosity", Chat, Refused, text(0, 64, nil), oneOf("medium"), "ask for it in a message"},
 }
 
-// rows finds the table's rows by endpoint and name.
+// rows has the table's rows by endpoint and name.
 var rows = func() map[Endpoint]map[string]*field {
 	m := map[Endpoint]map[string]*field{}
 	for _, on := range endpoints {
@@ -155,7 +154,7 @@ var rows = func() map[Endpoint]map[string]*field {
 	return m
 }()
 
-// take takes a value that is not null into the request.
+// take stores a value that is not null in the request.
 func (f *field) take(r *Request, v []byte) *Error {
 	if fault := f.read(r, v); fault != nil {
 		return fault
@@ -170,7 +169,7 @@ func (f *field) take(r *Request, v []byte) *Error {
 	return BadRequest(f.name, "%s is not supported here (got %s): %s", f.name, quote(v, 80), advice)
 }
 
-// read takes a value of the right type and range, whether the field is served or not.
+// read stores a value if its type and range are right, whether the field is served or not.
 func (f *field) read(r *Request, v []byte) *Error {
 	if f.class != Served && f.value.most != tree {
 		v = short(v)

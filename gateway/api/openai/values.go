@@ -84,7 +84,7 @@ func short(v []byte) []byte {
 
 func isDigit(c byte) bool { return c == '-' || '0' <= c && c <= '9' }
 
-// kind is the type of the value that begins with c.
+// kind returns the type of the value that begins with c.
 func kind(c byte) string {
 	switch c {
 	case '{':
@@ -103,12 +103,12 @@ func kind(c byte) string {
 	return "number"
 }
 
-// quote is the beginning of a value, of at most n bytes.
+// quote returns the beginning of a value, at most n bytes.
 func quote(v []byte, n int) string {
 	return Clip(string(v[:min(len(v), n+utf8.UTFMax)]), n)
 }
 
-// elements calls f with each element of a list that has been checked.
+// elements calls f with each element of a checked list.
 func elements(list []byte, f func(i int, e []byte) error) error {
 	s := jsonscan.NewScanner(list)
 	for i := 0; s.Next(); i++ {
@@ -120,7 +120,7 @@ func elements(list []byte, f func(i int, e []byte) error) error {
 	return s.Err()
 }
 
-// isList checks that v is a list, of at least one element if some is set.
+// isList checks that v is a list, and not empty if some is set.
 func isList(v []byte, words string, some bool) error {
 	switch {
 	case v[0] != '[':
@@ -221,7 +221,7 @@ func boolean(set func(*Request, bool)) value {
 	}}
 }
 
-// whole reads an integer; 3 and 3.0 are alike.
+// whole parses an integer, which may be written as 3 or as 3.0.
 func whole(v []byte) (int64, bool) {
 	if n, err := strconv.ParseInt(string(v), 10, 64); err == nil {
 		return n, true
@@ -251,10 +251,10 @@ func integer(low, high int64, set func(*Request, int64)) value {
 	}}
 }
 
-// span is a range of numbers; high belongs to it.
+// span is a range of numbers, with high included.
 type span struct {
 	low, high float64
-	open      bool // low does not belong to it
+	open      bool // low is excluded
 }
 
 func from(low, high float64) span  { return span{low, high, false} }
@@ -288,7 +288,7 @@ func number(s span, set func(*Request, float32)) value {
 	}}
 }
 
-// number reads a number within the span. A number that is too small for a float32 stays above 0.
+// number parses a number within the span. A number that is too small for a float32 stays above 0.
 func (s span) number(v []byte) (float32, error) {
 	f, err := strconv.ParseFloat(string(v), 64)
 	switch {
@@ -374,7 +374,7 @@ var tokenSchema = schema{"type": "integer", "minimum": 0, "maximum": maxTokenID}
 func tokens(low, high int, set func(*Request, []int32)) value {
 	shown := high
 	if high == MaxIDs {
-		shown = 0 // a bound on memory, not on what is asked for
+		shown = 0 // it bounds memory, and is not part of the API
 	}
 	return value{schema: listSchema(tokenSchema, low, shown), most: jsonscan.Bounds{Elements: high}, check: func(r *Request, v []byte) error {
 		if err := isList(v, "a list of token ids", low > 0); err != nil {
@@ -389,7 +389,7 @@ func tokens(low, high int, set func(*Request, []int32)) value {
 	}}
 }
 
-// tokenIDs reads a list of token ids that has been checked as JSON.
+// tokenIDs parses a list of token ids that was checked as JSON.
 func tokenIDs(list []byte) ([]int32, error) {
 	at := jsonscan.Space(list, 1)
 	if list[at] == ']' {
@@ -400,7 +400,7 @@ func tokenIDs(list []byte) ([]int32, error) {
 		end := jsonscan.PlainEnd(list, at)
 		id, ok := tokenID(list[at:end])
 		if !ok {
-			end, _, _ = jsonscan.Skip(list, at, 0, jsonscan.Bounds{}) // a string may have a comma
+			end, _, _ = jsonscan.Skip(list, at, 0, jsonscan.Bounds{}) // a string may contain a comma
 			return nil, fmt.Errorf("[%d] must be a token id, not %s", len(ids), quote(list[at:end], 40))
 		}
 		ids = append(ids, id)
@@ -411,7 +411,7 @@ func tokenIDs(list []byte) ([]int32, error) {
 	}
 }
 
-// tokenID reads a number that is a token id; 3.0 is one, too.
+// tokenID parses a token id, which may be written as 3 or as 3.0.
 func tokenID(v []byte) (int32, bool) {
 	n := int64(0)
 	for i, c := range v {
@@ -430,7 +430,7 @@ func tokenID(v []byte) (int32, bool) {
 	return int32(n), len(v) > 0 && n <= maxTokenID
 }
 
-// nullable is a schema that takes null too.
+// nullable returns a schema that also accepts null.
 func nullable(s schema) schema {
 	kind, ok := s["type"].(string)
 	if !ok {
