@@ -49,7 +49,7 @@ func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *upstream.Model, h
 	if err != nil {
 		t.Fatal(body, err)
 	}
-	r := &relay{Exchange: exchange.Exchange{Path: path, Hints: how}, p: &Proxy{o: Options{Tokenizers: tokenizers}}, model: m, look: look}
+	r := &relay{Exchange: exchange.Exchange{Path: path, Hints: how}, p: &Proxy{o: Options{Tokenizers: tokenizers}}, model: m, envelope: look}
 	return r, r.hash([]byte(body))
 }
 
@@ -149,7 +149,7 @@ func TestRelayHashesBytes(t *testing.T) {
 		if fault == nil || !strings.Contains(fault.Message, c.want) {
 			t.Errorf("%s: %+v, want a reason with %q", what, fault, c.want)
 		}
-		if want := keyOf("m", r.look.Prompt, []byte(c.body)); r.prompt != want || r.nPrompt != 0 {
+		if want := keyOf("m", r.envelope.Prompt, []byte(c.body)); r.prompt != want || r.nPrompt != 0 {
 			t.Errorf("%s: key %x of %d tokens, want that of its bytes, %x", what, r.prompt, r.nPrompt, want)
 		}
 	}
