@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/limits", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
-	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
+	"gateway/proxy/upstream":              {"gateway/route", "internal/breaker", "internal/jsonscan", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/obs/metrics", "internal/sock"},
@@ -107,7 +107,7 @@ var mayImport = map[string][]string{
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/cli":             {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
-	"internal/config":          {"internal/regular"},
+	"internal/config":          {"internal/limits", "internal/regular"},
 	"internal/console":         {},
 	"internal/e2e":             {},
 	"internal/arch":            {},

@@ -21,7 +21,7 @@ var parsers = map[string][]string{
 	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},       // config.json and the files beside the weights; adapters
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                              // weights and their index
 	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
-	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzLook"},                              // upstreams' answers; bodies of requests
+	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                          // upstreams' answers; bodies of requests
 	"gateway/render/jinja":   {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
 	"internal/roles":         {"FuzzResolve"},                                         // arguments, environment, YAML

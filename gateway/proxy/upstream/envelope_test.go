@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-func TestLook(t *testing.T) {
-	for body, want := range map[string]Body{
+func TestParseEnvelope(t *testing.T) {
+	for body, want := range map[string]Envelope{
 		`{"model":"a","stream":true,"messages":[{"role":"user","content":"x \" ] } \\"}]}`: {Model: "a", Stream: true, N: 1, Prompt: []byte(`[{"role":"user","content":"x \" ] } \\"}]`)},
 		" {\n\"prompt\" : \"p\" , \"model\" :\"a\\u0062\", \"n\":12 } \n":                  {Model: "ab", N: 12, Prompt: []byte(`"p"`)},
 		`{"mod\u0065l":"x","model":"y"}`:                                                   {Model: "y", N: 1},
@@ -25,13 +25,13 @@ func TestLook(t *testing.T) {
 		`{"echo":true,"echo":false}`:                                                       {N: 1},
 		`{}`:                                                                               {N: 1},
 	} {
-		got, err := Look([]byte(body))
+		got, err := ParseEnvelope([]byte(body))
 		if err != nil || got.Model != want.Model || got.Stream != want.Stream || got.N != want.N || got.Whole != want.Whole || string(got.Prompt) != string(want.Prompt) {
 			t.Errorf("%s: %+v %v", body, got, err)
 		}
 	}
 	for _, body := range []string{``, `[]`, `{`, `{"a"`, `{"a":`, `{"a":}`, `{"a":1`, `{"a":"`, `{"a":"\"}`, `{"a":[1}`, `{a:1}`, `{"a":1}x`, `{"a" 1}`} {
-		if got, err := Look([]byte(body)); err == nil {
+		if got, err := ParseEnvelope([]byte(body)); err == nil {
 			t.Errorf("%s: %+v", body, got)
 		}
 	}
@@ -39,7 +39,7 @@ func TestLook(t *testing.T) {
 
 func TestWithModel(t *testing.T) {
 	const body = `{ "messages":[1, 2], "model" : "old", "x":{"model":"old"} }`
-	o, err := Look([]byte(body))
+	o, err := ParseEnvelope([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,13 +50,13 @@ func TestWithModel(t *testing.T) {
 
 // Whatever is JSON is understood as encoding/json understands it; nothing makes
 // the scanner fall.
-func FuzzLook(f *testing.F) {
+func FuzzEnvelope(f *testing.F) {
 	for _, s := range []string{`{"model":"a","stream":true,"messages":[{"a":"\\\""}],"n":2}`, `{"a":[[{}]],"mod\u0065l":"b"}`, ` { } `, `{"a":1,}`} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		got, err := Look([]byte(s))
-		if n, _ := Tokens(got.Prompt); n < 0 || n > len(got.Prompt) {
+		got, err := ParseEnvelope([]byte(s))
+		if n, _ := PromptTokens(got.Prompt); n < 0 || n > len(got.Prompt) {
 			t.Fatalf("%q: %d tokens", s, n)
 		}
 		var want map[string]json.RawMessage
@@ -73,12 +73,12 @@ func FuzzLook(f *testing.F) {
 	})
 }
 
-func BenchmarkLook(b *testing.B) {
+func BenchmarkEnvelope(b *testing.B) {
 	body := []byte(`{"model":"m","stream":true,"messages":[{"role":"user","content":"` + strings.Repeat(`The quick \"brown\" fox\njumps. `, 3300) + `"}],"max_tokens":10}`)
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for range b.N {
-		if _, err := Look(body); err != nil {
+		if _, err := ParseEnvelope(body); err != nil {
 			b.Fatal(err)
 		}
 	}
