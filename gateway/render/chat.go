@@ -95,39 +95,39 @@ func (t *TextModel) Decode(ids []int32, skipSpecial bool) string {
 
 // render applies the chat template to a request's messages.
 func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
-	raw := r.Messages
-	if r.MessageParts != nil && t.chat.ContentParts() {
-		raw = r.MessageParts
-	}
-	messages, err := jinja.FromJSON(raw)
-	if err != nil {
-		return "", templateFault(err)
-	}
-	if t.RejectSpecial {
-		if fault := t.checkSpecial(messages.(jinja.List)); fault != nil {
-			return "", fault
-		}
-	}
 	in := jinja.Input{
-		Messages:             messages.(jinja.List), // Parse has seen a list
 		AddGenerationPrompt:  r.AddGenerationPrompt,
 		ContinueFinalMessage: r.ContinueFinal,
 		BosToken:             t.bos,
 		EosToken:             t.eos,
 		Now:                  time.Now(),
+		Kwargs:               map[string]jinja.Value{},
+	}
+	raw := r.Messages
+	if r.MessageParts != nil && t.chat.ContentParts() {
+		raw = r.MessageParts
+	}
+	messages, err := fromJSON(raw)
+	if err != nil {
+		return "", templateFault(err)
+	}
+	in.Messages = messages.(jinja.List) // Parse has checked that it is a list
+	if t.RejectSpecial {
+		if fault := t.checkSpecial(in.Messages); fault != nil {
+			return "", fault
+		}
 	}
 	for _, m := range in.Messages {
 		parseArguments(m)
 	}
 	if r.Tools != nil {
-		tools, err := jinja.FromJSON(r.Tools)
+		tools, err := fromJSON(r.Tools)
 		if err != nil {
 			return "", templateFault(err)
 		}
-		in.Tools = tools.(jinja.List) // Parse has seen a list
+		in.Tools = tools.(jinja.List) // Parse has checked that it is a list
 	}
-	var fault *openai.Error
-	if in.Kwargs, fault = variables(r); fault != nil {
+	if fault := setVariables(in.Kwargs, r); fault != nil {
 		return "", fault
 	}
 	text, err := t.chat.Render(in)
@@ -137,59 +137,56 @@ func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 	return text, nil
 }
 
-// variables are what a request gives its template by name.
-func variables(r *openai.Request) (map[string]jinja.Value, *openai.Error) {
-	vars := map[string]jinja.Value{}
+// setVariables sets the variables that a request gives its template by name.
+func setVariables(vars map[string]jinja.Value, r *openai.Request) *openai.Error {
 	if r.ReasoningEffort != "" {
 		vars["reasoning_effort"] = r.ReasoningEffort
 	}
-	if r.Documents != nil {
-		list, err := jinja.FromJSON(r.Documents)
-		if err != nil {
-			return nil, openai.BadRequest("documents", "documents: %s", openai.Clip(err.Error(), 500))
+	for _, field := range []struct {
+		name string
+		raw  []byte
+	}{{"documents", r.Documents}, {"chat_template_kwargs", r.TemplateArgs}} {
+		if field.raw == nil {
+			continue
 		}
-		vars["documents"] = list
-	}
-	if r.TemplateArgs != nil {
-		args, err := jinja.FromJSON(r.TemplateArgs)
+		v, err := fromJSON(field.raw)
 		if err != nil {
-			return nil, openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", openai.Clip(err.Error(), 500))
+			return openai.BadRequest(field.name, "%s: %s", field.name, openai.Clip(err.Error(), 500))
 		}
-		d := args.(*jinja.Dict) // Parse has seen an object
+		if field.name == "documents" {
+			vars["documents"] = v
+			continue
+		}
+		d := v.(*jinja.Dict) // Parse has checked that it is an object
 		for i := range d.Len() {
 			name, v := d.At(i)
 			vars[name.(string)] = v
 		}
 	}
-	return vars, nil
+	return nil
 }
 
-// parseArguments turns the arguments of a message's tool calls, which the API
-// carries as JSON text, into what templates expect; text that is no JSON stays.
+// parseArguments replaces the arguments of a message's tool calls, JSON text in the API, by the
+// values that templates expect. Text that is not JSON stays.
 func parseArguments(message jinja.Value) {
-	m, ok := message.(*jinja.Dict)
-	if !ok {
-		return
-	}
-	v, _ := m.Get("tool_calls")
-	calls, _ := v.(jinja.List)
+	calls, _ := member(message, "tool_calls").(jinja.List)
 	for _, call := range calls {
-		c, ok := call.(*jinja.Dict)
-		if !ok {
-			continue
-		}
-		v, _ := c.Get("function")
-		f, ok := v.(*jinja.Dict)
-		if !ok {
-			continue
-		}
-		v, _ = f.Get("arguments")
-		if s, ok := v.(string); ok {
-			if parsed, err := jinja.FromJSON([]byte(s)); err == nil {
-				f.Set("arguments", parsed)
+		function := member(call, "function")
+		if s, ok := member(function, "arguments").(string); ok {
+			if parsed, err := fromJSON([]byte(s)); err == nil {
+				function.(*jinja.Dict).Set("arguments", parsed)
 			}
 		}
 	}
+}
+
+// member returns a member of an object; nil if v is not an object.
+func member(v jinja.Value, name string) jinja.Value {
+	if d, ok := v.(*jinja.Dict); ok {
+		v, _ := d.Get(name)
+		return v
+	}
+	return nil
 }
 
 // templateFault is what a client is told when its messages cannot be rendered.

@@ -1,9 +1,9 @@
 package render
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -270,14 +270,14 @@ func (m *Model) checkControls(r *openai.Request) *openai.Error {
 // TokenProb tells of a token by its text, or by its id, which tells tokens of one
 // text apart.
 func (m *Model) TokenProb(id int32, logProb float32, asID bool) openai.TokenProb {
-	if asID || m.Text == nil {
-		text := m.TokenText(id)
-		if asID {
-			text = "token_id:" + strconv.Itoa(int(id))
-		}
-		return openai.TokenProb{Text: text, Bytes: []byte(text), LogProb: logProb}
+	text := m.TokenText(id)
+	switch {
+	case asID:
+		text = "token_id:" + strconv.Itoa(int(id))
+	case m.Text != nil:
+		return openai.TokenProb{Text: text, Bytes: m.Text.tok.TokenBytes(id), LogProb: logProb}
 	}
-	return openai.TokenProb{Text: m.TokenText(id), Bytes: m.Text.tok.TokenBytes(id), LogProb: logProb}
+	return openai.TokenProb{Text: text, Bytes: []byte(text), LogProb: logProb}
 }
 
 // TokenText is the text of a token by itself.
@@ -307,32 +307,21 @@ var alphabet = func() (t [256]rune) {
 	return t
 }()
 
-// TokenName is a token as the tokenizer's file writes it; where that cannot be
-// found, its text.
+// TokenName returns a token as the tokenizer's file writes it, or its text if that is not found.
 func (t *TextModel) TokenName(id int32) string {
-	tok := t.tok
-	raw := tok.TokenBytes(id)
-	byteLevel := make([]byte, 0, 2*len(raw))
-	for _, b := range raw {
-		byteLevel = utf8.AppendRune(byteLevel, alphabet[b])
+	raw := string(t.tok.TokenBytes(id))
+	var byteLevel strings.Builder
+	for _, b := range []byte(raw) {
+		byteLevel.WriteRune(alphabet[b])
 	}
-	spaced := make([]byte, 0, 2*len(raw)) // as SentencePiece writes spaces
-	for _, b := range raw {
-		if b == ' ' {
-			spaced = append(spaced, "\u2581"...)
-		} else {
-			spaced = append(spaced, b)
-		}
-	}
-	names := [][]byte{byteLevel, raw, spaced}
-	if len(raw) == 1 { // as byte fallback writes bytes
-		const hex = "0123456789ABCDEF"
-		names = append(names, []byte{'<', '0', 'x', hex[raw[0]>>4], hex[raw[0]&15], '>'})
+	names := []string{byteLevel.String(), raw, strings.ReplaceAll(raw, " ", "\u2581")} // the last as SentencePiece writes spaces
+	if len(raw) == 1 {
+		names = append(names, fmt.Sprintf("<0x%02X>", raw[0])) // as byte fallback writes bytes
 	}
 	for _, name := range names {
-		if got, ok := tok.ID(string(name)); ok && got == id {
-			return string(name)
+		if got, ok := t.tok.ID(name); ok && got == id {
+			return name
 		}
 	}
-	return string(raw)
+	return raw
 }

@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -110,29 +111,30 @@ func (d *Dict) put(key, v Value) bool {
 		return true
 	}
 	d.keys, d.vals = append(d.keys, plain(key)), append(d.vals, v)
-	switch {
-	case d.index != nil:
+	if d.index == nil {
+		d.reindex()
+	} else {
 		d.index[k] = len(d.keys) - 1
-	case len(d.keys) >= dictIndexFrom:
-		d.index = make(map[Value]int, 2*len(d.keys))
-		for i, have := range d.keys {
-			h, _ := normalKey(have)
-			d.index[h] = i
-		}
 	}
 	return true
 }
 
+// reindex builds the index of a dict of dictIndexFrom keys or more.
+func (d *Dict) reindex() {
+	if len(d.keys) < dictIndexFrom {
+		return
+	}
+	d.index = make(map[Value]int, 2*len(d.keys))
+	for i, key := range d.keys {
+		k, _ := normalKey(key)
+		d.index[k] = i
+	}
+}
+
 // clone returns a copy whose keys can be set without changing d.
 func (d *Dict) clone() *Dict {
-	c := &Dict{keys: append([]Value(nil), d.keys...), vals: append([]Value(nil), d.vals...)}
-	if len(c.keys) >= dictIndexFrom {
-		c.index = make(map[Value]int, len(c.keys))
-		for i, have := range c.keys {
-			h, _ := normalKey(have)
-			c.index[h] = i
-		}
-	}
+	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals)}
+	c.reindex()
 	return c
 }
 
@@ -146,7 +148,7 @@ type namespace struct{ vars *Dict }
 // dictView is what items(), keys() and values() of a dict return.
 type dictView struct {
 	d    *Dict
-	kind string // items, keys or values
+	kind string // dict_items, dict_keys or dict_values
 }
 
 // intRange is Python's range.
@@ -169,18 +171,6 @@ func (g intRange) at(i int64) Value { return g.start + i*g.step }
 type iterator struct {
 	name  string // of its Python type
 	items []Value
-}
-
-// method is a method bound to its receiver.
-type method struct {
-	recv Value
-	name string
-	def  *methodDef // nil: Python has it, this package has not
-}
-
-// function is a global function.
-type function struct {
-	call func(r *run, a callArgs) Value
 }
 
 func boolInt(b bool) int64 {
@@ -222,34 +212,25 @@ func truth(v Value) bool {
 		return false
 	case bool:
 		return v
+	case string:
+		return v != ""
 	case int64:
 		return v != 0
 	case float64:
 		return v != 0
-	case string:
-		return v != ""
-	case markup:
-		return v != ""
-	case *undefined:
-		return false
 	}
-	if n, ok := length(v); ok {
-		return n > 0
-	}
-	return true
+	n, ok := length(v)
+	return n > 0 || !ok
 }
 
 // length is Python's len(v); ok is false where that is a TypeError.
 func length(v Value) (n int, ok bool) {
-	switch v := v.(type) {
+	if vs, ok := sequence(v); ok {
+		return len(vs), true
+	}
+	switch v := plain(v).(type) {
 	case string:
 		return utf8.RuneCountInString(v), true
-	case markup:
-		return utf8.RuneCountInString(string(v)), true
-	case List:
-		return len(v), true
-	case Tuple:
-		return len(v), true
 	case *Dict:
 		return v.Len(), true
 	case dictView:
@@ -260,6 +241,32 @@ func length(v Value) (n int, ok bool) {
 		return 0, true
 	}
 	return 0, false
+}
+
+// sequence returns the elements of a list or tuple, which the caller must not change.
+func sequence(v Value) (vs []Value, ok bool) {
+	switch v := v.(type) {
+	case List:
+		return v, true
+	case Tuple:
+		return v, true
+	}
+	return nil, false
+}
+
+// like returns vs as a tuple if v is one, otherwise as a list.
+func like(v Value, vs []Value) Value {
+	if _, ok := v.(Tuple); ok {
+		return Tuple(vs)
+	}
+	return List(vs)
+}
+
+// sequences returns the elements of two lists or of two tuples; ok is false for anything else.
+func sequences(a, b Value) (x, y []Value, ok bool) {
+	x, ok1 := sequence(a)
+	y, ok2 := sequence(b)
+	return x, y, ok1 && ok2 && typeName(a) == typeName(b)
 }
 
 // typeName is type(v).__name__.
@@ -283,29 +290,23 @@ func typeName(v Value) string {
 		return "tuple"
 	case *Dict:
 		return "dict"
-	case dictView:
-		return "dict_" + v.kind
-	case intRange:
-		return "range"
-	case *iterator:
-		return v.name
-	case *undefined:
-		return "Undefined"
-	case *namespace:
-		return "Namespace"
-	case *macro:
-		return "Macro"
-	case *loop:
-		return "LoopContext"
-	case method:
-		return "builtin_function_or_method"
+	case interface{ typeName() string }:
+		return v.typeName()
 	}
 	return "function"
 }
 
-// items returns what iterating over v yields, and charges for it; ok is false
-// where v is not iterable. An iterator is used up by it. The result must not be
-// changed, and is empty when the render has to end.
+func (v dictView) typeName() string  { return v.kind }
+func (intRange) typeName() string    { return "range" }
+func (v *iterator) typeName() string { return v.name }
+func (*undefined) typeName() string  { return "Undefined" }
+func (*namespace) typeName() string  { return "Namespace" }
+func (*macro) typeName() string      { return "Macro" }
+func (*loop) typeName() string       { return "LoopContext" }
+func (method) typeName() string      { return "builtin_function_or_method" }
+
+// items returns the elements that iterating over v yields, and charges for them; ok is false
+// where v is not iterable. It exhausts an iterator. The caller must not change the result.
 func (r *run) items(v Value) (out []Value, ok bool) {
 	v = plain(v)
 	n := 0
@@ -317,14 +318,11 @@ func (r *run) items(v Value) (out []Value, ok bool) {
 	default:
 		n, _ = length(v)
 	}
-	if !r.charge(n) {
-		return nil, true
+	r.charge(n)
+	if vs, ok := sequence(v); ok {
+		return vs, true
 	}
 	switch v := v.(type) {
-	case List:
-		return v, true
-	case Tuple:
-		return v, true
 	case *Dict:
 		return v.keys, true
 	case dictView:
@@ -350,11 +348,20 @@ func (r *run) items(v Value) (out []Value, ok bool) {
 	return nil, false
 }
 
+// iterate is items, and fails where Python cannot iterate.
+func (r *run) iterate(v Value) []Value {
+	vs, ok := r.items(v)
+	if !ok {
+		r.fail(ErrRender, "'%s' object is not iterable", typeName(v))
+	}
+	return vs
+}
+
 func (v dictView) list() []Value {
 	switch v.kind {
-	case "keys":
+	case "dict_keys":
 		return v.d.keys
-	case "values":
+	case "dict_values":
 		return v.d.vals
 	}
 	out := make([]Value, v.d.Len())
