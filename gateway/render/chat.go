@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// TextModel is a model's way between text and tokens.
+// TextModel converts between a model's text and tokens: its tokenizer and its chat template.
 type TextModel struct {
 	tok      *tokenizer.Tokenizer
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
@@ -19,10 +19,11 @@ type TextModel struct {
 	bos, eos string
 	longest  int // bytes of the longest token
 
-	RejectSpecial bool // messages of users and tools in which special tokens are written are refused
+	RejectSpecial bool // reject messages of users and tools that contain special tokens
 }
 
-// NewTextModel takes the bundle's chat template, unless another is given.
+// NewTextModel returns the TextModel of a bundle. template, unless empty, replaces the bundle's
+// chat template.
 func NewTextModel(b *nodepb.Bundle, template string) (*TextModel, error) {
 	tok, err := tokenizer.Load(b.TokenizerJson)
 	if err != nil {
@@ -40,22 +41,22 @@ func NewTextModel(b *nodepb.Bundle, template string) (*TextModel, error) {
 	return t, nil
 }
 
-// CacheStats says how often the tokens of chats' earlier messages were found, how often not,
-// and how many bytes they take.
+// CacheStats returns the hits and misses of the cache of messages' tokens, and its size in bytes.
 func (t *TextModel) CacheStats() (hits, misses uint64, bytes int) { return t.messages.Stats() }
 
-// Tokenizer is the model's.
+// Tokenizer returns the model's tokenizer.
 func (t *TextModel) Tokenizer() *tokenizer.Tokenizer { return t.tok }
 
 // HasTemplate reports whether the model has a chat template.
 func (t *TextModel) HasTemplate() bool { return t.chat != nil }
 
-// Tokens are those of a text.
+// Tokens returns the tokens of a text.
 func (t *TextModel) Tokens(text string, addSpecial bool) []int32 {
 	return t.messages.Encode(text, addSpecial)
 }
 
-// TokensWithin is tokens with what they take counted by charge, whose error ends it.
+// TokensWithin is Tokens, but calls charge with the bytes that it allocates. It stops at the first
+// error of charge and returns it.
 func (t *TextModel) TokensWithin(text string, addSpecial bool, charge func(bytes int) *openai.Error) (ids []int32, fault *openai.Error) {
 	ids, _ = t.messages.EncodeWithin(text, addSpecial, func(n int) bool {
 		fault = charge(n)
@@ -64,15 +65,15 @@ func (t *TextModel) TokensWithin(text string, addSpecial bool, charge func(bytes
 	return ids, fault
 }
 
-// Texts of more bytes than the context has tokens of the longest kind are refused
-// before they are tokenized, which takes up to 40 times their bytes. Normalizers make
-// texts shorter, for instance by leaving out blanks.
+// Texts longer than the context can hold are rejected before they are tokenized, because
+// tokenizing allocates up to 40 times their bytes. Normalizers shorten texts, for instance by
+// removing spaces.
 const (
-	normalizedTo = 4         // a text's bytes by those that are left of it
-	anyText      = 256 << 10 // bytes that are always tokenized
+	normalizedTo = 4         // bytes of a text for each byte after normalizing, at most
+	anyText      = 256 << 10 // texts up to this many bytes are always tokenized
 )
 
-// Fits checks that the model's context can hold a text.
+// Fits returns an error that names param if the model's context cannot hold the text.
 func (m *Model) Fits(text, param string) *openai.Error {
 	if most := m.MaxText(); most > 0 && len(text) > most {
 		return openai.BadRequest(param, "the prompt has %d bytes of text, more than the model's context of %d tokens can hold: shorten it", len(text), m.MaxLen)
@@ -80,7 +81,7 @@ func (m *Model) Fits(text, param string) *openai.Error {
 	return nil
 }
 
-// MaxText is the length in bytes of the longest text that is tokenized; 0: there is no bound.
+// MaxText returns the length in bytes of the longest text that is tokenized; 0: unbounded.
 func (m *Model) MaxText() int {
 	if m.MaxLen == 0 {
 		return 0
@@ -88,7 +89,7 @@ func (m *Model) MaxText() int {
 	return max(anyText, normalizedTo*m.MaxLen*m.Text.longest)
 }
 
-// Decode is the text of tokens.
+// Decode returns the text of tokens.
 func (t *TextModel) Decode(ids []int32, skipSpecial bool) string {
 	return t.tok.Decode(ids, skipSpecial)
 }
@@ -189,7 +190,7 @@ func member(v jinja.Value, name string) jinja.Value {
 	return nil
 }
 
-// templateFault is what a client is told when its messages cannot be rendered.
+// templateFault returns the client's error for messages that the template cannot render.
 func templateFault(err error) *openai.Error {
 	var e *jinja.Error
 	if errors.As(err, &e) && errors.Is(err, jinja.ErrRaised) {
@@ -198,7 +199,7 @@ func templateFault(err error) *openai.Error {
 	return openai.BadRequest("messages", "the model's chat template cannot render these messages: %s", openai.Clip(err.Error(), 500))
 }
 
-// Output turns one choice's tokens into text.
+// Output returns a Text for one choice of the request.
 func (t *TextModel) Output(r *openai.Request) *Text {
 	return NewText(t.tok, TextOptions{Stops: r.Stop, IncludeStop: r.IncludeStop, SkipSpecial: r.SkipSpecial, MinTokens: r.MinTokens})
 }

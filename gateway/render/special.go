@@ -7,12 +7,11 @@ import (
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 )
 
-// checkSpecial refuses messages in which a client wrote a special token, such as the
-// one that ends a turn: tokenized, its text would be the control token itself, and
-// the rest of the message would look like somebody else's turn. Roles are checked in
-// all messages, the rest in those that do not come from the system, the developer or
-// the model. A special token that begins in one message and ends in the template's
-// own text is not found.
+// checkSpecial rejects messages in which a client wrote a special token, such as the one that ends
+// a turn. Tokenized, its text would be the control token itself, and the rest of the message would
+// look like another role's turn. It checks the role of every message, and the other members of
+// messages whose role is not system, developer or assistant. It does not find a special token that
+// begins in a message and ends in the template's own text.
 func (t *TextModel) checkSpecial(messages jinja.List) (fault *openai.Error) {
 	for i, m := range messages {
 		d, ok := m.(*jinja.Dict)
@@ -40,7 +39,7 @@ func (t *TextModel) checkSpecial(messages jinja.List) (fault *openai.Error) {
 	return nil
 }
 
-// walkTexts calls visit for every text in a value, keys included, with its place. It ends early and
+// walkTexts calls visit with every text in a value, keys included, and its path. It stops and
 // returns false if visit does. The depth is bounded by that of the request's JSON.
 func walkTexts(v jinja.Value, at string, visit func(text, at string) bool) bool {
 	switch v := v.(type) {
@@ -64,7 +63,7 @@ func walkTexts(v jinja.Value, at string, visit func(text, at string) bool) bool 
 	return true
 }
 
-// findSpecial rejects a text that has special tokens. It tokenizes the text as the prompt would be.
+// findSpecial rejects a text that contains special tokens. It tokenizes the text as a prompt.
 func (t *TextModel) findSpecial(text, at, role, message string) *openai.Error {
 	for _, id := range t.tok.Encode(text, false) {
 		if !t.tok.IsSpecial(id) {

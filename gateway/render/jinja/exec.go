@@ -209,8 +209,8 @@ func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 	return text
 }
 
-// loop is the variable of the same name in a for loop's body. Elements are
-// drawn one at a time, because a filter may depend on what the body did.
+// loop is the variable of the same name in a for loop's body. It draws elements
+// one at a time, because a filter may depend on effects of the body.
 type loop struct {
 	r       *run
 	source  []Value // not drawn yet

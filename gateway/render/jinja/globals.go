@@ -88,13 +88,13 @@ func raiseFunc(r *run, _ Value, p []Value) Value { return r.fail(ErrRaised, "%s"
 
 func strftimeFunc(r *run, _ Value, p []Value) Value {
 	if r.now.IsZero() {
-		r.fail(ErrInput, "the template asks for the time, and none was given")
+		r.fail(ErrInput, "the template needs the time, and the input has none")
 	}
 	return r.strftime(r.wantStr(p[0]))
 }
 
-// layouts are strftime's directives as layouts of time.Format. The clock is a naive one: it has no
-// zone.
+// layouts are strftime's directives as layouts of time.Format. As in Python's naive datetime,
+// there is no zone.
 var layouts = map[byte]string{
 	'a': "Mon", 'A': "Monday", 'b': "Jan", 'B': "January", 'h': "Jan", 'd': "02", 'm': "01", 'y': "06", 'Y': "2006", 'H': "15",
 	'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'D': "01/02/06", 'F': "2006-01-02", 'T': "15:04:05", 'R': "15:04", 'j': "002",

@@ -14,7 +14,7 @@ type jsonWriter struct {
 	b           strings.Builder
 	ascii       bool
 	indent      string // of one level
-	pretty      bool   // indent was given, maybe as nothing
+	pretty      bool   // indent was given; it may be empty
 	item, colon string // separators
 	sortKeys    bool
 }

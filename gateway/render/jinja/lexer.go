@@ -43,9 +43,9 @@ func (t token) String() string {
 	return strconv.Quote(t.text)
 }
 
-// lexer cuts a template into tokens, applying whitespace control as Jinja does
-// with trim_blocks and lstrip_blocks: a line break after a block or comment tag
-// goes, and so does white space before one at the start of a line.
+// lexer splits a template into tokens, with Jinja's whitespace control for
+// trim_blocks and lstrip_blocks: it removes a line break after a block or comment
+// tag, and white space between the start of a line and such a tag.
 type lexer struct {
 	src       string
 	pos       int

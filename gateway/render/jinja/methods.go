@@ -136,8 +136,8 @@ func onlyCase(s string, such func(rune) bool) bool {
 	return strings.ContainsFunc(s, isCased) && !strings.ContainsFunc(s, func(c rune) bool { return isCased(c) && !such(c) })
 }
 
-// isDigit is str.isdigit of one character. Numbers that are no decimal digits
-// are refused: Go has no table of which of them Python counts.
+// isDigit is str.isdigit of one character. It fails for numbers other than decimal digits,
+// because Go has no table of those that Python counts.
 func (r *run) isDigit(c rune) bool {
 	if unicode.Is(unicode.No, c) || unicode.Is(unicode.Nl, c) {
 		r.fail(ErrUnsupported, "isdigit or isalnum of %q", c)
@@ -215,8 +215,8 @@ func splitRight(s, sep string, limit int) []string {
 	return parts
 }
 
-// splitSpace splits at white space, at most limit times unless that is negative. The rest of s keeps
-// its white space.
+// splitSpace splits at white space, at most limit times unless limit is negative. The rest of s
+// keeps its white space.
 func splitSpace(s string, limit int, right bool) []string {
 	parts := strings.FieldsFunc(s, isSpace)
 	switch {

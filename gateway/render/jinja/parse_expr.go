@@ -43,7 +43,7 @@ func (p *parser) expression() expr {
 			c.other = p.expression()
 		}
 		x = c
-		p.unknown = p.unknown[:known] // Jinja looks them up when it gets there
+		p.unknown = p.unknown[:known] // Jinja looks them up when it evaluates them
 	}
 	return x
 }

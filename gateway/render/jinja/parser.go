@@ -20,10 +20,10 @@ type parser struct {
 	at    int
 	depth int
 	loops int // loops around the statement, for break and continue
-	// soft: directly in a condition or its branches, where Jinja finds out
-	// about names of filters and tests that it lacks only when it gets there.
+	// soft: directly in a condition or its branches, where Jinja looks up
+	// unknown filters and tests only when it evaluates them.
 	soft bool
-	// Unknown filters and tests of the statement, unless excused as above.
+	// Unknown filters and tests of the statement that are not soft.
 	unknown []*applyExpr
 	// Names that the macro being parsed mentions, for varargs and the like.
 	names map[string]bool
@@ -90,7 +90,8 @@ func (p *parser) enter() {
 
 func (p *parser) leave() { p.depth-- }
 
-// chain fails for the n-th operator in a row past the bound. It returns true, as a loop's condition.
+// chain fails if n operators in a row exceed the bound. Otherwise it returns true, so that it can
+// be a loop's condition.
 func (p *parser) chain(n int) bool {
 	if n > maxChain {
 		fail(ErrLimit, p.cur().line, "more than %d operators in a row", maxChain)
@@ -113,7 +114,7 @@ func (p *parser) list(closing string, element func()) {
 }
 
 // body parses statements up to a block tag that begins with one of ends, and
-// leaves the parser behind that name. At the top level ends is empty.
+// leaves the parser after that name. At the top level ends is empty.
 func (p *parser) body(ends ...string) []stmt {
 	var out []stmt
 	p.enter()
@@ -134,7 +135,7 @@ func (p *parser) body(ends ...string) []stmt {
 			out = append(out, &outputStmt{p.tuple(), t.line})
 			p.refuseUnknown()
 			p.expectKind(tokVarEnd)
-		default: // tokBegin: the lexer gives nothing else here
+		default: // tokBegin: the lexer emits no other kind here
 			p.next()
 			if name := p.cur(); name.kind == tokName && slices.Contains(ends, name.text) {
 				return out
@@ -153,7 +154,7 @@ func (p *parser) expectKind(kind tokenKind) {
 	p.next()
 }
 
-// refuseUnknown fails for a filter or test that nothing excuses.
+// refuseUnknown fails if the statement has an unknown filter or test.
 func (p *parser) refuseUnknown() {
 	if len(p.unknown) > 0 {
 		x := p.unknown[0]
@@ -171,7 +172,7 @@ func (p *parser) closeWith(end string) []stmt {
 	return b
 }
 
-// setSoft sets p.soft and returns what restores it.
+// setSoft sets p.soft and returns a function that restores it.
 func (p *parser) setSoft(soft bool) (restore func()) {
 	outer := p.soft
 	p.soft = soft
@@ -366,7 +367,7 @@ func (p *parser) with(line int) stmt {
 	return s
 }
 
-// isContent reports whether an expression is a message's content, as far as the parser can tell.
+// isContent reports whether an expression is syntactically a message's content.
 func (p *parser) isContent(x expr) bool {
 	switch x := x.(type) {
 	case *attrExpr:

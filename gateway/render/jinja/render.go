@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Template is a parsed chat template. It is immutable: render it concurrently.
+// Template is a parsed chat template. It is immutable and safe for concurrent use.
 type Template struct {
 	src          string
 	body         []stmt
@@ -23,27 +23,27 @@ func Parse(src string) (t *Template, err error) {
 	return &Template{src: src, body: p.body(), contentParts: p.contentParts}, nil
 }
 
-// ContentParts reports whether the template goes through the parts of a
-// message's content. Where it does not, content that came as a list of text
-// parts should be joined to one string before it is rendered.
+// ContentParts reports whether the template iterates over the parts of a
+// message's content. If not, the caller should join content that is a list of text
+// parts to one string before rendering.
 func (t *Template) ContentParts() bool { return t.contentParts }
 
-// Input is what a template is rendered with.
+// Input holds the variables of a render.
 type Input struct {
 	Messages List // of *Dict, in the order of the chat
 	Tools    List // of *Dict; nil: None to the template
 	// AddGenerationPrompt asks for the header of the assistant's turn;
 	// ContinueFinalMessage for a prompt that ends with the last message's
-	// text, so that the model goes on with it. Not both.
+	// text, so that the model continues it. Not both.
 	AddGenerationPrompt  bool
 	ContinueFinalMessage bool
 	BosToken, EosToken   string           // empty: not defined
-	Kwargs               map[string]Value // further variables; they win over the ones above
-	Now                  time.Time        // for strftime_now; zero: the template may not ask
+	Kwargs               map[string]Value // further variables; they override the ones above
+	Now                  time.Time        // for strftime_now; zero: strftime_now fails
 }
 
-// reasoningFields are the names a message's reasoning comes under. As in
-// transformers, the first is filled from the others, and thinking from it.
+// reasoningFields are the names of a message's reasoning. As in transformers,
+// the first is set from the others, and thinking from it.
 var reasoningFields = []string{"reasoning_content", "thinking", "reasoning"}
 
 // continueTag marks the end of the message that is to be continued.

@@ -7,10 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// Value is a Python value as a template sees it: nil (None), bool, int64,
-// float64, BigInt, string, List, Tuple or *Dict, and inside the evaluator the
-// types further below. A Value is never changed once a template can see it, so
-// inputs may be shared between renders.
+// Value is a Python value: nil (None), bool, int64, float64, BigInt, string, List,
+// Tuple or *Dict, and inside the evaluator the types below. A render never changes
+// a Value of its input, so that renders may share inputs.
 type Value = any
 
 // List is a Python list.
@@ -20,7 +19,7 @@ type List []Value
 type Tuple []Value
 
 // BigInt is an integer beyond 64 bits, in decimal. It can be printed and
-// compared for equality; arithmetic with it is refused.
+// compared for equality; arithmetic with it fails.
 type BigInt string
 
 // dictIndexFrom is the size from which a Dict finds keys by a map: below it,
@@ -138,14 +137,14 @@ func (d *Dict) clone() *Dict {
 	return c
 }
 
-// undefined is Jinja's Undefined: prints as nothing, is false and empty, and
-// fails with its message in any other use.
+// undefined is Jinja's Undefined: it prints as nothing, is false and empty, and
+// any other use fails with its message.
 type undefined struct{ msg string }
 
-// namespace is the one thing that a template can change.
+// namespace is Jinja's namespace object, the only value that a template can change.
 type namespace struct{ vars *Dict }
 
-// dictView is what items(), keys() and values() of a dict return.
+// dictView is the result of items(), keys() or values() of a dict.
 type dictView struct {
 	d    *Dict
 	kind string // dict_items, dict_keys or dict_values
@@ -166,8 +165,8 @@ func (g intRange) length() int64 {
 
 func (g intRange) at(i int64) Value { return g.start + i*g.step }
 
-// iterator is a Python generator or iterator: it has no length and can be gone
-// through once.
+// iterator is a Python generator or iterator: it has no length and can be iterated
+// over once.
 type iterator struct {
 	name  string // of its Python type
 	items []Value
@@ -371,8 +370,8 @@ func (v dictView) list() []Value {
 	return out
 }
 
-// sliceBounds turns Python slice arguments, absent ones nil, into a start, a
-// step and a count of elements for a sequence of n.
+// sliceBounds returns the first index, the step and the number of elements of a
+// Python slice of a sequence of n. Arguments that were not given are nil.
 func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
 	by = 1
 	if step != nil {
@@ -423,7 +422,7 @@ func sliceString(s string, start, stop, step *int64) string {
 	return b.String()
 }
 
-// byteOffset returns where the n-th character of s begins.
+// byteOffset returns the byte offset of the n-th character of s.
 func byteOffset(s string, n int) int {
 	i := 0
 	for ; n > 0 && i < len(s); n-- {
