@@ -1,6 +1,7 @@
 package render
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/tokenizer"
@@ -30,13 +31,8 @@ type Text struct {
 
 // NewText returns a Text at the beginning of a choice.
 func NewText(t *tokenizer.Tokenizer, o TextOptions) *Text {
-	x := &Text{stream: t.NewStream(o.SkipSpecial), include: o.IncludeStop, free: o.MinTokens}
-	for _, s := range o.Stops {
-		if s != "" {
-			x.stops = append(x.stops, s)
-		}
-	}
-	return x
+	stops := slices.DeleteFunc(slices.Clone(o.Stops), func(s string) bool { return s == "" })
+	return &Text{stream: t.NewStream(o.SkipSpecial), stops: stops, include: o.IncludeStop, free: o.MinTokens}
 }
 
 // Push adds the next token and returns the text that is now final. After a stop string it ignores

@@ -63,7 +63,7 @@ func (r *run) attribute(v Value, name string) (a Value, ok bool) {
 	}
 	switch v := v.(type) {
 	case *namespace:
-		return v.vars.get(name)
+		return v.vars.Get(name)
 	case *loop:
 		if get, ok := loopAttributes[name]; ok {
 			return get(v), true

@@ -50,7 +50,7 @@ func (x *dictExpr) eval(r *run) Value {
 }
 
 func (r *run) setKey(d *Dict, key, v Value) {
-	if !d.put(key, v) {
+	if !d.Set(key, v) {
 		r.fail(ErrUnsupported, "a %s as key of a dict", typeName(key))
 	}
 }
@@ -166,7 +166,7 @@ func (x *attrExpr) eval(r *run) Value {
 		return a
 	}
 	if d, ok := v.(*Dict); ok {
-		if e, ok := d.get(x.name); ok {
+		if e, ok := d.Get(x.name); ok {
 			return e
 		}
 	}
@@ -189,7 +189,7 @@ func (r *run) item(v, index Value) Value {
 		}
 	}
 	if d, ok := v.(*Dict); ok {
-		if e, ok := d.get(index); ok {
+		if e, ok := d.Get(index); ok {
 			return e
 		}
 	}

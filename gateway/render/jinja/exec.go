@@ -76,7 +76,7 @@ func (r *run) assign(t target, v Value) {
 		if t.attr[0] == '_' {
 			r.fail(ErrRender, underscoreMsg, t.attr)
 		}
-		ns.vars.put(t.attr, v)
+		ns.vars.Set(t.attr, v)
 	default:
 		r.scope.set(t.name, v)
 	}
@@ -110,10 +110,7 @@ func (r *run) pipe(filters expr, v Value) Value {
 }
 
 func (s *withStmt) exec(r *run) flow {
-	vals := make([]Value, len(s.values))
-	for i, x := range s.values {
-		vals[i] = x.eval(r)
-	}
+	vals := r.evalAll(s.values)
 	defer r.push(r.scope)()
 	r.line = s.line
 	for i, t := range s.targets {
@@ -157,10 +154,7 @@ func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 	}
 	line := r.line
 	defer r.push(m.scope)()
-	vals := make([]Value, len(d.params))
-	for i := range vals {
-		vals[i] = absent
-	}
+	vals := slices.Repeat([]Value{absent}, len(d.params))
 	extra := a.pos[copy(vals, a.pos):]
 	kwargs := new(Dict)
 	for i, name := range a.names {
@@ -169,7 +163,7 @@ func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 		case at >= len(a.pos):
 			vals[at] = a.named[i]
 		case d.usesKwargs:
-			kwargs.put(name, a.named[i])
+			kwargs.Set(name, a.named[i])
 		default:
 			r.fail(ErrRender, "macro '%s' takes no keyword argument '%s'", d.name, name)
 		}

@@ -165,7 +165,7 @@ func filterUnique(r *run, v Value, p []Value) Value {
 	for _, e := range r.iterate(v) {
 		k := key(e)
 		r.hashable(k)
-		if _, ok := seen.get(k); !ok {
+		if _, ok := seen.Get(k); !ok {
 			r.setKey(seen, k, true)
 			out = append(out, e)
 		}

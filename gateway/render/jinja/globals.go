@@ -68,7 +68,7 @@ func (r *run) dict(a callArgs) *Dict {
 		}
 	}
 	for i, name := range a.names {
-		d.put(name, a.named[i])
+		d.Set(name, a.named[i])
 	}
 	r.charge(len(a.names))
 	return d

@@ -62,16 +62,17 @@ const (
 )
 
 var (
-	tagBegin  = regexp.MustCompile(`\{[{%#]`)
-	rawBegin  = regexp.MustCompile(`^` + space + `raw` + space + `(?:-%\}` + space + `|%\})`)
-	rawEnd    = regexp.MustCompile(`\{%([-+]?)` + space + `endraw` + space + `([-+]?)%\}`)
-	spaces    = regexp.MustCompile(`^` + space)
-	nameToken = regexp.MustCompile(`^[\p{L}_][\p{L}\p{N}_]*`)
-	operator  = regexp.MustCompile(`^(?://|\*\*|[=!<>]=|[-+*/%~\[\](){}<>=.:|,;])`)
-	integer   = regexp.MustCompile(`^(?i:0x(?:_?[0-9a-f])+|0o(?:_?[0-7])+|0b(?:_?[01])+|0(?:_?0)*|` + digits + `)`)
-	float     = regexp.MustCompile(`^` + digits + `(?:\.` + digits + `)?(?:[eE][-+]?` + digits + `)?`)
-	quotation = regexp.MustCompile(`(?s)^(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")`)
-	escape    = regexp.MustCompile(`(?s)\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)`)
+	tagBegin   = regexp.MustCompile(`\{[{%#]([-+]?)`)
+	commentEnd = regexp.MustCompile(`([-+]?)#\}`)
+	rawBegin   = regexp.MustCompile(`^` + space + `raw` + space + `(?:-%\}` + space + `|%\})`)
+	rawEnd     = regexp.MustCompile(`\{%([-+]?)` + space + `endraw` + space + `([-+]?)%\}`)
+	spaces     = regexp.MustCompile(`^` + space)
+	nameToken  = regexp.MustCompile(`^[\p{L}_][\p{L}\p{N}_]*`)
+	operator   = regexp.MustCompile(`^(?://|\*\*|[=!<>]=|[-+*/%~\[\](){}<>=.:|,;])`)
+	integer    = regexp.MustCompile(`^(?i:0x(?:_?[0-9a-f])+|0o(?:_?[0-7])+|0b(?:_?[01])+|0(?:_?0)*|` + digits + `)`)
+	float      = regexp.MustCompile(`^` + digits + `(?:\.` + digits + `)?(?:[eE][-+]?` + digits + `)?`)
+	quotation  = regexp.MustCompile(`(?s)^(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")`)
+	escape     = regexp.MustCompile(`(?s)\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)`)
 )
 
 // lex returns the tokens of a template. It fails as described at fail.
@@ -114,20 +115,15 @@ func (l *lexer) match(pattern *regexp.Regexp) string { return pattern.FindString
 // root consumes the text up to the next tag, and the tag.
 func (l *lexer) root() {
 	rest := l.src[l.pos:]
-	at := tagBegin.FindStringIndex(rest)
+	at := tagBegin.FindStringSubmatchIndex(rest)
 	if at == nil {
 		l.emitData(rest)
 		l.take(len(l.src))
 		return
 	}
-	text, tag := rest[:at[0]], rest[at[0]+1]
-	body := l.pos + at[1]
-	sign := ""
-	if body < len(l.src) && strings.IndexByte("-+", l.src[body]) >= 0 {
-		sign = l.src[body : body+1]
-	}
-	l.emitData(l.stripBefore(text, sign, tag != '{'))
-	l.take(body + len(sign))
+	tag := rest[at[0]+1]
+	l.emitData(l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], tag != '{'))
+	l.take(l.pos + at[1])
 	switch {
 	case tag == '#':
 		l.comment()
@@ -165,18 +161,15 @@ func (l *lexer) takeTag(end int, sign string, block bool) {
 }
 
 func (l *lexer) comment() {
-	k := strings.Index(l.src[l.pos:], "#}")
-	if k < 0 && l.pos == len(l.src) {
+	rest := l.src[l.pos:]
+	at := commentEnd.FindStringSubmatchIndex(rest)
+	if at == nil && rest == "" {
 		return // Jinja accepts an opening at the end of the template
 	}
-	if k < 0 {
+	if at == nil {
 		l.fail(ErrSyntax, "missing end of comment tag")
 	}
-	sign := ""
-	if k > 0 && strings.IndexByte("-+", l.src[l.pos+k-1]) >= 0 {
-		sign = l.src[l.pos+k-1 : l.pos+k]
-	}
-	l.takeTag(l.pos+k+2, sign, true)
+	l.takeTag(l.pos+at[1], rest[at[2]:at[3]], true)
 }
 
 // raw consumes {% raw %}…{% endraw %} if that is the block tag at the position.

@@ -227,7 +227,7 @@ func (r *run) equalDict(a, b *Dict, depth int) bool {
 		return false
 	}
 	for i, k := range a.keys {
-		v, ok := b.get(k)
+		v, ok := b.Get(k)
 		if !ok || !r.equal(a.vals[i], v, depth+1) {
 			return false
 		}

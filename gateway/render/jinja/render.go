@@ -108,7 +108,7 @@ func aliasReasoning(m *Dict) *Dict {
 		}
 		out := NewDict("thinking", v)
 		for i := range m.Len() {
-			out.put(m.At(i))
+			out.Set(m.At(i))
 		}
 		out.Set("reasoning_content", v)
 		return out

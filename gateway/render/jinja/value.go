@@ -37,19 +37,13 @@ type Dict struct {
 func NewDict(pairs ...Value) *Dict {
 	d := new(Dict)
 	for i := 0; i+1 < len(pairs); i += 2 {
-		d.put(pairs[i], pairs[i+1])
+		d.Set(pairs[i], pairs[i+1])
 	}
 	return d
 }
 
 // Len returns the number of keys.
 func (d *Dict) Len() int { return len(d.keys) }
-
-// Set gives key a value; a new key goes to the end.
-func (d *Dict) Set(key string, v Value) { d.put(key, v) }
-
-// Get returns the value of key.
-func (d *Dict) Get(key string) (Value, bool) { return d.get(key) }
 
 // At returns the i-th key and its value.
 func (d *Dict) At(i int) (key, v Value) { return d.keys[i], d.vals[i] }
@@ -92,15 +86,16 @@ func (d *Dict) find(key Value) int {
 	return -1
 }
 
-func (d *Dict) get(key Value) (Value, bool) {
+// Get returns the value of key.
+func (d *Dict) Get(key Value) (Value, bool) {
 	if i := d.find(key); i >= 0 {
 		return d.vals[i], true
 	}
 	return nil, false
 }
 
-// put reports whether key can be a key.
-func (d *Dict) put(key, v Value) bool {
+// Set sets the value of key; a new key goes to the end. It returns false if key cannot be a key.
+func (d *Dict) Set(key, v Value) bool {
 	k, ok := normalKey(key)
 	if !ok {
 		return false
