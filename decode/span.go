@@ -31,7 +31,7 @@ func (a *attempt) failSpan(cause error) {
 }
 
 // endSpan ends an attempt's span with what the engine has seen of it.
-func (n *Node) endSpan(a *attempt, l engine.Life) {
+func (n *Node) endSpan(a *attempt, l engine.RequestStats) {
 	if !a.span.On() {
 		return
 	}

@@ -24,14 +24,14 @@ func TestRank(t *testing.T) {
 	if flag.Arg(0) != "rank" {
 		return
 	}
-	if err := ServeRank(); err != nil {
+	if err := ServeWorker(); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // rankCommand runs it.
 func rankCommand(n int) TensorParallel {
-	return TensorParallel{Ranks: n, Timeout: time.Minute, Command: []string{os.Args[0], "-test.run=^TestRank$", "rank"}}
+	return TensorParallel{Size: n, Timeout: time.Minute, Command: []string{os.Args[0], "-test.run=^TestRank$", "rank"}}
 }
 
 // parallel is an engine over a model of testdata.
@@ -201,7 +201,7 @@ func (p *parallel) crowd(all []golden) []<-chan answer {
 }
 
 // pids are the processes of ranks 1 and on.
-func (p *parallel) pids() []int { return p.ranks.Processes() }
+func (p *parallel) pids() []int { return p.workers.Processes() }
 
 // gone says whether a process has ended and been waited for.
 func gone(pid int) bool { return syscall.Kill(pid, 0) != nil }
@@ -257,7 +257,7 @@ func TestTensorParallelHangs(t *testing.T) {
 		if err := syscall.Kill(pids[0], syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if a := <-p.ask([]int32{1, 2}, 5); !errors.Is(a.err, ErrLost) || !strings.Contains(a.err.Error(), "rank 1 of 2: it did not come within 300ms") {
+		if a := <-p.ask([]int32{1, 2}, 5); !errors.Is(a.err, ErrLost) || !strings.Contains(a.err.Error(), "rank 1 of 2: no response within 300ms") {
 			t.Errorf("got %v", a.err)
 		}
 		<-p.Done()
@@ -295,9 +295,9 @@ func TestTensorParallelRefused(t *testing.T) {
 		"4 attention heads (num_attention_heads) cannot be shared by 3 ranks": {
 			Model: filepath.Join("model", "testdata", "qwen3"), TensorParallel: rankCommand(3)},
 		"--enable-lora with --tensor-parallel-size 2": {TensorParallel: rankCommand(2), Adapters: Adapters{Places: 1, Rank: 8}},
-		"starts no further processes":                 {TensorParallel: TensorParallel{Ranks: 2}},
-		"rank 1 of 2: its process has ended":          {TensorParallel: TensorParallel{Ranks: 2, Command: []string{"/bin/true"}}},
-		"no such file":                                {TensorParallel: TensorParallel{Ranks: 2, Command: []string{"/does/not/exist"}}},
+		"cannot start worker processes":               {TensorParallel: TensorParallel{Size: 2}},
+		"rank 1 of 2: its process has ended":          {TensorParallel: TensorParallel{Size: 2, Command: []string{"/bin/true"}}},
+		"no such file":                                {TensorParallel: TensorParallel{Size: 2, Command: []string{"/does/not/exist"}}},
 	} {
 		o.Device, o.KVMemory = "cpu", 1<<20
 		if o.Model == "" {

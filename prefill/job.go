@@ -128,7 +128,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	ej := &engine.Job{
 		Root: j.root, RootDigest: j.digest, Tokens: j.tokens, Priority: j.priority, Ticket: j.ticket, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
 		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
-		Ended: func(l engine.Life) { n.engineSpans(j, l) },
+		OnFinish: func(l engine.RequestStats) { n.engineSpans(j, l) },
 	}
 	id, cached, err := n.o.Engine.AddJob(ej)
 	if err != nil {
@@ -210,7 +210,7 @@ type piece struct {
 }
 
 func newFeed(e *engine.Engine, from, total int) *feed {
-	f := &feed{kv: e.KV(), ranks: e.Ranks(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
+	f := &feed{kv: e.KV(), ranks: e.Workers(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
 	var pages, of []int
 	for g, spec := range f.groups {
 		first, end := scheduler.Places(spec, from, total)

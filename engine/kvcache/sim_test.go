@@ -70,7 +70,7 @@ func simulate(seed uint64, broken fault, n map[string]int) (err error) {
 	if err != nil {
 		return err
 	}
-	p.broken = broken
+	p.fault = broken
 	s := &sim{
 		rng: rng, p: p, n: n,
 		roots:   []Hash{Root("m", "", ""), Root("m", "", "salt"), Root("m", "a", "")},

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
-	"github.com/tandem-serving/tandem/engine/ranks"
+	"github.com/tandem-serving/tandem/engine/workers"
 )
 
 // sharded is a model on as many backends as there are ranks, each on a goroutine
@@ -25,19 +25,19 @@ type sharded struct {
 // loadSharded loads a checkpoint in parts.
 func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantization) *sharded {
 	t.Helper()
-	mailbox := ranks.Mailbox(testLimits, 4)
-	f, err := ranks.NewFile(n, mailbox)
+	mailbox := workers.Mailbox(testLimits, 4)
+	f, err := workers.NewFile(n, mailbox)
 	if err != nil {
 		t.Skip(err) // only Linux has such memory
 	}
 	s := &sharded{}
 	ended := make(chan error, n)
 	for r := range n {
-		g, err := ranks.Open(f, r, n, mailbox, 30*time.Second)
+		g, err := workers.Open(f, r, n, mailbox, 30*time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dev, err := cpu.New(cpu.Options{Threads: 1, Limits: testLimits, Kernels: kernels, Mapped: true, Ranks: g})
+		dev, err := cpu.New(cpu.Options{Threads: 1, Limits: testLimits, Kernels: kernels, Mapped: true, Group: g})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantizatio
 			t.Cleanup(func() {
 				g.End()
 				for range n - 1 {
-					if err := <-ended; err != ranks.ErrClosed {
+					if err := <-ended; err != workers.ErrClosed {
 						t.Error(err)
 					}
 				}
@@ -67,7 +67,7 @@ func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantizatio
 			err := g.Next(&step)
 			for ; err == nil; err = g.Next(&step) {
 				if err := m.Step(&step, nil); err != nil {
-					g.Lose(r, err.Error())
+					g.MarkLost(r, err.Error())
 				}
 			}
 			closeAll(t, dev, g)

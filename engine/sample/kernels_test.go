@@ -242,7 +242,7 @@ func TestSearchFromAnywhere(t *testing.T) {
 			copy(s.sums, all)
 			at := math.Float32bits(s.weights[r.IntN(n)])
 			low := at - min(at, uint32(r.IntN(1<<r.IntN(24))))
-			s.look(Portable{}, low, at+1+uint32(r.IntN(1<<r.IntN(24))))
+			s.fillNear(Portable{}, low, at+1+uint32(r.IntN(1<<r.IntN(24))))
 			if t2, above2, ties2 := s.search(Portable{}, target, min(at+uint32(r.IntN(3))-1, one)); t2 != threshold || above2 != above || ties2 != ties || !slices.Equal(s.sums, sums) {
 				t.Fatalf("seed %d: from the bits %#x on: %v, %v, %d, %v, want %v, %v, %d, %v", seed, at, t2, above2, ties2, s.sums, threshold, above, ties, sums)
 			}

@@ -48,7 +48,7 @@ func TestJobsAloneLoseNothing(t *testing.T) {
 				}
 				middle := 0
 				for _, r := range m.s.running {
-					if r.holds() > 0 {
+					if r.nBlocks() > 0 {
 						middle++
 					}
 				}

@@ -40,7 +40,7 @@ func shortPool(t *testing.T, seed uint64, long int, broken fault) (computed, ste
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 0x9c057))
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 160, BlockTokens: 16}, MaxSeqs: 24, MaxBatchedTokens: 256, Watermark: 1e-6})
-	s.broken = broken
+	s.fault = broken
 	type life struct{ left, start int }
 	lives := map[RequestID]*life{}
 	next := RequestID(0)

@@ -165,7 +165,7 @@ func newSim(seed uint64, broken fault, n counts) (*sim, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.broken = broken
+	s.fault = broken
 	m := &sim{
 		device: device{groups: s.groups, stride: 3 * blockTokens, mem: make([]cell, blocks*3*blockTokens)},
 		rng:    rng, s: s, cfg: cfg, n: n,
@@ -285,7 +285,7 @@ func (m *sim) after(op string) error {
 			all(r)
 		}
 	}
-	for _, id := range m.s.doubles {
+	for _, id := range m.s.duplicates {
 		owners[id] = m.owners[id] // the step ahead may read it
 	}
 	for _, res := range m.s.reservations {
@@ -311,10 +311,10 @@ func (m *sim) after(op string) error {
 }
 
 // guessAll guesses for all, but for every third not as much as it may.
-func guessAll(asks []Ask) {
+func guessAll(asks []DraftRequest) {
 	for i := range asks {
 		a := &asks[i]
-		a.Tokens = guess(a.Tokens, max(0, a.Most-int(a.ID)%3))
+		a.Tokens = guess(a.Tokens, max(0, a.MaxDrafts-int(a.ID)%3))
 	}
 }
 

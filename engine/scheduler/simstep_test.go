@@ -15,7 +15,7 @@ func (m *sim) step() error {
 	held := map[*request]bool{}
 	for i, q := range m.live {
 		where[i] = q.r.state
-		if q.r.state == stateHeld && q.r.holds() > 0 {
+		if q.r.state == stateHeld && q.r.nBlocks() > 0 {
 			held[q.r] = true
 		}
 	}
@@ -28,7 +28,7 @@ func (m *sim) step() error {
 	m.stepping = true
 	m.batch, m.completed = nil, nil
 	for _, q := range m.live {
-		if held[q.r] && q.r.holds() == 0 {
+		if held[q.r] && q.r.nBlocks() == 0 {
 			m.n["reclaimed-held"]++
 			if q.r.reservation != nil {
 				m.n["reclaimed-held-reserved"]++
@@ -482,8 +482,8 @@ func (m *sim) takeTurns() error {
 	}
 	// What the one whose turn it is lacks is more than there is.
 	r, u := m.waits[0].q.r, m.s.Stats().Blocks
-	if limit := int(m.cfg.ArrivingFraction * float64(u.Blocks)); r.state != stateHeld || r.reservation != nil || u.Arriving+r.lacks <= limit && m.s.pool.Available()-r.lacks >= m.s.watermark {
-		return fmt.Errorf("request %d waits for %d blocks and nothing: %+v", r.id, r.lacks, u)
+	if limit := int(m.cfg.ArrivingFraction * float64(u.Blocks)); r.state != stateHeld || r.reservation != nil || u.Arriving+r.reserveBlocks <= limit && m.s.pool.Available()-r.reserveBlocks >= m.s.watermark {
+		return fmt.Errorf("request %d waits for %d blocks and nothing: %+v", r.id, r.reserveBlocks, u)
 	}
 	return nil
 }

@@ -340,7 +340,7 @@ func TestUpdateCountsResults(t *testing.T) {
 func TestGuessesOnlyWithRoom(t *testing.T) {
 	for budget, want := range map[int]bool{2: false, 3: true} {
 		asked := false
-		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}, MaxSeqs: 2, MaxOutputs: 6, MaxBatchedTokens: budget, MaxDrafts: 2, DraftAll: func([]Ask) { asked = true }})
+		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}, MaxSeqs: 2, MaxOutputs: 6, MaxBatchedTokens: budget, MaxDrafts: 2, DraftAll: func([]DraftRequest) { asked = true }})
 		add(t, s, Request{ID: 1, Tokens: text(1, 1)}, 0)
 		add(t, s, Request{ID: 2, Tokens: text(2, 1)}, 0)
 		for range 3 {

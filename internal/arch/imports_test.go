@@ -55,6 +55,8 @@ var mayImport = map[string][]string{
 	"decode/course": {},
 	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
+	"deploy/release": {}, // a module of its own
+
 	"cuda":       {},
 	"cuda/build": {"cuda"},
 
@@ -84,10 +86,10 @@ var mayImport = map[string][]string{
 
 	"engine": {
 		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
-		"engine/draft", "engine/ngram", "engine/ranks", "engine/sample", "engine/scheduler", "internal/regular",
+		"engine/draft", "engine/ngram", "engine/workers", "engine/sample", "engine/scheduler", "internal/regular",
 	},
 	"engine/draft":               {"engine/backend", "engine/kvcache", "engine/sample"},
-	"engine/ranks":               {"engine/backend"},
+	"engine/workers":             {"engine/backend"},
 	"engine/ngram":               {},
 	"engine/scheduler":           {"engine/kvcache"},
 	"engine/kvcache":             {},

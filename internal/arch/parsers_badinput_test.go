@@ -51,7 +51,7 @@ var parsed = map[string]string{
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
-	"engine/ranks":           "messages and steps of its own other processes, which it started and shares memory with",
+	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
 	"internal/arch/testall":  "the output of go test, by encoding/json into plain fields",

@@ -81,8 +81,8 @@ const RankCommand = "rank"
 
 // tensorParallel has this program started as ranks, which end with this process.
 func tensorParallel(m *config.Model) (engine.TensorParallel, error) {
-	t := engine.TensorParallel{Ranks: m.TensorParallel, Timeout: time.Duration(m.RankTimeout)}
-	if t.Ranks <= 1 {
+	t := engine.TensorParallel{Size: m.TensorParallel, Timeout: time.Duration(m.RankTimeout)}
+	if t.Size <= 1 {
 		return t, nil
 	}
 	if t.Timeout == 0 {

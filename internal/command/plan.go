@@ -19,7 +19,7 @@ func plan(v *Invocation) error {
 	v.IntVar(&o.BlockTokens, "block-size", 16, "tokens per KV block")
 	v.IntVar(&o.MaxModelLen, "max-model-len", 0, "tokens per sequence; 0: what the model was made for")
 	v.IntVar(&o.MaxBatchedTokens, "max-num-batched-tokens", 2048, "tokens per step: a window holds what a step writes too")
-	v.IntVar(&o.Ranks, "tensor-parallel-size", 1, "processes or GPUs that compute the model together, a part of each matrix and --kv-memory each")
+	v.IntVar(&o.TensorParallel, "tensor-parallel-size", 1, "processes or GPUs that compute the model together, a part of each matrix and --kv-memory each")
 	args, err := v.Parse(2)
 	if err != nil {
 		return err

@@ -112,7 +112,7 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	computed := set.Histogram(metrics.RequestPrefillKVComputed)
 	w := engine.Watch{
 		Step: func(nTokens int, d time.Duration) { tokens.Observe(float64(nTokens)); steps.Observe(d.Seconds()) },
-		Ended: func(l engine.Life) {
+		OnFinish: func(l engine.RequestStats) {
 			if l.First == 0 || l.Finish == engine.FinishError || !l.Job && l.Finish == 0 {
 				return // what did not end well would tell of its end, not of the service
 			}
@@ -129,10 +129,10 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	first, next := set.Histogram(metrics.TimeToFirstToken), set.Histogram(metrics.InterTokenLatency)
 	w.First = func(d time.Duration) { first.Observe(d.Seconds()) }
 	w.Next = func(d time.Duration) { next.Observe(d.Seconds()) }
-	both := w.Ended
+	both := w.OnFinish
 	prompt, output, most := set.Histogram(metrics.RequestPromptTokens), set.Histogram(metrics.RequestGenerationTokens), set.Histogram(metrics.RequestParamsMaxTokens)
 	total, decoding, perToken := set.Histogram(metrics.E2ERequestLatency), set.Histogram(metrics.RequestDecodeTime), set.Histogram(metrics.TimePerOutputToken)
-	w.Ended = func(l engine.Life) {
+	w.OnFinish = func(l engine.RequestStats) {
 		both(l)
 		if l.Finish != engine.FinishStop && l.Finish != engine.FinishLength {
 			return

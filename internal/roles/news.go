@@ -24,7 +24,7 @@ func (b *blockNews) begin(n *node, bus *cluster.Bus) error {
 		return err
 	}
 	b.Store(news)
-	news.Answer(bus, n.Bundle.ModelName, n.Name, n.eng.TellBlocks)
+	news.Answer(bus, n.Bundle.ModelName, n.Name, n.eng.PublishBlocks)
 	n.meters.News(news.Dropped)
 	return nil
 }

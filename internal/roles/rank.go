@@ -16,7 +16,7 @@ import (
 // node's alone, which drains first.
 func rank(number string) int {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1)
-	if err := engine.ServeRank(); err != nil {
+	if err := engine.ServeWorker(); err != nil {
 		fmt.Fprintf(os.Stderr, "tandem rank %s: %v\n", number, err)
 		return 1
 	}

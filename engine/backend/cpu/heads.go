@@ -6,9 +6,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// HeadLinear records a product per head as that of experts: every row chooses
-// every head, a head's slots lie side by side, and its matrix is read once for all
-// rows.
+// HeadLinear records a product per head as one of experts. Every row selects every
+// head, a head's slots are contiguous, and its matrix is read once for all rows.
 func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	d, a, in, out := c.buf(dst), c.buf(x), c.buf(s.In), c.buf(s.Out)
 	heads := len(s.Weights)
@@ -35,7 +34,7 @@ func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	c.recording.heads = append(c.recording.heads, r)
 }
 
-// all lists the spans of rows that all choose all.
+// all lists the spans of rows that all select every expert.
 func (r *routing) all(rows int) {
 	list := r.list[:1]
 	for e := range r.experts {
@@ -54,7 +53,7 @@ func (o *op) split(row, rows int) {
 	}
 }
 
-// join copies a row's heads from their slots, and what split left.
+// join copies a row's heads from their slots, and the columns that split left out.
 func (o *op) join(row, rows int) {
 	dst, x := o.dst.row(row), o.a.row(row)
 	width, from := o.dst.cols/o.heads, o.a.cols/o.heads
@@ -65,8 +64,8 @@ func (o *op) join(row, rows int) {
 	}
 }
 
-// pickGroups chooses a row's experts among the best groups; see
-// backend.SigmoidRouter. A score that is no number still leads to an expert.
+// pickGroups selects a row's experts among the best groups; see
+// backend.SigmoidRouter. A NaN score still selects an expert that exists.
 func (r *routing) pickGroups(row int, scores, bias []float32, s *backend.SigmoidRouter, normalize bool) {
 	ids, weights := r.ids[row*r.topK:(row+1)*r.topK], r.weights[row*r.topK:(row+1)*r.topK]
 	size := r.experts / s.Groups
@@ -108,7 +107,7 @@ func (r *routing) pickGroups(row int, scores, bias []float32, s *backend.Sigmoid
 	}
 }
 
-// best is the first of the largest that are not left out.
+// best returns the first of the largest values for which without returns false.
 func best(n int, v []float32, without func(i int) bool) int {
 	at := -1
 	for i := range n {

@@ -49,7 +49,7 @@ func (a *aheadRows) step(who, src []int32) *backend.Step {
 		s.Spans = append(s.Spans, span)
 		out := backend.Output{Row: int32(i), Position: a.pos + 1, Params: a.params[w]}
 		if out.Params.Controls != nil {
-			out.Probs = 3
+			out.LogProbs = 3
 		}
 		s.Outputs = append(s.Outputs, out)
 	}

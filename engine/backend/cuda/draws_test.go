@@ -70,7 +70,7 @@ func drawAll(rng *rand.Rand, s *backend.Step) {
 		if i == 6 {
 			p.Temperature = 0
 		}
-		s.Outputs = append(s.Outputs, backend.Output{Row: int32(i), Position: int32(rng.IntN(5000)), Params: p, Probs: i * 5 % 22})
+		s.Outputs = append(s.Outputs, backend.Output{Row: int32(i), Position: int32(rng.IntN(5000)), Params: p, LogProbs: i * 5 % 22})
 	}
 	s.Sampled = make([]int32, len(s.Outputs))
 }
@@ -164,7 +164,7 @@ func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results []
 	var tokens, ranks, own []float32
 	rows := dev.Download(nil, logits)
 	for i, token := range s.Sampled {
-		n := s.Outputs[i].Probs - 1
+		n := s.Outputs[i].LogProbs - 1
 		lp, rank, top := sample.LogProbs(sample.Portable{}, rows[i*drawVocab:(i+1)*drawVocab], token, max(n, 0), nil, nil)
 		if scorer, ok := dev.(backend.Scorer); ok && n >= 0 {
 			if lp, rank, top, ok = scorer.LogProbs(i, nil); !ok {

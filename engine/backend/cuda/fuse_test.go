@@ -99,7 +99,7 @@ func TestFusedBits(t *testing.T) {
 	for _, c := range cases {
 		var results [2][][]float32
 		for i, apart := range []bool{false, true} {
-			dev := openGPU(t, Options{Limits: benchLimits, apart: apart})
+			dev := openGPU(t, Options{Limits: benchLimits, unfused: apart})
 			var err error
 			if results[i], err = c.run(dev, 3); err != nil {
 				t.Fatal(err)

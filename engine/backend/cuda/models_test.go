@@ -106,9 +106,9 @@ func load(rng *rand.Rand, talks []*talk, spec backend.KVSpec) (*backend.Step, []
 		}
 		k.done += n
 		if k.done == len(k.tokens) && len(s.Outputs) < modelLimits.Outputs {
-			out := backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params, Probs: (k.done * 5) % 22}
+			out := backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params, LogProbs: (k.done * 5) % 22}
 			if c := k.params.Controls; c != nil && wordsOf(c) > ruleWords {
-				out.Probs = 0 // the host draws, and looks for itself
+				out.LogProbs = 0 // the host draws, and looks for itself
 			}
 			s.Outputs = append(s.Outputs, out)
 			who = append(who, k)
@@ -240,7 +240,7 @@ func compareModels(t *testing.T, src *model.Source, want, got *seat, kv backend.
 			if own != step.Sampled[i] {
 				t.Errorf("step %d, output %d: token %d drawn, the host draws %d of the same logits", steps, i, step.Sampled[i], own)
 			}
-			compareProbs(t, got.Backend.(*CUDA), i, step.Outputs[i].Probs, b[i*vocab:(i+1)*vocab], own)
+			compareProbs(t, got.Backend.(*CUDA), i, step.Outputs[i].LogProbs, b[i*vocab:(i+1)*vocab], own)
 			drawn++
 			if sampled[i] == step.Sampled[i] {
 				draws++

@@ -6,58 +6,58 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// Devices of one model meet by NCCL, which the shared object opens when it is told
-// of them. Steps come over backend.Ranks, which knows when a rank is lost: then the
-// meeting is ended, since a device would wait for ever.
+// Devices of one model communicate by NCCL, which the shared object opens on demand.
+// Steps come through backend.WorkerGroup, which knows when a worker is lost. Then the NCCL
+// communicator is aborted, because a device would wait for ever.
 
-// NCCLName is the file that is looked for where no other is named.
+// NCCLName is the default file name of NCCL.
 const NCCLName = "libnccl.so.2"
 
 const ncclIDBytes = 128
 
-// RanksID makes the name by which the ranks of a model find each other.
-func RanksID(libraryPath, nccl string) ([]byte, error) {
+// NewGroupID returns the id of a new NCCL communicator.
+func NewGroupID(libraryPath, nccl string) ([]byte, error) {
 	l, err := open(libraryPath)
 	if err != nil {
 		return nil, err
 	}
 	id, err := l.ncclID(nccl)
 	if err != nil {
-		return nil, fmt.Errorf("%w: NCCL, by which GPUs compute a model together: %w", backend.ErrNoDevice, err)
+		return nil, fmt.Errorf("%w: NCCL, which tensor parallelism on GPUs needs: %w", backend.ErrNoDevice, err)
 	}
 	return id, nil
 }
 
-// Meet waits until all ranks have called it with the name that one of them made.
-func (c *CUDA) Meet(nccl string, id []byte) error {
-	r := c.opts.Ranks
+// JoinGroup waits until all workers have called it with the same id.
+func (c *CUDA) JoinGroup(nccl string, id []byte) error {
+	r := c.opts.Group
 	if r == nil || len(id) != ncclIDBytes {
-		return fmt.Errorf("%w: a name of %d bytes for ranks", backend.ErrShape, len(id))
+		return fmt.Errorf("%w: a communicator id of %d bytes", backend.ErrShape, len(id))
 	}
-	if !c.dev.ranks(nccl, id, r.Rank(), r.Ranks()) {
-		return c.failed("meeting the other ranks")
+	if !c.dev.joinGroup(nccl, id, r.Rank(), r.Size()) {
+		return c.failed("joining the communicator")
 	}
 	return nil
 }
 
-// AllReduce records x = the sum of all ranks' x.
+// AllReduce records x = the sum of all workers' x.
 func (c *CUDA) AllReduce(x backend.Buf) {
 	b := c.buf(x)
-	if c.opts.Ranks != nil {
+	if c.opts.Group != nil {
 		c.record(b, op{kind: opAllReduce, n: int32(b.cols), dst: b.data})
 	}
 }
 
-// AllGather records dst = all ranks' src, side by side. NCCL wants as much of each,
-// so that narrower parts are filled up.
+// AllGather records dst = all workers' src, side by side. NCCL requires parts of equal
+// size, so that narrower parts are padded.
 func (c *CUDA) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
-	if c.opts.Ranks == nil {
-		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
+	if c.opts.Group == nil {
+		need(d == a, "AllGather: %d of %d columns with one worker", a.cols, d.cols)
 		return
 	}
-	n := c.opts.Ranks.Ranks()
-	from, end := backend.Cut(d.cols, 1, c.opts.Ranks.Rank(), n)
+	n := c.opts.Group.Size()
+	from, end := backend.Cut(d.cols, 1, c.opts.Group.Rank(), n)
 	need(d != a && d.rows == a.rows && a.cols == end-from, "AllGather: %d columns of %d, want %d", a.cols, d.cols, end-from)
 	wide := (d.cols + n - 1) / n
 	if c.gathered == nil {

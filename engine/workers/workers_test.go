@@ -1,6 +1,6 @@
 //go:build linux
 
-package ranks
+package workers
 
 import (
 	"errors"
@@ -213,7 +213,7 @@ func TestLost(t *testing.T) {
 // Who waits for a step, or in a meeting, is woken when a rank is lost.
 func TestLose(t *testing.T) {
 	all := group(t, 3, time.Hour)
-	time.AfterFunc(10*time.Millisecond, func() { all[0].Lose(2, "it has ended: signal: killed") })
+	time.AfterFunc(10*time.Millisecond, func() { all[0].MarkLost(2, "it has ended: signal: killed") })
 	errs := together(all[:2], func(g *Group) error {
 		if g.rank == 0 {
 			return g.AllReduce(make([]float32, 10))

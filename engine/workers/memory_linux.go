@@ -1,4 +1,4 @@
-package ranks
+package workers
 
 import (
 	"fmt"
@@ -11,25 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newMemory is zeroed memory that other processes can map.
+// newMemory returns a file of zeroed memory that other processes can map.
 func newMemory(name string, bytes int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("ranks: memory file: %w", err)
+		return nil, fmt.Errorf("workers: memory file: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), name)
 	if err := f.Truncate(bytes); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("ranks: memory file of %d bytes: %w", bytes, err)
+		return nil, fmt.Errorf("workers: memory file of %d bytes: %w", bytes, err)
 	}
 	return f, nil
 }
 
-// Map maps a part of shared memory; at is a multiple of a page.
+// Map maps a part of shared memory. at is a multiple of the page size.
 func Map(f *os.File, at int64, bytes int) ([]byte, error) {
 	b, err := unix.Mmap(int(f.Fd()), at, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("ranks: mapping %d bytes of shared memory at %d: %w", bytes, at, err)
+		return nil, fmt.Errorf("workers: mapping %d bytes of shared memory at %d: %w", bytes, at, err)
 	}
 	return b, nil
 }
@@ -42,14 +42,14 @@ const (
 	futexWake = 1
 )
 
-// sleep returns when w is woken, has another value already, or after d.
+// sleep returns when w is woken, when its value is not value, or after d.
 func sleep(w *atomic.Uint32, value uint32, d time.Duration) {
 	ts := syscall.NsecToTimespec(int64(d))
-	// Whatever it returns, the caller looks again.
+	// The caller checks w again, so that the result does not matter.
 	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(value), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
-// wake wakes all that sleep on w.
+// wake wakes all processes that sleep on w.
 func wake(w *atomic.Uint32) {
 	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWake, 1<<30, 0, 0, 0)
 }

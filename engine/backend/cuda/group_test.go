@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
-	"github.com/tandem-serving/tandem/engine/ranks"
+	"github.com/tandem-serving/tandem/engine/workers"
 )
 
 // stubNCCL is what the tests open in NCCL's place.
@@ -31,28 +31,28 @@ func stubNCCL(t *testing.T) string {
 }
 
 // together is a model on n devices, of which rank 0's steps are the test's.
-func together(t *testing.T, src *model.Source, nccl string, n int, eager bool) (*seat, *ranks.Group) {
+func together(t *testing.T, src *model.Source, nccl string, n int, eager bool) (*seat, *workers.Group) {
 	t.Helper()
-	mailbox := ranks.Mailbox(modelLimits, 4)
-	f, err := ranks.NewFile(n, mailbox)
+	mailbox := workers.Mailbox(modelLimits, 4)
+	f, err := workers.NewFile(n, mailbox)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	id, err := RanksID(libraryPath, nccl)
+	id, err := NewGroupID(libraryPath, nccl)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var first *seat
-	var group *ranks.Group
+	var group *workers.Group
 	met := make(chan error, n)
 	ended := make(chan struct{}, n)
 	for r := range n {
-		g, err := ranks.Open(f, r, n, mailbox, time.Minute)
+		g, err := workers.Open(f, r, n, mailbox, time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dev := openGPU(t, Options{Limits: modelLimits, Eager: eager, Ranks: g})
+		dev := openGPU(t, Options{Limits: modelLimits, Eager: eager, Group: g})
 		shard := model.Shard{Rank: r, Ranks: n}
 		m, err := model.Load(src, dev, modelLimits, model.Options{Shard: shard})
 		if err != nil {
@@ -61,7 +61,7 @@ func together(t *testing.T, src *model.Source, nccl string, n int, eager bool) (
 		if err := dev.AllocKV(kvOf(t, src, shard)); err != nil {
 			t.Fatal(err)
 		}
-		go func() { met <- dev.Meet(nccl, id) }()
+		go func() { met <- dev.JoinGroup(nccl, id) }()
 		if r == 0 {
 			first, group = &seat{m, dev}, g
 			continue
@@ -159,22 +159,22 @@ func TestRanks(t *testing.T) {
 func TestRanksGather(t *testing.T) {
 	const n, cols, tokens = 3, 7, 4
 	nccl := stubNCCL(t)
-	f, err := ranks.NewFile(n, ranks.Mailbox(modelLimits, 1))
+	f, err := workers.NewFile(n, workers.Mailbox(modelLimits, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	id, err := RanksID(libraryPath, nccl)
+	id, err := NewGroupID(libraryPath, nccl)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, n)
 	for r := range n {
-		g, err := ranks.Open(f, r, n, ranks.Mailbox(modelLimits, 1), time.Minute)
+		g, err := workers.Open(f, r, n, workers.Mailbox(modelLimits, 1), time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dev := openGPU(t, Options{Limits: modelLimits, Ranks: g})
+		dev := openGPU(t, Options{Limits: modelLimits, Group: g})
 		t.Cleanup(func() { _, _ = dev.Close(), g.Close() })
 		go func() { got <- gather(dev, nccl, id, r, n, cols, tokens) }()
 	}
@@ -187,7 +187,7 @@ func TestRanksGather(t *testing.T) {
 
 // gather has a rank bring its columns of a matrix that counts.
 func gather(dev *CUDA, nccl string, id []byte, r, n, cols, tokens int) error {
-	if err := dev.Meet(nccl, id); err != nil {
+	if err := dev.JoinGroup(nccl, id); err != nil {
 		return err
 	}
 	from, end := backend.Cut(cols, 1, r, n)
@@ -233,7 +233,7 @@ func TestRanksLost(t *testing.T) {
 	}
 	t.Cleanup(func() { src.Close() })
 	gpu, group := together(t, src, stubNCCL(t), 2, true)
-	group.Lose(1, "it has ended")
+	group.MarkLost(1, "it has ended")
 	spec := kvSpec(src, backend.F32)
 	rng := rand.New(rand.NewPCG(5, 6))
 	step, _ := load(rng, newTalks(rng, gpu.VocabSize(), spec), spec)
@@ -245,7 +245,7 @@ func TestRanksLost(t *testing.T) {
 // Without NCCL it is said which file is missing; with another library which it is.
 func TestRanksNeedNCCL(t *testing.T) {
 	for path, want := range map[string]string{"/does/not/exist.so": "/does/not/exist.so", libraryPath: "lacks functions of NCCL"} {
-		if _, err := RanksID(libraryPath, path); !errors.Is(err, backend.ErrNoDevice) || !strings.Contains(err.Error(), want) {
+		if _, err := NewGroupID(libraryPath, path); !errors.Is(err, backend.ErrNoDevice) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

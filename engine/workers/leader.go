@@ -1,4 +1,4 @@
-package ranks
+package workers
 
 import (
 	"encoding/json"
@@ -18,11 +18,11 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// ErrStart is behind every failure of ranks to come up.
-var ErrStart = errors.New("ranks: they did not come up")
+// ErrStart means that the workers have not started.
+var ErrStart = errors.New("workers: not started")
 
-// StartTimeout is how long a rank may take to load its part, EndTimeout how long it
-// may take to end before it is killed.
+// StartTimeout bounds how long a worker may take to load its part, and EndTimeout how
+// long it may take to end before it is killed.
 const (
 	StartTimeout = 30 * time.Minute
 	EndTimeout   = 5 * time.Second
@@ -30,28 +30,28 @@ const (
 
 // Options of Start.
 type Options struct {
-	Ranks   int
-	Mailbox int           // see the function
-	Timeout time.Duration // that ranks wait for each other
+	Size    int           // workers, this process included
+	Mailbox int           // bytes of a step; see the function Mailbox
+	Timeout time.Duration // bound of a wait for another worker
 
-	Command []string              // program and arguments of a rank, which calls Join; its number follows
-	Start   func(*exec.Cmd) error // starts it so that it does not outlive this process; nil: by itself
-	Files   []*os.File            // that ranks have as Member.Files
-	Log     *os.File              // what ranks say
+	Command []string              // program and arguments of a worker, which calls Join; its rank is appended
+	Start   func(*exec.Cmd) error // starts a worker so that it does not outlive this process; nil: Cmd.Start
+	Files   []*os.File            // the workers' Worker.Files
+	Log     *os.File              // the workers' standard output and error
 }
 
-// Leader is rank 0 with the processes of the others. Messages go over a socket
-// pair each, as JSON; a rank whose socket closes ends.
+// Leader is rank 0 with the processes of the other workers. Each has a socket pair
+// for messages, as JSON. A worker ends when its socket is closed.
 type Leader struct {
 	*Group
-	file    *os.File
-	members []*process
-	lost    chan error // capacity 1
-	ending  atomic.Bool
-	watch   sync.WaitGroup
+	file      *os.File
+	processes []*process
+	lost      chan error // capacity 1
+	closing   atomic.Bool
+	watch     sync.WaitGroup
 }
 
-// process is a rank's.
+// process is the process of a worker.
 type process struct {
 	rank int
 	cmd  *exec.Cmd
@@ -60,30 +60,30 @@ type process struct {
 	from *json.Decoder
 }
 
-// hello is the first message.
+// hello is the first message to a worker.
 type hello struct {
 	Rank, Ranks, Mailbox, Files int
 	Timeout                     time.Duration
 }
 
-// answer is what a rank says to each message.
-type answer struct{ Error string }
+// reply is a worker's reply to each message.
+type reply struct{ Error string }
 
-// Start starts the processes of ranks 1 and on.
+// Start starts the processes of ranks 1 and above.
 func Start(o Options) (*Leader, error) {
-	f, err := NewFile(o.Ranks, o.Mailbox)
+	f, err := NewFile(o.Size, o.Mailbox)
 	if err != nil {
 		return nil, err
 	}
 	l := &Leader{file: f, lost: make(chan error, 1)}
-	if l.Group, err = Open(f, 0, o.Ranks, o.Mailbox, o.Timeout); err != nil {
+	if l.Group, err = Open(f, 0, o.Size, o.Mailbox, o.Timeout); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	for r := 1; r < o.Ranks && err == nil; r++ {
+	for r := 1; r < o.Size && err == nil; r++ {
 		err = l.start(r, &o)
 	}
 	if err == nil {
-		err = l.Answers()
+		err = l.AwaitReplies()
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %w", ErrStart, err), l.Close())
@@ -91,7 +91,7 @@ func Start(o Options) (*Leader, error) {
 	return l, nil
 }
 
-// start starts one rank and greets it.
+// start starts one worker and sends it hello.
 func (l *Leader) start(rank int, o *Options) error {
 	ours, theirs, err := pair()
 	if err != nil {
@@ -109,33 +109,33 @@ func (l *Leader) start(rank int, o *Options) error {
 		return errors.Join(err, ours.Close())
 	}
 	p := &process{rank: rank, cmd: cmd, conn: ours, to: json.NewEncoder(ours), from: json.NewDecoder(ours)}
-	l.members = append(l.members, p)
+	l.processes = append(l.processes, p)
 	l.watch.Go(func() {
 		err := cmd.Wait()
-		if l.ending.Load() {
+		if l.closing.Load() {
 			return
 		}
 		why := "its process has ended"
 		if err != nil {
 			why = fmt.Sprintf("%s: %v", why, err)
 		}
-		l.Lose(rank, why)
+		l.MarkLost(rank, why)
 		select {
 		case l.lost <- l.Err():
-		default: // it has been told of another one
+		default: // another lost worker was reported before
 		}
 	})
-	if err := p.to.Encode(hello{rank, o.Ranks, o.Mailbox, len(o.Files), o.Timeout}); err != nil {
+	if err := p.to.Encode(hello{rank, o.Size, o.Mailbox, len(o.Files), o.Timeout}); err != nil {
 		return fmt.Errorf("rank %d: %w", rank, l.cause(err)) // it has ended at once
 	}
 	return nil
 }
 
-// pair is a connection with both its ends.
+// pair returns both ends of a connection.
 func pair() (ours net.Conn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("ranks: socket pair: %w", err)
+		return nil, nil, fmt.Errorf("workers: socket pair: %w", err)
 	}
 	unix.CloseOnExec(fds[0])
 	unix.CloseOnExec(fds[1])
@@ -148,9 +148,9 @@ func pair() (ours net.Conn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// Tell sends all ranks a message; each answers it.
-func (l *Leader) Tell(of func(rank int) any) error {
-	for _, p := range l.members {
+// Send sends a message to each worker. Each worker answers it.
+func (l *Leader) Send(of func(rank int) any) error {
+	for _, p := range l.processes {
 		if err := p.to.Encode(of(p.rank)); err != nil {
 			return fmt.Errorf("rank %d: %w", p.rank, l.cause(err))
 		}
@@ -158,11 +158,11 @@ func (l *Leader) Tell(of func(rank int) any) error {
 	return nil
 }
 
-// Answers waits until all ranks have answered the last message, and returns the
-// first refusal.
-func (l *Leader) Answers() error {
-	for _, p := range l.members {
-		var a answer
+// AwaitReplies waits until all workers have answered the last message, and returns the
+// first error among the answers.
+func (l *Leader) AwaitReplies() error {
+	for _, p := range l.processes {
+		var a reply
 		if err := p.conn.SetReadDeadline(time.Now().Add(StartTimeout)); err != nil {
 			return err
 		}
@@ -176,46 +176,46 @@ func (l *Leader) Answers() error {
 	return nil
 }
 
-// cause is why a rank's connection failed, if its process has ended.
+// cause returns why a worker's connection failed: the end of its process, else err.
 func (l *Leader) cause(err error) error {
 	select {
 	case lost := <-l.lost:
 		select {
-		case l.lost <- lost: // to be heard by who runs steps, too
+		case l.lost <- lost: // the receiver of Lost needs it, too
 		default:
 		}
 		return lost
-	case <-time.After(EndTimeout): // the end is noticed a little later than that of the connection
+	case <-time.After(EndTimeout): // the process ends a little after its connection
 		return err
 	}
 }
 
-// Processes are the ids of the others' processes, from rank 1 on.
+// Processes returns the process ids of the other workers, from rank 1 on.
 func (l *Leader) Processes() (ids []int) {
-	for _, p := range l.members {
+	for _, p := range l.processes {
 		ids = append(ids, p.cmd.Process.Pid)
 	}
 	return ids
 }
 
-// Lost hears once when a rank is lost.
+// Lost receives one error when a worker is lost.
 func (l *Leader) Lost() <-chan error { return l.lost }
 
-// Close ends the ranks and waits for their processes, which are killed after
-// EndTimeout; at once if one of them is lost.
+// Close ends the workers and waits for their processes. It kills them after
+// EndTimeout, or at once if one of them is lost.
 func (l *Leader) Close() error {
 	bound := EndTimeout
 	if errors.Is(l.Err(), backend.ErrLost) {
 		bound = 0
 	}
-	l.ending.Store(true)
+	l.closing.Store(true)
 	l.End()
 	var errs []error
-	for _, p := range l.members {
+	for _, p := range l.processes {
 		errs = append(errs, p.conn.Close())
 	}
 	kill := time.AfterFunc(bound, func() {
-		for _, p := range l.members {
+		for _, p := range l.processes {
 			_ = p.cmd.Process.Kill() // it may have ended by now
 		}
 	})
@@ -224,8 +224,8 @@ func (l *Leader) Close() error {
 	return errors.Join(append(errs, l.Group.Close(), l.file.Close())...)
 }
 
-// Member is a rank other than 0, in a process of its own.
-type Member struct {
+// Worker is a worker other than rank 0, in a process of its own.
+type Worker struct {
 	*Group
 	Files []*os.File
 	conn  net.Conn
@@ -233,25 +233,25 @@ type Member struct {
 	from  *json.Decoder
 }
 
-// The files that a rank's process is started with.
+// File descriptors that a worker's process starts with.
 const (
 	connFile = 3 + iota
 	memoryFile
 	moreFiles
 )
 
-// Join is the first call of a rank's process.
-func Join() (*Member, error) {
+// Join is the first call of a worker's process.
+func Join() (*Worker, error) {
 	control := os.NewFile(connFile, "rank")
 	conn, err := net.FileConn(control)
 	if err != nil {
-		return nil, fmt.Errorf("%w: a rank is started by its node, with --tensor-parallel-size: %w", ErrStart, err)
+		return nil, fmt.Errorf("%w: this command is started by a node with --tensor-parallel-size: %w", ErrStart, err)
 	}
 	control.Close()
 	unix.CloseOnExec(memoryFile)
-	m := &Member{conn: conn, to: json.NewEncoder(conn), from: json.NewDecoder(conn)}
+	m := &Worker{conn: conn, to: json.NewEncoder(conn), from: json.NewDecoder(conn)}
 	var h hello
-	if err := m.Hear(&h); err != nil {
+	if err := m.Receive(&h); err != nil {
 		return nil, err
 	}
 	for i := range h.Files {
@@ -261,35 +261,35 @@ func Join() (*Member, error) {
 	f := os.NewFile(memoryFile, "ranks")
 	defer f.Close()
 	if m.Group, err = Open(f, h.Rank, h.Ranks, h.Mailbox, h.Timeout); err != nil {
-		return nil, m.Answer(err)
+		return nil, m.Reply(err)
 	}
-	return m, m.Answer(nil)
+	return m, m.Reply(nil)
 }
 
-// Hear waits for rank 0's next message.
-func (m *Member) Hear(v any) error {
+// Receive waits for rank 0's next message.
+func (m *Worker) Receive(v any) error {
 	if err := m.from.Decode(v); err != nil {
 		return fmt.Errorf("%w: rank 0: %w", ErrStart, err)
 	}
 	return nil
 }
 
-// Answer says how it went, and returns err, or why it could not be said.
-func (m *Member) Answer(err error) error {
-	var a answer
+// Reply replies with err, which may be nil, and returns err joined with a failure to send.
+func (m *Worker) Reply(err error) error {
+	var a reply
 	if err != nil {
 		a.Error = err.Error()
 	}
 	return errors.Join(err, m.to.Encode(a))
 }
 
-// Watch ends the group for this rank when rank 0's process has ended.
-func (m *Member) Watch() {
+// Watch starts a goroutine that ends the group for this worker when rank 0's process has ended.
+func (m *Worker) Watch() {
 	go func() {
 		_, err := io.Copy(io.Discard, io.MultiReader(m.from.Buffered(), m.conn))
 		if err == nil {
 			err = io.EOF
 		}
-		m.Lose(0, fmt.Sprintf("its process has ended: %v", err))
+		m.MarkLost(0, fmt.Sprintf("its process has ended: %v", err))
 	}()
 }

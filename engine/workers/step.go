@@ -1,4 +1,4 @@
-package ranks
+package workers
 
 import (
 	"fmt"
@@ -6,8 +6,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// Begin hands a step to the other ranks. They have read the last one: they came to
-// a meeting that ended it.
+// Begin publishes a step to the other workers. They have read the last one, because
+// they joined a meeting that ended it.
 func (g *Group) Begin(step *backend.Step) error {
 	if err := g.Err(); err != nil {
 		return err
@@ -36,8 +36,8 @@ func (g *Group) Begin(step *backend.Step) error {
 	return nil
 }
 
-// Next waits for a step and reads it into one that is used again. How outputs are
-// drawn is not said: rank 0 draws.
+// Next waits for a step and reads it into step, whose memory is reused. The sampling
+// parameters of outputs are not transferred, because rank 0 samples.
 func (g *Group) Next(step *backend.Step) error {
 	g.steps++
 	if err := g.await(&g.head.step, g.steps, 0, 0); err != nil {
@@ -54,7 +54,7 @@ func (g *Group) Next(step *backend.Step) error {
 	for range spans {
 		s := backend.Span{Row: int32(r.one()), Tokens: int32(r.one()), Start: int32(r.one()), Adapter: int32(r.one())}
 		for range r.one() {
-			s.Tables = append(s.Tables, r.take(r.one())) // the backend copies it before it comes to a meeting
+			s.Tables = append(s.Tables, r.take(r.one())) // the backend copies it before its first meeting
 		}
 		step.Spans = append(step.Spans, s)
 	}
@@ -65,7 +65,7 @@ func (g *Group) Next(step *backend.Step) error {
 	return nil
 }
 
-// writer fills memory and counts what does not fit.
+// writer fills memory and counts the numbers that do not fit.
 type writer struct {
 	to       []int32
 	at, more int
@@ -77,7 +77,8 @@ func (w *writer) put(v ...int32) {
 	w.more += len(v) - n
 }
 
-// reader takes numbers that rank 0 wrote; it is the same program.
+// reader reads numbers that rank 0 wrote. It does not check them, because rank 0 is the same
+// program.
 type reader struct{ from []int32 }
 
 func (r *reader) take(n int) []int32 {

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package ranks
+package workers
 
 import (
 	"errors"
@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-var errSystem = errors.New("ranks: processes that compute together need Linux")
+var errSystem = errors.New("workers: tensor parallelism needs Linux")
 
 func newMemory(string, int64) (*os.File, error) { return nil, errSystem }
 
-// Map returns an error here.
+// Map returns an error on this platform.
 func Map(*os.File, int64, int) ([]byte, error) { return nil, errSystem }
 
 func unmap([]byte) error { return nil }

@@ -1,4 +1,4 @@
-package ranks
+package workers
 
 import (
 	"errors"
@@ -6,14 +6,14 @@ import (
 	"unsafe"
 )
 
-// Memory is a file of memory that this process and its ranks map, a piece at a time.
+// Memory is a file of memory that this process and its workers map piece by piece.
 type Memory struct {
 	file  *os.File
 	size  int64
 	parts [][]byte
 }
 
-// NewMemory is an empty one.
+// NewMemory returns an empty Memory.
 func NewMemory(name string) (*Memory, error) {
 	f, err := newMemory(name, 0)
 	if err != nil {
@@ -22,10 +22,10 @@ func NewMemory(name string) (*Memory, error) {
 	return &Memory{file: f}, nil
 }
 
-// File is what ranks map.
+// File returns the file that workers map.
 func (m *Memory) File() *os.File { return m.file }
 
-// Map returns n more zeroed bytes; each costs memory when it is first touched.
+// Map returns n more zeroed bytes. A page takes memory when it is first touched.
 func (m *Memory) Map(n int) ([]byte, error) {
 	page := int64(os.Getpagesize())
 	size := m.size + (int64(n)+page-1)/page*page
@@ -41,7 +41,7 @@ func (m *Memory) Map(n int) ([]byte, error) {
 	return b, nil
 }
 
-// Place is where in the file bytes of Map's lie.
+// Place returns the offset in the file of memory that Map returned.
 func (m *Memory) Place(b []byte) (at int64, ok bool) {
 	page := os.Getpagesize()
 	for _, p := range m.parts {
@@ -53,7 +53,7 @@ func (m *Memory) Place(b []byte) (at int64, ok bool) {
 	return 0, false
 }
 
-// Close unmaps the memory, which nobody here may use any more.
+// Close unmaps the memory. It must not be in use in this process.
 func (m *Memory) Close() error {
 	errs := []error{m.file.Close()}
 	for _, p := range m.parts {
