@@ -44,8 +44,8 @@ var mayImport = map[string][]string{
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
-	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/rpc/nodepb"},
-	"gateway/render/jinja":                {"internal/jsonscan"}, // reads values from JSON
+	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
+	"gateway/render/jinja":                {},
 	"gateway/route":                       {"engine/kvcache", "internal/lengths"},
 	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/breaker", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/native/nodes/nodestest":      {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests

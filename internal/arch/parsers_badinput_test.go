@@ -22,7 +22,8 @@ var parsers = map[string][]string{
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                              // weights and their index
 	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                          // upstreams' answers; bodies of requests
-	"gateway/render/jinja":   {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
+	"gateway/render":         {"FuzzFromJSON"},                                        // messages, tools
+	"gateway/render/jinja":   {"FuzzParse"},                                           // chat templates
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
 	"internal/roles":         {"FuzzResolve"},                                         // arguments, environment, YAML
 	"internal/console":       {"FuzzReadStream"},                                      // what a gateway answers
