@@ -60,12 +60,8 @@ func exactRotation(t *testing.T, m *Model) {
 	t.Helper()
 	c := &m.config
 	switch net := m.net.(type) {
-	case *llama:
-		exactFrequencies(&c.Rope, c.HeadDim, &net.rope)
-	case *gptOSS:
-		exactFrequencies(&c.Rope, c.HeadDim, &net.rope)
-	case *deepseek:
-		exactFrequencies(&c.Rope, c.Deepseek.Rope, &net.rope)
+	case *decoder:
+		exactFrequencies(&c.Rope, c.rotary(), &net.rope)
 	case *gemma4:
 		exactFrequencies(&c.Gemma4.FullRope, c.Gemma4.FullHeadDim, &net.kinds[kindOf(true)].rope)
 	default:

@@ -1,0 +1,67 @@
+package model
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// architecture is how the checkpoints of one name in config.json's architectures are read.
+type architecture struct {
+	types []string // model_type of a config.json without architectures
+
+	// config reads what config.json has in addition to the common keys; nil: nothing.
+	config  func(*rawConfig, *Config) error
+	network func(*Config) network // nil: the decoder
+
+	rename  *strings.Replacer // of the decoder's names of tensors to the files'
+	fused   []fusion
+	stacked *stackNames // nil: each expert has tensors of its own
+
+	extraLayers bool     // layers behind the last one may be in the files, which are not computed
+	gelu        bool     // config reads the activation
+	partial     bool     // some columns of a head may rotate alone
+	ropeKeys    []string // keys of the rotation's parameters that other architectures do not have
+}
+
+// architectures are the models that this package computes, by the name in config.json.
+var architectures = map[string]*architecture{
+	"LlamaForCausalLM":    {types: []string{"llama"}, config: configLlama},
+	"MistralForCausalLM":  {types: []string{"mistral"}, config: configMistral},
+	"Qwen3ForCausalLM":    {types: []string{"qwen3"}, config: configQwen3},
+	"Qwen3MoeForCausalLM": {types: []string{"qwen3_moe"}, config: configQwen3MoE},
+	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
+		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
+	gemma4Name:   {types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true},
+	deepseekName: {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},
+}
+
+// network makes the network of a config.
+func (c *Config) network() network {
+	if make := architectures[c.Architecture].network; make != nil {
+		return make(c)
+	}
+	return newDecoder(c)
+}
+
+// name finds the architecture, by model_type where config.json has no architectures.
+func (r *rawConfig) name() error {
+	if len(r.Architectures) > 0 || r.ModelType == "" {
+		if len(r.Architectures) == 1 {
+			r.arch = architectures[r.Architectures[0]]
+		}
+		return nil
+	}
+	for name, a := range architectures {
+		if slices.Contains(a.types, r.ModelType) {
+			r.Architectures, r.arch = []string{name}, a
+			return nil
+		}
+	}
+	var all []string
+	for a := range maps.Values(architectures) {
+		all = append(all, a.types...)
+	}
+	slices.Sort(all)
+	return refuse("model_type", r.ModelType, "without architectures "+strings.Join(all, ", "))
+}
