@@ -28,6 +28,7 @@ type architecture struct {
 var architectures = map[string]*architecture{
 	"LlamaForCausalLM":    {types: []string{"llama"}, config: configLlama},
 	"MistralForCausalLM":  {types: []string{"mistral"}, config: configMistral},
+	"Qwen2ForCausalLM":    {types: []string{"qwen2"}, config: configQwen2},
 	"Qwen3ForCausalLM":    {types: []string{"qwen3"}, config: configQwen3},
 	"Qwen3MoeForCausalLM": {types: []string{"qwen3_moe"}, config: configQwen3MoE},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),

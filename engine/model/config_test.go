@@ -178,7 +178,7 @@ func TestConfigArchitectures(t *testing.T) {
 		"llama, biases": {"LlamaForCausalLM", map[string]any{"attention_bias": true, "mlp_bias": true}, func(c *Config) bool {
 			return reflect.DeepEqual(c.Features, Features{QKVBias: true, OutputBias: true, MLPBias: true})
 		}},
-		"model_type alone":  {"", map[string]any{"architectures": absent, "model_type": "qwen3"}, func(c *Config) bool { return c.Architecture == "Qwen3ForCausalLM" }},
+		"model_type alone":  {"", map[string]any{"architectures": absent, "model_type": "qwen2"}, func(c *Config) bool { return c.Architecture == "Qwen2ForCausalLM" }},
 		"qwen3, layers":     {"Qwen3ForCausalLM", map[string]any{"layer_types": []string{"full_attention", "full_attention"}}, func(c *Config) bool { return c.MoE.Experts == 0 }},
 		"qwen3-moe":         {"Qwen3MoeForCausalLM", nil, func(c *Config) bool { return reflect.DeepEqual(c.MoE, moe) && c.KVHeads == 4 }},
 		"qwen3-moe, new":    {"Qwen3MoeForCausalLM", map[string]any{"num_local_experts": 16}, func(c *Config) bool { return c.MoE.Experts == 16 }},

@@ -1,5 +1,12 @@
 package model
 
+// configQwen2 reads Qwen2: Llama's blocks with biases of queries, keys and values. The last
+// layers may have a window.
+func configQwen2(r *rawConfig, c *Config) error {
+	c.KVHeads, c.MaxPositions, c.Features.QKVBias = or(r.NumKVHeads, 32), or(r.MaxPositions, 32768), true
+	return r.qwenWindows(c)
+}
+
 // configQwen3 reads Qwen3: Llama's blocks with a norm of each query and key head.
 func configQwen3(r *rawConfig, c *Config) error {
 	if r.HeadDim == nil {

@@ -32,6 +32,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 PROMPTS = [1, 2, 7, 15, 16, 17, 33, 64, 130]  # tokens; around the block size of 16
 CONTINUE = 24  # greedy tokens
+FAMILY_PROMPTS, FAMILY_CONTINUE = [1, 18, 600], 6  # of FAMILIES
 LONG, LONG_POSITIONS = 6000, [499, 1999, 3999, 5999]  # of the checkpoints named long-…
 
 ROOT = pathlib.Path(__file__).parent
@@ -249,6 +250,24 @@ MODELS = {
     ),
 }
 
+# The families have prompts that pass every window and every limit of a rotation. Shapes are
+# unusual, and each checkpoint has the features of its family that change the computation.
+FAMILY = dict(vocab_size=96, hidden_size=40, intermediate_size=72, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+
+FAMILIES = {
+    # biases of queries, keys and values; the last layer has a window; yarn
+    "qwen2": dict(
+        seed=301, config=FAMILY | dict(
+            model_type="qwen2", tie_word_embeddings=True, use_sliding_window=True, max_window_layers=2, sliding_window=37,
+            rope_parameters=dict(rope_type="yarn", rope_theta=1000000.0, factor=4.0, original_max_position_embeddings=160),
+            max_position_embeddings=160,
+        ),
+    ),
+}
+for spec in FAMILIES.values():
+    spec["dtype"] = torch.bfloat16
+MODELS |= FAMILIES
+
 
 def fill(model, seed, sharpen=1.0):
     """Random weights: activations of order one, attention that is far from flat.
@@ -357,9 +376,9 @@ def respell(folder):
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def positions(n):
+def positions(n, parts):
     """Which logits to keep of a prompt of n tokens."""
-    return sorted({0, n // 2, max(n - 2, 0), n - 1})
+    return sorted({*(n * i // parts for i in range(parts)), max(n - 2, 0), n - 1})
 
 
 def shortest(v):
@@ -390,19 +409,19 @@ def watch_routers(model):
 
 
 @torch.no_grad()
-def goldens(model, seed, long):
+def goldens(model, seed, long, family):
     rng = numpy.random.default_rng(seed)
     cases, every, routers = [], [], [] if long else watch_routers(model)
-    for n in [LONG] if long else PROMPTS:
+    for n in [LONG] if long else FAMILY_PROMPTS if family else PROMPTS:
         prompt = rng.integers(0, model.config.get_text_config().vocab_size, n).tolist()
         logits = model(torch.tensor([prompt]), use_cache=False).logits[0]
         every.append(logits)
         tokens, gaps = list(prompt), []
-        for _ in range(0 if long else CONTINUE):
+        for _ in range(0 if long else FAMILY_CONTINUE if family else CONTINUE):
             best = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].topk(2)
             gaps.append(float(best.values[0] - best.values[1]))
             tokens.append(int(best.indices[0]))
-        kept = LONG_POSITIONS if long else positions(n)
+        kept = LONG_POSITIONS if long else positions(n, 5 if family else 2)
         cases.append({
             "prompt": prompt,
             "positions": kept,
@@ -448,7 +467,7 @@ def make(name, spec):
             model = kind.from_pretrained(wide, dtype=torch.float32, attn_implementation="eager").eval()
     else:
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    result = goldens(model, spec["seed"], name.startswith("long-"))
+    result = goldens(model, spec["seed"], name.startswith("long-"), name in FAMILIES)
     text = json.dumps(result, separators=(",", ":"))
     with open(folder / "goldens.json.gz", "wb") as f:
         with gzip.GzipFile(fileobj=f, mode="wb", mtime=0, filename="") as z:
