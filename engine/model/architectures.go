@@ -20,22 +20,32 @@ type architecture struct {
 
 	extraLayers bool     // layers behind the last one may be in the files, which are not computed
 	gelu        bool     // config reads the activation
-	partial     bool     // some columns of a head may rotate alone
+	partial     float64  // partial_rotary_factor where config.json has none; 0: always 1
+	theta       float64  // rope_theta where config.json has none; 0: 10000
 	ropeKeys    []string // keys of the rotation's parameters that other architectures do not have
 }
 
 // architectures are the models that this package computes, by the name in config.json.
 var architectures = map[string]*architecture{
-	"LlamaForCausalLM":    {types: []string{"llama"}, config: configLlama},
-	"MistralForCausalLM":  {types: []string{"mistral"}, config: configMistral},
-	"Qwen2ForCausalLM":    {types: []string{"qwen2"}, config: configQwen2},
-	"Qwen3ForCausalLM":    {types: []string{"qwen3"}, config: configQwen3},
+	"LlamaForCausalLM":   {types: []string{"llama"}, config: configLlama},
+	"MistralForCausalLM": {types: []string{"mistral"}, config: configMistral},
+	"MixtralForCausalLM": {types: []string{"mixtral"}, config: configMixtral, theta: 1e6,
+		rename: strings.NewReplacer(append([]string{".mlp.gate.", ".block_sparse_moe.gate."}, expertNames...)...)},
+	"Qwen2ForCausalLM":    {types: []string{"qwen2", "qwen2_5_vl_text"}, config: configQwen2},
+	"Qwen3ForCausalLM":    {types: []string{"qwen3", "qwen3_vl_text"}, config: configQwen3},
 	"Qwen3MoeForCausalLM": {types: []string{"qwen3_moe"}, config: configQwen3MoE},
+	gemma4Name:            {types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
 		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
-	gemma4Name:   {types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true},
 	deepseekName: {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},
 }
+
+// Tensors that several architectures name alike.
+var (
+	expertNames = []string{".mlp.experts.", ".block_sparse_moe.experts.", ".gate_proj.", ".w1.", ".up_proj.", ".w3.", ".down_proj.", ".w2."}
+	fusedQKV    = fusion{"self_attn.qkv_proj", []string{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}}
+	fusedGateUp = fusion{"mlp.gate_up_proj", []string{"mlp.gate_proj", "mlp.up_proj"}}
+)
 
 // network makes the network of a config.
 func (c *Config) network() network {

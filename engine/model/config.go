@@ -72,7 +72,7 @@ type rawConfig struct {
 	HeadDim          *int     `json:"head_dim"`
 	IntermediateSize int      `json:"intermediate_size"`
 	RMSNormEps       *float64 `json:"rms_norm_eps"`
-	TieWordEmbedding bool     `json:"tie_word_embeddings"`
+	TieWordEmbedding *bool    `json:"tie_word_embeddings"`
 	HiddenAct        *string  `json:"hidden_act"`
 	MaxPositions     *int     `json:"max_position_embeddings"`
 
@@ -154,7 +154,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 		KVHeads:      or(raw.NumKVHeads, raw.NumHeads),
 		FFN:          raw.IntermediateSize,
 		Eps:          float32(or(raw.RMSNormEps, 1e-6)),
-		TieEmbedding: raw.TieWordEmbedding,
+		TieEmbedding: or(raw.TieWordEmbedding, false),
 		MaxPositions: or(raw.MaxPositions, 2048),
 		DType:        strings.TrimPrefix(raw.TorchDType, "torch."),
 		BOS:          -1,

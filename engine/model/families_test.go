@@ -21,18 +21,40 @@ var familyLimits = backend.Limits{Tokens: 608, Outputs: 8, Seqs: 4, Blocks: 40}
 // families are the checkpoints of FAMILIES in testdata/make_goldens.py, with the features that
 // each has. A feature switched off moves logits far beyond the tolerance.
 var families = map[string][]string{
-	"qwen2": {"biases of queries", "window", "windows everywhere", "yarn"},
+	"qwen2":   {"biases of queries", "window", "windows everywhere", "stretch"},
+	"mixtral": {"window", "normalised experts"},
 }
 
 // switches turn off one feature each.
 var switches = map[string]func(c *Config){
-	"biases of queries":  func(c *Config) { c.Features.QKVBias = false },
-	"window":             func(c *Config) { c.Window = 0 },
-	"windows everywhere": func(c *Config) { c.FullLayers = nil },
-	"theta":              func(c *Config) { c.Rope.Theta *= 1.05 },
-	"epsilon":            func(c *Config) { c.Eps = 1e-3 },
-	"yarn":               func(c *Config) { c.Rope.Type = "default" },
+	"biases of queries":       func(c *Config) { c.Features.QKVBias = false },
+	"output bias":             func(c *Config) { c.Features.OutputBias = false },
+	"biases of the MLP":       func(c *Config) { c.Features.MLPBias = false },
+	"window":                  func(c *Config) { c.Window = 0 },
+	"windows everywhere":      func(c *Config) { c.FullLayers = nil },
+	"theta":                   func(c *Config) { c.Rope.Theta *= 1.05 },
+	"epsilon":                 func(c *Config) { c.Eps = 1e-3 },
+	"stretch":                 func(c *Config) { c.Rope.Type = "default" },
+	"long context":            func(c *Config) { c.Rope.Stretched = false },
+	"factor on cosines":       func(c *Config) { c.Rope.Attention = 1 },
+	"rotation of windows":     func(c *Config) { c.Features.LocalRope.Type = "" },
+	"layers without rotation": func(c *Config) { c.Features.NoRope = nil },
+	"rotating part":           func(c *Config) { c.Features.RotaryDim = c.HeadDim; c.Rope.Short, c.Rope.Long = ones8, ones8 },
+	"neighbours":              func(c *Config) { c.Features.Interleaved = false },
+	"1 + weight":              func(c *Config) { c.Features.OnePlus = false },
+	"GELU":                    func(c *Config) { c.Features.GELU = false },
+	"embedding scale":         func(c *Config) { c.Features.EmbedScale = 0 },
+	"residual scale":          func(c *Config) { c.Features.ResidualScale = 0 },
+	"attention scale":         func(c *Config) { c.Features.AttentionScale = 0 },
+	"logit scale":             func(c *Config) { c.Features.LogitScale = 0 },
+	"softcap of logits":       func(c *Config) { c.Features.LogitSoftcap = 0 },
+	"normalised experts":      func(c *Config) { c.MoE.Normalize = false },
+	"shared experts":          func(c *Config) { c.MoE.Shared = 0 },
+	"factor of experts":       func(c *Config) { c.MoE.Factor = 1 },
+	"logistic scores":         func(c *Config) { c.MoE.Sigmoid = false },
 }
+
+var ones8 = []float64{1, 1, 1, 1, 1, 1, 1, 1}
 
 // lenient ignores the tensors that a feature switched off leaves over.
 type lenient struct{ *decoder }
@@ -117,7 +139,7 @@ func familyGoldens(t *testing.T, src *Source, g goldens) {
 		if worst > tolerance {
 			t.Errorf("a logit is off by %g, at most %g is allowed", worst, tolerance)
 		}
-		if all := len(g.Cases) * len(g.Cases[0].Greedy); compared < all*8/10 {
+		if all := len(g.Cases) * len(g.Cases[0].Greedy); all > 0 && compared < all*8/10 {
 			t.Errorf("only %d of %d greedy tokens were far enough apart to compare", compared, all)
 		}
 	}
@@ -128,7 +150,11 @@ func familyGoldens(t *testing.T, src *Source, g goldens) {
 
 // familyFeatures switches off one feature after the other.
 func familyFeatures(t *testing.T, name string, g goldens, features []string) {
-	for _, feature := range append([]string{"theta", "epsilon"}, features...) {
+	all := append([]string{"epsilon"}, features...)
+	if !slices.Contains(features, "layers without rotation") {
+		all = append(all, "theta")
+	}
+	for _, feature := range all {
 		off, ok := switches[feature]
 		if !ok {
 			t.Fatalf("no switch of %q", feature)
@@ -161,7 +187,10 @@ func familyNorms(t *testing.T, src *Source, g goldens) {
 }
 
 // unsharedFamilies are the families that ranks cannot share, and why.
-var unsharedFamilies = map[string]string{}
+var unsharedFamilies = map[string]string{
+	"olmo2":      "norms all heads of a token together",
+	"minimax-m2": "norms all heads of a token together",
+}
 
 func familyShards(t *testing.T, src *Source, g goldens) {
 	if _, err := (Shard{0, 2}).Of(&src.Config); err != nil {
@@ -199,7 +228,11 @@ func familyQuantized(t *testing.T, src *Source, g goldens) {
 				}
 			}
 		}
-		if share := math.Sqrt(off / all); !(share <= 0.15) {
+		bound := 0.15
+		if src.Config.MoE.Experts > 0 { // rounding may choose other experts
+			bound = 0.3
+		}
+		if share := math.Sqrt(off / all); !(share <= bound) {
 			t.Errorf("%s: logits are off by %.4f of their size", q, share)
 		}
 		for name, as := range reference.asked {

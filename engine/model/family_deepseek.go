@@ -48,12 +48,13 @@ func configDeepseek(r *rawConfig, c *Config) error {
 	if or(r.AttentionBias, false) {
 		return refuse("attention_bias", true, "false")
 	}
-	shared, ffn := or(raw.Shared, 1), or(r.MoEFFN, 2048)
-	if shared < 1 || ffn < 1 || shared > maxDim/ffn {
-		return fmt.Errorf("%w: config.json: n_shared_experts %d of moe_intermediate_size %d", ErrConfig, shared, ffn)
+	ffn := or(r.MoEFFN, 2048)
+	shared, err := raw.shared(1, ffn)
+	if err != nil {
+		return err
 	}
 	c.MoE = MoEConfig{
-		Experts: or(raw.Experts, or(r.LocalExperts, 256)), TopK: or(r.TopK, 8), FFN: ffn, Shared: shared * ffn,
+		Experts: or(raw.Experts, or(r.LocalExperts, 256)), TopK: or(r.TopK, 8), FFN: ffn, Shared: shared,
 		Normalize: or(raw.Normalize, true), Every: 1, FirstDense: or(raw.Dense, 3),
 		Sigmoid: true, Groups: or(raw.Groups, 8), KeepGroups: or(raw.KeepGroups, 4), Factor: float32(or(raw.Factor, 2.5)),
 	}
@@ -61,6 +62,15 @@ func configDeepseek(r *rawConfig, c *Config) error {
 		return err
 	}
 	return r.latent(&raw, c)
+}
+
+// shared returns the width of the experts that all tokens share.
+func (r *rawDeepseek) shared(absent, ffn int) (int, error) {
+	n := or(r.Shared, absent)
+	if n < 1 || ffn < 1 || n > maxDim/ffn {
+		return 0, fmt.Errorf("%w: config.json: n_shared_experts %d of moe_intermediate_size %d", ErrConfig, n, ffn)
+	}
+	return n * ffn, nil
 }
 
 // latent reads attention over latents.

@@ -36,7 +36,7 @@ func (r *rawConfig) rope(c *Config) (RopeConfig, error) {
 	if err != nil {
 		return rope, err
 	}
-	if partial != 1 && !r.arch.partial {
+	if partial != 1 && r.arch.partial == 0 {
 		return rope, fmt.Errorf("%w: config.json: %s: partial_rotary_factor is %v; supported: 1", ErrUnsupported, key, partial)
 	}
 	if dim := int(float64(c.HeadDim) * partial); partial != 1 && dim != c.HeadDim {
@@ -60,8 +60,15 @@ func (r *rawConfig) rope(c *Config) (RopeConfig, error) {
 
 // parseRope reads a rotation's parameters, and the share of a head's columns that rotate.
 func (r *rawConfig) parseRope(key string, params map[string]json.RawMessage, c *Config) (RopeConfig, float64, error) {
-	rope := RopeConfig{Theta: or(r.RopeTheta, 10000), Type: "default"}
-	partial := or(r.PartialRotary, 1)
+	rope := RopeConfig{Theta: or(r.RopeTheta, max(r.arch.theta, 0)), Type: "default"}
+	if rope.Theta == 0 && r.RopeTheta == nil {
+		rope.Theta = 10000
+	}
+	partial := 1.0
+	if r.arch.partial > 0 {
+		partial = r.arch.partial
+	}
+	partial = or(r.PartialRotary, partial)
 	refuse := func(format string, args ...any) (RopeConfig, float64, error) {
 		return rope, 1, fmt.Errorf("config.json: %s: "+format, append([]any{key}, args...)...)
 	}
