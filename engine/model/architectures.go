@@ -27,8 +27,9 @@ type architecture struct {
 
 // architectures are the models that this package computes, by the name in config.json.
 var architectures = map[string]*architecture{
-	"LlamaForCausalLM":   {types: []string{"llama"}, config: configLlama},
-	"MistralForCausalLM": {types: []string{"mistral"}, config: configMistral},
+	"LlamaForCausalLM":     {types: []string{"llama"}, config: configLlama},
+	"MistralForCausalLM":   {types: []string{"mistral"}, config: configMistral},
+	"MinistralForCausalLM": {types: []string{"ministral"}, config: configMistral},
 	"MixtralForCausalLM": {types: []string{"mixtral"}, config: configMixtral, theta: 1e6,
 		rename: strings.NewReplacer(append([]string{".mlp.gate.", ".block_sparse_moe.gate."}, expertNames...)...)},
 	"Qwen2ForCausalLM":    {types: []string{"qwen2", "qwen2_5_vl_text"}, config: configQwen2},

@@ -21,8 +21,10 @@ var familyLimits = backend.Limits{Tokens: 608, Outputs: 8, Seqs: 4, Blocks: 40}
 // families are the checkpoints of FAMILIES in testdata/make_goldens.py, with the features that
 // each has. A feature switched off moves logits far beyond the tolerance.
 var families = map[string][]string{
-	"qwen2":   {"biases of queries", "window", "windows everywhere", "stretch"},
-	"mixtral": {"window", "normalised experts"},
+	"qwen2":         {"biases of queries", "window", "windows everywhere", "stretch"},
+	"mixtral":       {"window", "normalised experts"},
+	"ministral":     {"window", "windows everywhere", "stretch"},
+	"llama-dynamic": {"biases of queries", "output bias", "biases of the MLP", "long context"},
 }
 
 // switches turn off one feature each.
