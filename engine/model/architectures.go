@@ -35,6 +35,7 @@ var architectures = map[string]*architecture{
 	"Qwen2ForCausalLM":    {types: []string{"qwen2", "qwen2_5_vl_text"}, config: configQwen2},
 	"Qwen3ForCausalLM":    {types: []string{"qwen3", "qwen3_vl_text"}, config: configQwen3},
 	"Qwen3MoeForCausalLM": {types: []string{"qwen3_moe"}, config: configQwen3MoE},
+	"GemmaForCausalLM":    {types: []string{"gemma"}, config: configGemma, gelu: true},
 	"Gemma3ForCausalLM":   {types: []string{"gemma3_text"}, config: configGemma3, gelu: true, theta: 1e6, rename: gemmaNorms},
 	gemma4Name:            {types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),

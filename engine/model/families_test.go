@@ -25,6 +25,7 @@ var families = map[string][]string{
 	"mixtral":       {"window", "normalised experts"},
 	"ministral":     {"window", "windows everywhere", "stretch"},
 	"llama-dynamic": {"biases of queries", "output bias", "biases of the MLP", "long context"},
+	"gemma":         {"1 + weight", "GELU", "embedding scale"},
 	"gemma3":        {"1 + weight", "GELU", "embedding scale", "attention scale", "softcap of logits", "window", "windows everywhere", "rotation of windows", "stretch"},
 }
 
