@@ -27,6 +27,7 @@ var families = map[string][]string{
 	"llama-dynamic": {"biases of queries", "output bias", "biases of the MLP", "long context"},
 	"gemma":         {"1 + weight", "GELU", "embedding scale"},
 	"gemma3":        {"1 + weight", "GELU", "embedding scale", "attention scale", "softcap of logits", "window", "windows everywhere", "rotation of windows", "stretch"},
+	"olmo2":         {},
 	"phi3":          {"window", "long context", "rotating part", "factor on cosines"},
 }
 
