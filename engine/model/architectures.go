@@ -40,6 +40,7 @@ var architectures = map[string]*architecture{
 	gemma4Name:            {types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true},
 	"Phi3ForCausalLM":     {types: []string{"phi3"}, config: configPhi3, partial: 1, fused: []fusion{fusedQKV, fusedGateUp}},
 	"Olmo2ForCausalLM":    {types: []string{"olmo2"}, config: configOLMo2, rename: strings.NewReplacer(".post_self_attn_layernorm.", ".post_attention_layernorm.", ".post_mlp_layernorm.", ".post_feedforward_layernorm.")},
+	"GraniteForCausalLM":  {types: []string{"granite"}, config: configGranite},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
 		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
 	deepseekName: {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},

@@ -29,6 +29,7 @@ var families = map[string][]string{
 	"gemma3":        {"1 + weight", "GELU", "embedding scale", "attention scale", "softcap of logits", "window", "windows everywhere", "rotation of windows", "stretch"},
 	"olmo2":         {},
 	"phi3":          {"window", "long context", "rotating part", "factor on cosines"},
+	"granite":       {"biases of queries", "output bias", "biases of the MLP", "embedding scale", "residual scale", "attention scale", "logit scale"},
 }
 
 // switches turn off one feature each.
