@@ -30,6 +30,7 @@ var families = map[string][]string{
 	"olmo2":         {},
 	"phi3":          {"window", "long context", "rotating part", "factor on cosines"},
 	"granite":       {"biases of queries", "output bias", "biases of the MLP", "embedding scale", "residual scale", "attention scale", "logit scale"},
+	"granitemoe":    {"embedding scale", "residual scale", "attention scale", "logit scale", "normalised experts"},
 }
 
 // switches turn off one feature each.
