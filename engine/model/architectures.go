@@ -43,6 +43,7 @@ var architectures = map[string]*architecture{
 	"GraniteForCausalLM":          {types: []string{"granite"}, config: configGranite},
 	"GraniteMoeForCausalLM":       {types: []string{"granitemoe"}, config: configGraniteMoE, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
 	"GraniteMoeSharedForCausalLM": {types: []string{"granitemoeshared"}, config: configGraniteMoE, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
+	"GraniteMoeHybridForCausalLM": {types: []string{"granitemoehybrid"}, config: configGraniteHybrid, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
 		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
 	deepseekName: {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},

@@ -21,16 +21,18 @@ var familyLimits = backend.Limits{Tokens: 608, Outputs: 8, Seqs: 4, Blocks: 40}
 // families are the checkpoints of FAMILIES in testdata/make_goldens.py, with the features that
 // each has. A feature switched off moves logits far beyond the tolerance.
 var families = map[string][]string{
-	"qwen2":         {"biases of queries", "window", "windows everywhere", "stretch"},
-	"mixtral":       {"window", "normalised experts"},
-	"ministral":     {"window", "windows everywhere", "stretch"},
-	"llama-dynamic": {"biases of queries", "output bias", "biases of the MLP", "long context"},
-	"gemma":         {"1 + weight", "GELU", "embedding scale"},
-	"gemma3":        {"1 + weight", "GELU", "embedding scale", "attention scale", "softcap of logits", "window", "windows everywhere", "rotation of windows", "stretch"},
-	"olmo2":         {},
-	"phi3":          {"window", "long context", "rotating part", "factor on cosines"},
-	"granite":       {"biases of queries", "output bias", "biases of the MLP", "embedding scale", "residual scale", "attention scale", "logit scale"},
-	"granitemoe":    {"embedding scale", "residual scale", "attention scale", "logit scale", "normalised experts"},
+	"qwen2":          {"biases of queries", "window", "windows everywhere", "stretch"},
+	"mixtral":        {"window", "normalised experts"},
+	"ministral":      {"window", "windows everywhere", "stretch"},
+	"llama-dynamic":  {"biases of queries", "output bias", "biases of the MLP", "long context"},
+	"gemma":          {"1 + weight", "GELU", "embedding scale"},
+	"gemma3":         {"1 + weight", "GELU", "embedding scale", "attention scale", "softcap of logits", "window", "windows everywhere", "rotation of windows", "stretch"},
+	"olmo2":          {},
+	"phi3":           {"window", "long context", "rotating part", "factor on cosines"},
+	"granite":        {"biases of queries", "output bias", "biases of the MLP", "embedding scale", "residual scale", "attention scale", "logit scale"},
+	"granitemoe":     {"embedding scale", "residual scale", "attention scale", "logit scale", "normalised experts"},
+	"granite4":       {"embedding scale", "residual scale", "attention scale", "logit scale", "shared experts"},
+	"granite4-dense": {"embedding scale", "residual scale", "attention scale", "logit scale", "layers without rotation"},
 }
 
 // switches turn off one feature each.
