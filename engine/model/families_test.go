@@ -33,6 +33,8 @@ var families = map[string][]string{
 	"granitemoe":     {"embedding scale", "residual scale", "attention scale", "logit scale", "normalised experts"},
 	"granite4":       {"embedding scale", "residual scale", "attention scale", "logit scale", "shared experts"},
 	"granite4-dense": {"embedding scale", "residual scale", "attention scale", "logit scale", "layers without rotation"},
+	"glm":            {"biases of queries", "rotating part", "neighbours"},
+	"glm4":           {"biases of queries", "rotating part", "neighbours"},
 	"smollm3":        {"layers without rotation", "window", "windows everywhere", "stretch"},
 }
 
