@@ -47,6 +47,7 @@ var architectures = map[string]*architecture{
 	"SmolLM3ForCausalLM":          {types: []string{"smollm3"}, config: configSmolLM3, theta: 2e6},
 	"GlmForCausalLM":              {types: []string{"glm"}, config: configGLM, partial: 0.5, fused: []fusion{fusedGateUp}},
 	"Glm4ForCausalLM":             {types: []string{"glm4"}, config: configGLM4, partial: 0.5, fused: []fusion{fusedGateUp}},
+	"Glm4MoeForCausalLM":          {types: []string{"glm4_moe"}, config: configGLM4MoE, partial: 0.5, extraLayers: true},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
 		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
 	deepseekName: {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},

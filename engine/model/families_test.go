@@ -35,6 +35,7 @@ var families = map[string][]string{
 	"granite4-dense": {"embedding scale", "residual scale", "attention scale", "logit scale", "layers without rotation"},
 	"glm":            {"biases of queries", "rotating part", "neighbours"},
 	"glm4":           {"biases of queries", "rotating part", "neighbours"},
+	"glm4-moe":       {"biases of queries", "rotating part", "shared experts", "factor of experts", "logistic scores"},
 	"smollm3":        {"layers without rotation", "window", "windows everywhere", "stretch"},
 }
 
