@@ -48,6 +48,8 @@ var architectures = map[string]*architecture{
 	"GlmForCausalLM":              {types: []string{"glm"}, config: configGLM, partial: 0.5, fused: []fusion{fusedGateUp}},
 	"Glm4ForCausalLM":             {types: []string{"glm4"}, config: configGLM4, partial: 0.5, fused: []fusion{fusedGateUp}},
 	"Glm4MoeForCausalLM":          {types: []string{"glm4_moe"}, config: configGLM4MoE, partial: 0.5, extraLayers: true},
+	"MiniMaxM2ForCausalLM": {types: []string{"minimax_m2"}, config: configMiniMaxM2, theta: 5e6, partial: 1, extraLayers: true,
+		rename: strings.NewReplacer(append([]string{".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".mlp.gate.e_score", ".block_sparse_moe.e_score"}, expertNames...)...)},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
 		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
 	deepseekName: {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},

@@ -36,6 +36,7 @@ var families = map[string][]string{
 	"glm":            {"biases of queries", "rotating part", "neighbours"},
 	"glm4":           {"biases of queries", "rotating part", "neighbours"},
 	"glm4-moe":       {"biases of queries", "rotating part", "shared experts", "factor of experts", "logistic scores"},
+	"minimax-m2":     {"rotating part", "logistic scores"},
 	"smollm3":        {"layers without rotation", "window", "windows everywhere", "stretch"},
 }
 
