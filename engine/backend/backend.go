@@ -13,6 +13,7 @@ package backend
 
 import (
 	"errors"
+	"math"
 
 	"github.com/tandem-serving/tandem/engine/sample"
 )
@@ -190,6 +191,19 @@ type Step struct {
 type Rope struct {
 	InvFreq []float32
 	Scale   float32
+
+	// Growth, where not 0, multiplies cosine and sine at position p in addition by
+	// 1 + Growth·ln(1 + floor(p/Span)).
+	Growth float32
+	Span   int
+}
+
+// At returns the factor on cosine and sine at a position.
+func (r *Rope) At(position int32) float32 {
+	if r.Growth == 0 {
+		return r.Scale
+	}
+	return r.Scale * (1 + r.Growth*float32(math.Log(float64(1+int(position)/r.Span))))
 }
 
 // AttentionSpec is one layer's attention.
@@ -199,6 +213,9 @@ type AttentionSpec struct {
 	KVHeads int
 	HeadDim int     // of queries and keys; values of a latent have Latent columns
 	Scale   float32 // on the scores, usually HeadDim^-0.5
+
+	// Softcap, where not 0, bounds the scaled scores: s becomes Softcap·tanh(s/Softcap).
+	Softcap float32
 
 	// Window is how many positions a token sees, its own included; 0 is all. A
 	// layer with a window reads no block that lies before it, and no place of the

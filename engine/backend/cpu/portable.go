@@ -381,7 +381,9 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		for d, qd := range q {
 			sum += float64(qd) * get(k, key(t, d), dtype)
 		}
-		scores[t] = sum * float64(o.scale)
+		if scores[t] = sum * float64(o.scale); o.cap > 0 {
+			scores[t] = float64(o.cap) * math.Tanh(scores[t]/float64(o.cap))
+		}
 		most = max(most, scores[t])
 	}
 	total, out := 0.0, s.out[:wide]

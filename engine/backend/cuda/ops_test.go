@@ -291,12 +291,14 @@ func attentionCases() (all []kernelCase) {
 		heads, kvHeads, dim, latent, blockTokens, window int
 		dt                                               backend.DType
 		sinks                                            bool
+		softcap                                          float32
 	}{
-		{4, 2, 64, 0, 16, 0, backend.F32, false}, {8, 2, 64, 0, 16, 0, backend.BF16, false}, {5, 1, 128, 0, 16, 40, backend.BF16, true},
-		{3, 1, 256, 0, 16, 0, backend.BF16, true}, {2, 1, 512, 0, 8, 0, backend.BF16, false}, {4, 1, 80, 64, 16, 0, backend.BF16, false},
-		{6, 2, 40, 0, 16, 20, backend.BF16, false}, {3, 1, 128, 0, 32, 0, backend.BF16, false},
+		{4, 2, 64, 0, 16, 0, backend.F32, false, 0}, {8, 2, 64, 0, 16, 0, backend.BF16, false, 0}, {5, 1, 128, 0, 16, 40, backend.BF16, true, 0},
+		{3, 1, 256, 0, 16, 0, backend.BF16, true, 0}, {2, 1, 512, 0, 8, 0, backend.BF16, false, 0}, {4, 1, 80, 64, 16, 0, backend.BF16, false, 0},
+		{6, 2, 40, 0, 16, 20, backend.BF16, false, 0}, {3, 1, 128, 0, 32, 0, backend.BF16, false, 0},
+		{4, 2, 256, 0, 16, 30, backend.BF16, false, 1.5}, {2, 1, 24, 0, 16, 0, backend.F32, false, 0.7},
 	} {
-		name := fmt.Sprintf("attention/%d-%d-%d/%s", c.heads, c.kvHeads, c.dim, c.dt)
+		name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
 		spec := func(*rand.Rand) backend.KVSpec {
 			s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
 			s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
@@ -309,7 +311,7 @@ func attentionCases() (all []kernelCase) {
 				wide, first, second = c.latent, c.latent, c.dim-c.latent
 			}
 			q, k, v, y := b.input(c.heads*c.dim, 1), b.input(first, 1), b.input(second, 1), b.output(c.heads*wide)
-			a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Window: c.window}
+			a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Softcap: c.softcap, Window: c.window}
 			if c.sinks {
 				w := b.weight(backend.F32, 2, c.heads)
 				a.Sinks = &w
