@@ -21,8 +21,7 @@ type decoder struct {
 	cfg         *Config
 	arch        *architecture
 	rope, local backend.Rope // of all layers; of those with a window, where that differs
-	query       backend.Rope // of queries that grow with the position
-	queryLocal  backend.Rope
+	query       backend.Rope // of queries, where they grow with the position
 
 	tokens  rowBuffers  // one row per token
 	outputs rowBuffers  // one row per output: behind the last attention only these are read
@@ -120,7 +119,10 @@ func newDecoder(c *Config) network {
 	f := &c.Features
 	d := &decoder{cfg: c, arch: architectures[c.Architecture], Layers: make([]decoderLayer, c.Layers)}
 	d.rope = c.Rope.table(c.rotary())
-	d.query = d.rope
+	if f.QueryGrowth != 0 {
+		d.query = d.rope
+		d.query.Growth, d.query.Span = f.QueryGrowth, f.QueryGrowthSpan
+	}
 	if f.LocalRope.Type != "" {
 		d.local = f.LocalRope.table(c.rotary())
 	}
@@ -322,13 +324,17 @@ func (d *decoder) attend(b backend.Backend, i int, r *rowBuffers) *rowBuffers {
 		if d.local.InvFreq != nil && c.window(i) > 0 {
 			rope = &d.local
 		}
-		b.Rope(d.q, c.Heads, c.HeadDim, rope)
+		query := rope
+		if d.query.InvFreq != nil {
+			query = &d.query
+		}
+		b.Rope(d.q, c.Heads, c.HeadDim, query)
 		b.Rope(d.k, c.KVHeads, c.HeadDim, rope)
 	}
 	b.StoreKV(i, d.k, d.v)
 	b.Mark(i)
 	spec := backend.AttentionSpec{
-		Layer: i, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Scale: c.attentionScale(), Window: c.window(i),
+		Layer: i, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Scale: c.attentionScale(), Softcap: f.ScoreSoftcap, Window: c.window(i),
 	}
 	if w.Sinks != nil {
 		spec.Sinks = &w.Sinks.Sinks

@@ -113,3 +113,21 @@ func configGemma3(r *rawConfig, c *Config) error {
 	c.Features.LocalRope, _, err = r.parseRope("rope_parameters.sliding_attention", local, c)
 	return err
 }
+
+// configGemma2 reads Gemma 2: Gemma 1 with norms around attention and MLP, scores and logits that
+// are bounded, and windows in every second layer.
+func configGemma2(r *rawConfig, c *Config) error {
+	raw, err := r.gemma(c, gemmaSizes{Vocab: 256000, Hidden: 2304, Layers: 26, Heads: 8, KVHeads: 4, FFN: 9216, MaxPositions: 8192})
+	if err != nil {
+		return err
+	}
+	scores, logits := or(raw.ScoreSoftcap, 50), or(raw.Softcap, 30)
+	if strings.Contains(string(r.text), `"attn_logit_softcapping"`) {
+		scores = or(raw.ScoreSoftcap, 0)
+	}
+	if strings.Contains(string(r.text), `"final_logit_softcapping"`) {
+		logits = or(raw.Softcap, 0)
+	}
+	raw.ScoreSoftcap, raw.Softcap = &scores, &logits
+	return r.gemmaAttention(raw, c, 2)
+}

@@ -285,6 +285,15 @@ FAMILIES |= {
         rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=4.0)), static=True),
     "gemma": dict(seed=305, config=FAMILY | dict(
         model_type="gemma", head_dim=16, num_key_value_heads=1, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, rope_parameters=ROPE)),
+    # scores that the bound bends, windows in every second layer
+    "gemma2": dict(seed=318, config=FAMILY | dict(
+        model_type="gemma2", head_dim=16, query_pre_attn_scalar=12, sliding_window=61, tie_word_embeddings=True,
+        attn_logit_softcapping=3.0, final_logit_softcapping=9.0, rope_parameters=ROPE)),
+    # queries that grow by steps of 100 positions
+    "ministral3": dict(seed=319, config=FAMILY | dict(
+        model_type="ministral3", head_dim=14, tie_word_embeddings=False, max_position_embeddings=800,
+        rope_parameters=dict(rope_type="yarn", rope_theta=1000000.0, factor=8.0, original_max_position_embeddings=100, beta_fast=32.0, beta_slow=1.0,
+                             mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3))),
     # windows with a rotation of their own, which is not stretched
     "gemma3": dict(seed=306, config=FAMILY | dict(
         model_type="gemma3_text", num_hidden_layers=4, head_dim=16, query_pre_attn_scalar=20, sliding_window=41, tie_word_embeddings=True,
