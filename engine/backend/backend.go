@@ -270,8 +270,12 @@ type MoESpec struct {
 // neighbouring experts as Groups says those Keep whose two best are the most
 // together, of these the TopK best. Their weights are σ(score), divided by their
 // sum where Normalize says so, times Factor.
+//
+// With Softmax the scores are the softmax over all, without a bias, and a group is as good
+// as its best expert.
 type SigmoidRouter struct {
-	Bias         Weight // a vector [experts]
+	Softmax      bool
+	Bias         Weight // a vector [experts]; NoWeight with Softmax
 	Groups, Keep int
 	Factor       float32
 }

@@ -169,7 +169,11 @@ func (p *portable) item(worker, i int) {
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:
 		if o.sigmoid != nil {
-			o.route.pickGroups(i, o.a.row(i), o.bias.vector, o.sigmoid, o.normalize)
+			var bias []float32
+			if o.bias != nil {
+				bias = o.bias.vector
+			}
+			o.route.pickGroups(i, o.a.row(i), bias, o.sigmoid, o.normalize)
 		} else {
 			o.route.pick(i, o.a.row(i), o.normalize, o.scales)
 		}
