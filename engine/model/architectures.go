@@ -55,7 +55,8 @@ var architectures = map[string]*architecture{
 		rename: strings.NewReplacer(append([]string{".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".mlp.gate.e_score", ".block_sparse_moe.e_score"}, expertNames...)...)},
 	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
 		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
-	deepseekName: {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},
+	"DeepseekV2ForCausalLM": {types: []string{"deepseek_v2"}, config: configDeepseekV2},
+	deepseekName:            {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},
 }
 
 // Tensors that several architectures name alike.

@@ -102,7 +102,7 @@ func TestConfigRefuses(t *testing.T) {
 		keys map[string]any
 		want error
 	}{
-		`architectures is MambaForCausalLM; supported: DeepseekV3ForCausalLM, Gemma`:                                                                  {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
+		`architectures is MambaForCausalLM; supported: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma`:                                                                  {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
 		`architectures is Llama4ForConditionalGeneration; supported: of models that see or hear only the text part of Gemma4ForConditionalGeneration`: {map[string]any{"architectures": []string{"Llama4ForConditionalGeneration"}}, ErrUnsupported},
 		`Gemma4ForConditionalGeneration without a text_config`:                                                                                        {map[string]any{"architectures": []string{"Gemma4ForConditionalGeneration"}}, ErrConfig},
 		`scoring_func is softmax; supported: sigmoid`:                                                                                                 {map[string]any{"architectures": []string{deepseekName}, "scoring_func": "softmax"}, ErrUnsupported},

@@ -21,7 +21,7 @@ type MoEConfig struct {
 	Factor float32 // multiplies what the chosen experts return; 0: 1
 
 	Sigmoid            bool // experts are chosen by the logistic function of their scores, and a bias
-	Groups, KeepGroups int  // of Sigmoid: the chosen are of the KeepGroups best groups
+	Groups, KeepGroups int  // the chosen are of the KeepGroups best groups; 0: of all
 	RouterBias         bool
 	Clamped            bool // experts have GPT-OSS's activation
 }
@@ -46,7 +46,7 @@ func (m *MoEConfig) check(c *Config) error {
 	if m.Shared < 0 || m.Shared > maxDim || m.FirstDense < 0 || m.FirstDense > maxLayers {
 		return fmt.Errorf("%w: config.json: shared experts of a width of %d, first_k_dense_replace %d", ErrConfig, m.Shared, m.FirstDense)
 	}
-	if !m.Sigmoid {
+	if !m.Sigmoid && m.Groups == 0 {
 		return nil
 	}
 	if m.Groups < 1 || m.Experts%m.Groups != 0 || m.KeepGroups < 1 || m.KeepGroups > m.Groups || m.TopK > m.Experts/m.Groups*m.KeepGroups {
@@ -191,7 +191,7 @@ func (d *decoder) experts(b backend.Backend, r *rowBuffers, l *decoderLayer) {
 	}
 	b.Linear(to.router, in, w.Router, bias)
 	b.MoE(r.delta, in, to.router, w.spec(c, to))
-	if c.MoE.Factor != 0 && !c.MoE.Sigmoid {
+	if c.MoE.Factor != 0 && c.MoE.Groups == 0 {
 		b.Scale(r.delta, c.MoE.Factor)
 	}
 	if w.Shared != nil {
@@ -214,8 +214,11 @@ func (w *expertsLayer) spec(c *Config, to *moeBuffers) backend.MoESpec {
 	if c.MoE.Clamped {
 		s.Act = backend.ClampedSwish
 	}
+	if c.MoE.Groups > 0 {
+		s.Sigmoid = &backend.SigmoidRouter{Softmax: true, Bias: backend.NoWeight, Groups: c.MoE.Groups, Keep: c.MoE.KeepGroups, Factor: c.MoE.Factor}
+	}
 	if w.Choice != nil {
-		s.Sigmoid = &backend.SigmoidRouter{Bias: w.Choice.Bias, Groups: c.MoE.Groups, Keep: c.MoE.KeepGroups, Factor: c.MoE.Factor}
+		s.Sigmoid.Softmax, s.Sigmoid.Bias = false, w.Choice.Bias
 	}
 	for _, e := range w.Experts {
 		s.Gate, s.Up, s.Down = append(s.Gate, e.Gate), append(s.Up, e.Up), append(s.Down, e.Down)

@@ -45,9 +45,6 @@ func configDeepseek(r *rawConfig, c *Config) error {
 	if n := or(raw.Every, 1); n != 1 {
 		return refuse("moe_layer_freq", n, "1")
 	}
-	if or(r.AttentionBias, false) {
-		return refuse("attention_bias", true, "false")
-	}
 	ffn := or(r.MoEFFN, 2048)
 	shared, err := raw.shared(1, ffn)
 	if err != nil {
@@ -61,6 +58,47 @@ func configDeepseek(r *rawConfig, c *Config) error {
 	if err := c.MoE.check(c); err != nil {
 		return err
 	}
+	return r.latent(&raw, c)
+}
+
+// configDeepseekV2 reads DeepSeek-V2: the same attention, and experts chosen by the softmax of
+// their scores, out of all or, with group_limited_greedy, out of the best groups.
+func configDeepseekV2(r *rawConfig, c *Config) error {
+	var raw rawDeepseek
+	if err := json.Unmarshal(r.text, &raw); err != nil {
+		return fmt.Errorf("%w: config.json: %w", ErrConfig, err)
+	}
+	if s := or(raw.Scoring, "softmax"); s != "softmax" {
+		return refuse("scoring_func", s, "softmax")
+	}
+	if n := or(raw.Every, 1); n != 1 {
+		return refuse("moe_layer_freq", n, "1")
+	}
+	if or(raw.Normalize, false) { // transformers does not read it, vLLM does
+		return refuse("norm_topk_prob", true, "false")
+	}
+	shared, err := raw.shared(2, or(r.MoEFFN, 1407))
+	if err != nil {
+		return err
+	}
+	c.MoE = MoEConfig{
+		Experts: or(raw.Experts, or(r.LocalExperts, 64)), TopK: or(r.TopK, 0), FFN: or(r.MoEFFN, 1407), Shared: shared,
+		Every: 1, FirstDense: or(raw.Dense, 0), Factor: float32(or(raw.Factor, 1)),
+	}
+	switch method := or(raw.Method, "greedy"); method {
+	case "greedy":
+	case "group_limited_greedy":
+		c.MoE.Groups, c.MoE.KeepGroups = or(raw.Groups, 1), or(raw.KeepGroups, 1)
+	default:
+		return refuse("topk_method", method, "greedy, group_limited_greedy")
+	}
+	if err := c.MoE.check(c); err != nil {
+		return err
+	}
+	r.MaxPositions = new(int)
+	*r.MaxPositions = c.MaxPositions
+	yes := true
+	raw.Interleaved = &yes
 	return r.latent(&raw, c)
 }
 
@@ -81,6 +119,9 @@ func (r *rawConfig) latent(raw *rawDeepseek, c *Config) error {
 	}
 	if raw.QueryRank == nil && !strings.Contains(string(r.text), `"q_lora_rank"`) {
 		d.QueryRank = 1536
+	}
+	if or(r.AttentionBias, false) {
+		return refuse("attention_bias", true, "false")
 	}
 	c.Latent = d
 	c.KVHeads, c.HeadDim, c.MaxPositions = 1, d.Latent+d.Rope, or(r.MaxPositions, 4096)

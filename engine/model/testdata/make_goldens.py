@@ -285,6 +285,15 @@ FAMILIES |= {
         rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=4.0)), static=True),
     "gemma": dict(seed=305, config=FAMILY | dict(
         model_type="gemma", head_dim=16, num_key_value_heads=1, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, rope_parameters=ROPE)),
+    # experts out of the best groups; out of all, with queries that have no waist
+    "deepseek-v2": dict(seed=320, config=DEEPSEEK | dict(
+        model_type="deepseek_v2", num_hidden_layers=2, q_lora_rank=40, n_shared_experts=2, routed_scaling_factor=1.8, topk_method="group_limited_greedy",
+        num_attention_heads=4, num_key_value_heads=4, norm_topk_prob=False,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.8, original_max_position_embeddings=100),
+        max_position_embeddings=800)),
+    "deepseek-v2-lite": dict(seed=321, config=DEEPSEEK | dict(
+        model_type="deepseek_v2", num_hidden_layers=2, q_lora_rank=None, n_shared_experts=1, routed_scaling_factor=1.4, topk_method="greedy",
+        n_group=1, topk_group=1, first_k_dense_replace=0, norm_topk_prob=False, rope_parameters=ROPE)),
     # scores that the bound bends, windows in every second layer
     "gemma2": dict(seed=318, config=FAMILY | dict(
         model_type="gemma2", head_dim=16, query_pre_attn_scalar=12, sliding_window=61, tie_word_embeddings=True,
