@@ -338,6 +338,28 @@ FAMILIES |= {
         model_type="minimax_m2", num_hidden_layers=2, head_dim=12, intermediate_size=24, tie_word_embeddings=False,
         rope_parameters=dict(rope_type="default", rope_theta=5000000.0, partial_rotary_factor=0.5))),
 }
+# The text models of models that see: as transformers saves them, and as the hub has them.
+EYE = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+QWEN_EYE = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=40, patch_size=4)
+SEEING = FAMILY | dict(num_hidden_layers=2, intermediate_size=56)
+FAMILIES |= {
+    "gemma3-multimodal": dict(
+        seed=331, wrapper="Gemma3", vision=EYE | dict(image_size=8, patch_size=4), outer=dict(mm_tokens_per_image=4),
+        config=SEEING | dict(
+            head_dim=16, query_pre_attn_scalar=20, sliding_window=41, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"],
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=1000000.0, factor=4.0), sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+            ))),
+    "mistral3": dict(
+        seed=332, wrapper="Mistral3", vision=EYE | dict(head_dim=8, image_size=8, patch_size=4), hub=("model.language_model.", "language_model.model.", "lm_head.", "language_model.lm_head."),
+        config=SEEING | dict(model_type="mistral", head_dim=14, sliding_window=None, tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=1000000.0))),
+    "qwen2.5-vl": dict(
+        seed=333, wrapper="Qwen2_5_VL", vision=QWEN_EYE | dict(fullatt_block_indexes=[0]), hub=("model.language_model.", "model.", "model.visual.", "visual."), flat=True,
+        config=SEEING | dict(tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=1000000.0, mrope_section=[1, 2, 2]))),
+    "qwen3-vl": dict(
+        seed=334, wrapper="Qwen3VL", vision=QWEN_EYE | dict(num_position_embeddings=16, deepstack_visual_indexes=[0]),
+        config=SEEING | dict(head_dim=16, tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=5000000.0, mrope_section=[4, 2, 2], mrope_interleaved=True))),
+}
 for spec in FAMILIES.values():
     spec["dtype"] = torch.bfloat16
 MODELS |= FAMILIES
@@ -390,7 +412,7 @@ def fill(model, seed, sharpen=1.0):
             elif "q_proj" in name or "k_proj" in name:
                 value = r * (1.5 * sharpen / p.shape[1] ** 0.5)
             else:
-                value = r / p.shape[1] ** 0.5
+                value = r / p.shape[1 if p.ndim > 1 else 0] ** 0.5
             p.copy_(value.to(torch.bfloat16).to(torch.float32))
 
 
@@ -450,6 +472,25 @@ def respell(folder):
     config["rope_scaling"] = rope
     config["torch_dtype"] = config.pop("dtype")
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def as_hub(folder, prefixes, flat):
+    """Names of tensors, and the place of the text model's config, as older files have them."""
+    path = folder / "model.safetensors"
+    tensors = {}
+    for name, t in safetensors.torch.load_file(path).items():
+        for old, new in zip(prefixes[::2], prefixes[1::2]):
+            if name.startswith(old):
+                name = new + name.removeprefix(old)
+                break
+        tensors[name] = t
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    if flat:
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        text = config.pop("text_config")
+        text.pop("model_type")
+        path.write_text(json.dumps(text | config, indent=2, sort_keys=True) + "\n")
 
 
 def positions(n, parts):
@@ -520,7 +561,15 @@ def make(name, spec):
     shutil.rmtree(folder, ignore_errors=True)
     config = dict(COMMON, model_type="llama")
     config.update(spec["config"])
-    if "vision" in spec:
+    kind = AutoModelForCausalLM
+    if "wrapper" in spec:
+        config["model_type"] = spec["config"].get("model_type")
+        if not config["model_type"]:
+            config.pop("model_type")
+        outer = getattr(transformers, spec["wrapper"] + "Config")
+        kind = getattr(transformers, spec["wrapper"] + "ForConditionalGeneration")
+        model = kind(outer(text_config=config, vision_config=spec["vision"], tie_word_embeddings=config["tie_word_embeddings"], **spec.get("outer", {})))
+    elif "vision" in spec:
         config.pop("model_type")
         model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=config, vision_config=spec["vision"], audio_config=None))
     else:
@@ -539,7 +588,8 @@ def make(name, spec):
     if spec.get("old_spelling"):
         respell(folder)
     # What is compared is what is in the folder, read back and computed in float32.
-    kind = Gemma4ForConditionalGeneration if "vision" in spec else AutoModelForCausalLM
+    if "vision" in spec and "wrapper" not in spec:
+        kind = Gemma4ForConditionalGeneration
     if spec.get("fp8"):
         with tempfile.TemporaryDirectory() as wide:
             shutil.copy(folder / "config.json", wide)
@@ -551,6 +601,8 @@ def make(name, spec):
         result = goldens(model, seed, name.startswith("long-"), name in FAMILIES, spec.get("static"))
         if result:
             break
+    if "hub" in spec:
+        as_hub(folder, spec["hub"], spec.get("flat"))
     text = json.dumps(result, separators=(",", ":"))
     with open(folder / "goldens.json.gz", "wb") as f:
         with gzip.GzipFile(fileobj=f, mode="wb", mtime=0, filename="") as z:
