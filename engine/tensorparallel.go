@@ -71,6 +71,7 @@ type rankSetup struct {
 	Shard                        model.Shard
 	Threads                      int
 	Limits                       backend.Limits
+	Context                      int // positions of the longest sequence
 	FaultBatchOrder              bool
 	SharedKV                     bool // KV lies in a file
 
@@ -133,7 +134,7 @@ func (l *Loaded) startRanks(o *LoadOptions, device choice, limits backend.Limits
 	err = l.ranks.Tell(func(rank int) any {
 		return rankSetup{
 			Model: o.Model, Kernels: o.Kernels, Quantization: o.Quantization, Shard: t.shard(rank), Threads: t.threads(o.Threads),
-			Limits: limits, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
+			Limits: limits, Context: l.Scheduler.MaxModelLen, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
 			GPU: device.gpu, Device: device.number + rank, CUDALibrary: o.CUDALibrary, NCCLLibrary: o.NCCLLibrary, EnforceEager: o.EnforceEager, Meet: l.meet,
 		}
 	})
@@ -202,6 +203,7 @@ func ServeRank() error {
 	if err != nil {
 		return m.Answer(err)
 	}
+	src.SetContext(setup.Context)
 	r := &rank{Member: m}
 	if r.model, err = r.load(src, &setup); err == nil {
 		err = r.run()

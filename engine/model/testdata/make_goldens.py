@@ -241,6 +241,26 @@ MODELS = {
             ),
         ),
     ),
+    "long-linear": dict(
+        seed=265, dtype=torch.bfloat16, sharpen=2.0, config=dict(ONE_LAYER, rope_parameters=dict(rope_type="linear", rope_theta=500000.0, factor=4.0)),
+    ),
+    # the prompt fills the context that the frequencies are made for
+    "long-dynamic": dict(
+        seed=267, dtype=torch.bfloat16, sharpen=2.0,
+        config=ONE_LAYER | dict(max_position_embeddings=1500, rope_parameters=dict(rope_type="dynamic", rope_theta=500000.0, factor=4.0)),
+    ),
+    "long-longrope": dict(
+        seed=268, dtype=torch.bfloat16, sharpen=2.0,
+        config=ONE_LAYER | dict(
+            model_type="phi3", hidden_size=48, num_attention_heads=2, head_dim=24, pad_token_id=0, original_max_position_embeddings=1024,
+            rope_parameters=dict(rope_type="longrope", rope_theta=500000.0, short_factor=[1.0 + i / 9 for i in range(12)], long_factor=[1.05**i for i in range(12)]),
+        ),
+    ),
+    # 6 of 12 pairs rotate, neighbours together
+    "long-glm": dict(
+        seed=269, dtype=torch.bfloat16, sharpen=2.0,
+        config=ONE_LAYER | dict(model_type="glm", pad_token_id=0, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=500000.0, partial_rotary_factor=0.5)),
+    ),
     # 6 of 24 pairs turn
     "long-gemma4": dict(
         seed=256, dtype=torch.bfloat16,
