@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 9
+#define TD_VERSION 10
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -192,6 +192,8 @@ typedef struct {
   int32_t slots;         // for experts: slots per row; 0: 1
   int32_t top_k, experts, normalize;
   float scale;
+  float cap;             // of TD_ATTENTION: scores become cap tanh(score / cap); 0: not bounded.
+                         // of TD_ANGLES: growth over positions of from each; 0: none
   td_address dst, a, b, w, bias, extra; // extra: sinks, or factors of experts
   td_address kv;         // the region's pages
   int64_t page_bytes, v_at;

@@ -29,7 +29,7 @@ static void run_mma(const Run &r, const td_op &o) {
 }
 
 void run_attention(const Run &r, const td_op &o) {
-  if (o.type == TD_BF16 && o.v_at != 0) {
+  if (o.type == TD_BF16 && o.v_at != 0 && o.cap == 0) {
     switch (o.dim) {
       case 64: return run_mma<64>(r, o);
       case 128: return run_mma<128>(r, o);

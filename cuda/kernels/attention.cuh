@@ -53,6 +53,7 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
       for (int d = 0; d < o.dim; d++)
         sum = fuse(q[d], o.type == TD_BF16 ? bf16_float(reinterpret_cast<const uint16_t *>(page)[k + d]) : reinterpret_cast<const float *>(page)[k + d], sum);
       score = sum * o.scale;
+      if (o.cap > 0) score = o.cap * tanhf(score / o.cap);
     }
     float best = warp_max(score);
     if (lane_id() == 0) scratch[tid / 32] = best;

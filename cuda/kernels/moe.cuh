@@ -71,7 +71,8 @@ TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
 }
 
 // route_groups is route for groups of neighbouring experts. Only the groups with the largest
-// sum of their two best scores take part, and scores are σ(a) + bias.
+// sum of their two best scores take part, and scores are σ(a) + bias. Without a bias the scores
+// are the softmax of a, and a group's score is that of its best expert.
 TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
   float *p = reinterpret_cast<float *>(shared_memory());  // [experts] σ
   float *score = p + o.experts;                            // [experts]
@@ -82,9 +83,16 @@ TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
   const float *from = at<const float>(o.a) + int64_t(row) * o.experts;
   int32_t *chosen = at<int32_t>(o.chosen) + int64_t(row) * o.top_k;
   float *weights = at<float>(o.weights) + int64_t(row) * o.top_k;
+  float most = -INFINITY, total = 0;
+  if (!o.bias) {
+    for (int e = lane; e < o.experts; e += 32) most = fmaxf(most, from[e]);
+    most = warp_max(most);
+    for (int e = lane; e < o.experts; e += 32) total += expf(from[e] - most);
+    total = warp_sum(total);
+  }
   for (int e = lane; e < o.experts; e += 32) {
-    p[e] = 1 / (1 + expf(-from[e]));
-    score[e] = p[e] + at<const float>(o.bias)[e];
+    p[e] = o.bias ? 1 / (1 + expf(-from[e])) : expf(from[e] - most) / total;
+    score[e] = p[e] + (o.bias ? at<const float>(o.bias)[e] : 0);
   }
   sync_warp();
   for (int g = lane; g < o.heads; g += 32) {
@@ -98,7 +106,7 @@ TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
         second = v;
       }
     }
-    together[g] = size > 1 ? first + second : first;
+    together[g] = size > 1 && o.bias ? first + second : first;
     dropped[g] = 1;
   }
   sync_warp();

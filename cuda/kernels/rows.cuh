@@ -48,10 +48,12 @@ TD_KERNEL(kRowThreads) angles(td_op o, Step s) {
   int row = block_x(), half = o.dim / 2;
   if (row >= live(s, o)) return;
   float *dst = at<float>(o.dst) + int64_t(row) * o.dim;
+  float scale = o.scale;
+  if (o.cap != 0) scale *= 1 + o.cap * logf(float(1 + s.positions[row] / o.from));
   for (int i = thread_id(); i < half; i += kRowThreads) {
     float angle = float(s.positions[row]) * at<const float>(o.w)[i];
-    dst[i] = cosf(angle) * o.scale;
-    dst[half + i] = sinf(angle) * o.scale;
+    dst[i] = cosf(angle) * scale;
+    dst[half + i] = sinf(angle) * scale;
   }
 }
 
