@@ -66,6 +66,7 @@ var mayImport = map[string][]string{
 	"bench/checkpoint/write": {"bench/checkpoint"},
 	"bench/demo":             {"bench", "bench/checkpoint", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route", "internal/launch"},
 	"bench/engine":           {"bench/checkpoint", "engine/backend", "engine/backend/cpu", "engine/model"},
+	"bench/grammar":          {"engine/grammar"},
 	"bench/kvtransfer":       {"bench/report"},
 	"bench/gateway":          {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/links":            {"bench/report", "internal/netlab", "kvtransfer"},
@@ -92,6 +93,7 @@ var mayImport = map[string][]string{
 	"engine/workers":             {"engine/backend"},
 	"engine/ngram":               {},
 	"engine/scheduler":           {"engine/kvcache"},
+	"engine/grammar":             {},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
 	"engine/model":               {"engine/backend", "engine/safetensors", "engine/tokenizer", "internal/regular"},
@@ -137,7 +139,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.
