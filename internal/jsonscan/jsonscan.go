@@ -171,7 +171,7 @@ func skipKey(b []byte, at int) (int, error) {
 	return at + 1, nil
 }
 
-// ordinary returns the number of bytes at the beginning of b that stand for themselves in a string:
+// ordinary returns the number of bytes at the beginning of b that need no escape in a string:
 // all but control characters, quotes and backslashes.
 func ordinary(b []byte) int {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
