@@ -300,7 +300,7 @@ func (n *Node) sendEnd(gw *gateway, stream uint64, m *nodepb.End) {
 	gw.pendingEnds = append(gw.pendingEnds, pendingEnd{stream, m})
 	n.flushEnds(gw)
 	if len(gw.pendingEnds) > n.o.MaxRequests {
-		gw.conn.Close(fmt.Errorf("%w: %d streams have ended and the gateway takes no word of it", rpc.ErrOutboxFull, len(gw.pendingEnds)))
+		gw.conn.Close(fmt.Errorf("%w: %d streams have ended and the gateway does not read their ends", rpc.ErrOutboxFull, len(gw.pendingEnds)))
 	}
 }
 

@@ -53,7 +53,7 @@ func parseAdapter(body []byte) (a adapterBody, fault *openai.Error) {
 		return a, openai.BadRequest("", "the body has more than %d values: want lora_name, lora_path and load_inplace", maxAdapterValues)
 	}
 	if err := json.Unmarshal(body, &a); err != nil {
-		return a, openai.BadRequest("", "the body is no such request: %s", openai.Clip(err.Error(), 200))
+		return a, openai.BadRequest("", "the body is not valid: %s", openai.Clip(err.Error(), 200))
 	}
 	if a.Name == "" {
 		return a, badAdapter("lora_name", "lora_name is missing: give the adapter's name")
@@ -116,7 +116,7 @@ func adapterFault(param string, err error) *openai.Error {
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_INVALID:
 		return openai.BadRequest(param, "%s", openai.Clip(err.Error(), 600))
 	}
-	return openai.Unavailable(retryAfter, "the nodes cannot be told: %s", openai.Clip(err.Error(), 600))
+	return openai.Unavailable(retryAfter, "the nodes cannot be notified: %s", openai.Clip(err.Error(), 600))
 }
 
 // adapterDone answers as vLLM does.

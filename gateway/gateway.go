@@ -234,7 +234,7 @@ func (g *Gateway) drain() {
 		}
 		return
 	}
-	g.Log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.InFlight.Load())
+	g.Log.Warn("shutdown timeout reached, aborting running requests", "in_flight", g.InFlight.Load())
 	close(g.Cut)
 	if g.proxy != nil {
 		g.proxy.Pool.AbortAll()

@@ -48,7 +48,7 @@ const (
 )
 
 // errHaste reports that the caller's deadline is before DialTimeout.
-var errHaste = errors.New("upstream: no time left to connect")
+var errHaste = errors.New("nodes: no time left to connect")
 
 // Member is a node of the fleet, from gossip or configuration.
 type Member struct {
@@ -407,7 +407,7 @@ func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, err)
+		return nil, fmt.Errorf("nodes: bundle of %s: %w", n.Name, err)
 	}
 	reply, err := n.ask(ctx, rpc.FrameBundleRequest, &nodepb.BundleRequest{}, "its bundle")
 	if err != nil {
@@ -450,6 +450,6 @@ func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string
 		}
 		return reply, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("upstream: asking %s for %s: %w", n.Name, what, ctx.Err())
+		return nil, fmt.Errorf("nodes: asking %s for %s: %w", n.Name, what, ctx.Err())
 	}
 }
