@@ -74,7 +74,7 @@ type Options struct {
 	Stalled       *metrics.Value  // counts nodes lost by StallTimeout; nil: not counted
 	Stale         *metrics.Value  // counts refused tokens; nil: not counted
 	Blocks        *Blocks         // cached by nodes; nil: nothing
-	Left          func(id string) // called for a member that has left, before Blocks drops it; may not call the Fleet; nil: not called
+	Left          func(id string) // called for a member that has left; may not call the Fleet; nil: not called
 	Log           *slog.Logger    // nil: discarded
 }
 
