@@ -25,8 +25,8 @@ func (n *Node) run(ctx context.Context, a *attempt, g *nodepb.Generate) {
 	ctx, stop := context.WithTimeoutCause(ctx, timeout, ErrDeadline)
 	defer stop()
 
-	// Accepted is sent at once, because the engine may be in a long step. The number of cached tokens
-	// follows before any token.
+	// Accepted is sent at once, because the engine may be in a long step. The number of cached
+	// tokens follows before any token.
 	n.accepted(a, 0)
 	r := n.request(a, g)
 	r.Added = func(cached int) {

@@ -26,20 +26,6 @@ const (
 	maxAdapterValues = 256
 )
 
-// LoadAdapter lets every connected node load a low-rank adapter from a folder that the node can
-// read. With replace, the name may belong to another adapter. The error joins the nodes' refusals,
-// as *nodes.CodeError each with the node's address: CODE_INVALID if the folder, the name or the
-// room is at fault. The next heartbeats have the adapter.
-func (g *Gateway) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
-	return g.native.Nodes.LoadAdapter(ctx, name, path, replace)
-}
-
-// UnloadAdapter removes an adapter's name on every connected node. Running requests keep the
-// adapter. The error is CODE_NOT_FOUND if no node had it.
-func (g *Gateway) UnloadAdapter(ctx context.Context, name string) error {
-	return g.native.Nodes.UnloadAdapter(ctx, name)
-}
-
 // adapterBody is the body of the adapters' routes, with vLLM's names.
 type adapterBody struct {
 	Name    string `json:"lora_name"`
@@ -87,7 +73,7 @@ func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	if fault == nil {
 		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
 		defer cancel()
-		fault = adapterFault("lora_path", g.LoadAdapter(wait, a.Name, a.Path, a.InPlace))
+		fault = adapterFault("lora_path", g.native.Nodes.LoadAdapter(wait, a.Name, a.Path, a.InPlace))
 	}
 	g.adapterDone(ctx, a.Name, "added", fault)
 }
@@ -98,7 +84,7 @@ func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
 	if fault == nil {
 		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
 		defer cancel()
-		fault = adapterFault("lora_name", g.UnloadAdapter(wait, a.Name))
+		fault = adapterFault("lora_name", g.native.Nodes.UnloadAdapter(wait, a.Name))
 	}
 	g.adapterDone(ctx, a.Name, "removed", fault)
 }

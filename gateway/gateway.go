@@ -40,7 +40,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// Fixed bounds of the HTTP side.
+// Fixed bounds.
 const (
 	cutGrace       = time.Second      // for error events to be sent after the shutdown timeout
 	retryAfter     = 1                // seconds, of 503 answers

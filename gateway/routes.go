@@ -102,8 +102,8 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	if here == nil {
 		allowed = g.allowed(path, port)
 	}
-	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients
-	// cannot enumerate routes.
+	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients cannot
+	// enumerate routes.
 	if port == clients && (here == nil || here.Key) && !(method == "OPTIONS" && probe(path)) && !g.keys.Allow(g.keyOf(ctx)) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,

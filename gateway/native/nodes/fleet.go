@@ -52,16 +52,16 @@ var errHaste = errors.New("nodes: no time left to connect")
 
 // Member is a node of the fleet, from gossip or configuration.
 type Member struct {
-	ID          string
-	Role        string // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
-	RPC         string // address; the node's name on the routing ring
-	HTTP        string // address of its metrics, for people
-	Model       string
-	Build       string // version with build; empty: not known
-	Fingerprint uint64
-	Class       string // numerics class
-	Ready       bool
-	Draining    bool
+	ID          string `json:"id"`
+	Role        string `json:"role"`           // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
+	RPC         string `json:"rpc"`            // address; the node's name on the routing ring
+	HTTP        string `json:"http,omitempty"` // address of its metrics
+	Model       string `json:"model"`
+	Build       string `json:"version,omitempty"` // version with build; empty: not known
+	Fingerprint uint64 `json:"-"`
+	Class       string `json:"class"` // numerics class
+	Ready       bool   `json:"ready"`
+	Draining    bool   `json:"draining"`
 }
 
 // Options of a Fleet.
