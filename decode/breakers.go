@@ -7,8 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -30,20 +29,20 @@ var errOpen = errors.New("decode: prefill node's breaker is open")
 // connection may fail that only this node sees: the gateway reaches both of its ends.
 type prefillBreakers struct {
 	mu sync.Mutex
-	by map[string]*gobreaker.CircuitBreaker[struct{}] // by rpc address
+	by map[string]*breaker.Breaker // by rpc address
 }
 
 // do calls f, which asks the node, or returns errOpen.
 func (p *prefillBreakers) do(addr string, f func() error) error {
-	_, err := p.breaker(addr).Execute(func() (struct{}, error) { return struct{}{}, f() })
-	if errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests) {
+	err := p.breaker(addr).Do(f)
+	if breaker.Refused(err) {
 		return fmt.Errorf("%w: %s", errOpen, addr)
 	}
 	return err
 }
 
 // breaker returns a node's breaker, and makes it if there is none.
-func (p *prefillBreakers) breaker(addr string) *gobreaker.CircuitBreaker[struct{}] {
+func (p *prefillBreakers) breaker(addr string) *breaker.Breaker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := p.by[addr]
@@ -51,10 +50,8 @@ func (p *prefillBreakers) breaker(addr string) *gobreaker.CircuitBreaker[struct{
 		if len(p.by) >= maxBreakers { // their state is a second old at most
 			clear(p.by)
 		}
-		b = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
-			Name: addr, Timeout: breakerPause,
-			ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
-			IsExcluded:  func(err error) bool { return err != nil && !broken(err) },
+		b = breaker.New(breaker.Options{
+			Failures: breakerFailures, Pause: breakerPause, Ignore: func(err error) bool { return err != nil && !broken(err) },
 		})
 		p.by[addr] = b
 	}
@@ -66,7 +63,7 @@ func (p *prefillBreakers) count(state string) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, b := range p.by {
-		if b.State().String() == state {
+		if b.State() == state {
 			n++
 		}
 	}

@@ -8,8 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -76,7 +75,7 @@ func TestSilentLegIsPassedOver(t *testing.T) {
 
 // A node that says no is no broken leg, however often; the legs are bounded.
 func TestLegs(t *testing.T) {
-	l := prefillBreakers{by: map[string]*gobreaker.CircuitBreaker[struct{}]{}}
+	l := prefillBreakers{by: map[string]*breaker.Breaker{}}
 	for range 10 * breakerFailures {
 		for _, err := range []error{errPrefill, errNoRoom, errMismatch, ErrCancelled, fmt.Errorf("%w: %w", errReach, rpc.ErrBackoff)} {
 			if got := l.do("no", func() error { return err }); !errors.Is(got, err) {
@@ -98,7 +97,7 @@ func TestLegs(t *testing.T) {
 // Each error that speaks of the way to a node opens its leg after breakerFailures, alone.
 func TestErrorsThatBreakALeg(t *testing.T) {
 	for _, cause := range []error{errReach, errSilent, errGone, errMoved} {
-		l := prefillBreakers{by: map[string]*gobreaker.CircuitBreaker[struct{}]{}}
+		l := prefillBreakers{by: map[string]*breaker.Breaker{}}
 		for range breakerFailures {
 			_ = l.do("bad", func() error { return fmt.Errorf("%w: a reason", cause) })
 		}

@@ -52,7 +52,7 @@ const maxFetchEvents = 16
 
 // Errors after which a prompt is sent to the next prefill node.
 var (
-	errSilent   = errors.New("decode: prefill node said nothing in time")
+	errSilent   = errors.New("decode: prefill node sent nothing in time")
 	errNoRoom   = errors.New("decode: no room for the KV in time")
 	errMismatch = errors.New("decode: prefill node does not match")
 	errPrefill  = errors.New("decode: prefill node gave up")
@@ -66,7 +66,11 @@ var (
 func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *nodepb.Generate, tokens []int32, cached int) {
 	wanted := tokens[:len(tokens)-1]
 	p := course.Prompt{UpTo: len(wanted), Cached: cached, Block: n.o.BlockTokens, Nodes: len(g.Prefill)}
-	p.Moved = p.Short() && n.movedLately(g, wanted)
+	if p.Short() {
+		n.mu.Lock()
+		p.Moved = n.recent.has(n.recent.key(kvcache.Hash(g.PrefixRoot), wanted))
+		n.mu.Unlock()
+	}
 	way := course.New(p)
 	for {
 		step, node := way.Next()
@@ -84,7 +88,9 @@ func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *
 		switch out {
 		case course.Delivered:
 			if p.Short() {
-				n.rememberMoved(g, wanted)
+				n.mu.Lock()
+				n.recent.add(n.recent.key(kvcache.Hash(g.PrefixRoot), wanted))
+				n.mu.Unlock()
 			}
 		case course.Failed:
 			n.addCount(&n.count.PrefillFailures)
@@ -107,19 +113,6 @@ func outcome(ctx context.Context, err error) course.Outcome {
 		return course.Skipped
 	}
 	return course.Failed
-}
-
-// movedLately reports whether a short prompt's KV was transferred before.
-func (n *Node) movedLately(g *nodepb.Generate, tokens []int32) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.recent.has(n.recent.key(kvcache.Hash(g.PrefixRoot), tokens))
-}
-
-func (n *Node) rememberMoved(g *nodepb.Generate, tokens []int32) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.recent.add(n.recent.key(kvcache.Hash(g.PrefixRoot), tokens))
 }
 
 func (n *Node) addCount(c *uint64) {
@@ -251,7 +244,8 @@ func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		n.refuseGrant(f, err)
 		return nil, err
 	}
-	l := n.leases.add(g.Lease, res.ID, f)
+	l := &lease{id: g.Lease, res: res.ID, fetch: f}
+	n.leases[l.id] = l
 	n.mu.Unlock()
 	f.span.Event("granted", time.Now())
 	err = f.key.conn.Send(rpc.FrameGrant, f.key.stream, &nodepb.Grant{

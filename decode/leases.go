@@ -15,17 +15,6 @@ type lease struct {
 	givenUp bool
 }
 
-// leases are those whose end kvtransfer has not reported yet.
-type leases struct{ byID map[kvtransfer.LeaseID]*lease }
-
-func newLeases() leases { return leases{byID: make(map[kvtransfer.LeaseID]*lease)} }
-
-func (t leases) add(id kvtransfer.LeaseID, res scheduler.ReservationID, f *fetch) *lease {
-	l := &lease{id: id, res: res, fetch: f}
-	t.byID[id] = l
-	return l
-}
-
 // TransferEvent is the Reader's OnEvent.
 //
 // Three parties race for a lease: the writer, whose last byte makes it arrive; the transfer, which
@@ -35,14 +24,14 @@ func (t leases) add(id kvtransfer.LeaseID, res scheduler.ReservationID, f *fetch
 func (n *Node) TransferEvent(ev kvtransfer.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := n.leases.byID[ev.Lease]
+	l := n.leases[ev.Lease]
 	if l == nil {
 		n.log.Error("transfer event for an unknown lease", "kind", ev.Kind, "lease", ev.Lease)
 		return
 	}
 	switch ev.Kind {
 	case kvtransfer.Arrived:
-		delete(n.leases.byID, l.id)
+		delete(n.leases, l.id)
 		if l.givenUp {
 			n.o.Engine.Release(l.res)
 			return
@@ -62,7 +51,7 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 			l.fetch.moved <- ev.Err
 		}
 	case kvtransfer.Released:
-		delete(n.leases.byID, l.id)
+		delete(n.leases, l.id)
 		n.o.Engine.Release(l.res) // Failed or giveUp posted Lost before
 	}
 }

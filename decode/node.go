@@ -20,16 +20,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
 // Identity is what must agree between this node and those it works with.
@@ -100,8 +101,8 @@ type Node struct {
 	mu       sync.Mutex
 	gateways map[*rpc.Conn]*gateway
 	attempts map[key]*attempt
-	fetches  map[key]*fetch // by the stream on the prefill node's connection
-	leases   leases
+	fetches  map[key]*fetch                // by the stream on the prefill node's connection
+	leases   map[kvtransfer.LeaseID]*lease // whose end kvtransfer has not reported yet
 	recent   recent
 	dirty    []*gateway // gateways with tokens of the running step
 	owners   int        // goroutines that own an attempt, including one that has just ended
@@ -179,9 +180,9 @@ func New(o Options) *Node {
 		gateways: make(map[*rpc.Conn]*gateway),
 		attempts: make(map[key]*attempt),
 		fetches:  make(map[key]*fetch),
-		leases:   newLeases(),
+		leases:   make(map[kvtransfer.LeaseID]*lease),
 		recent:   newRecent(),
-		breakers: prefillBreakers{by: make(map[string]*gobreaker.CircuitBreaker[struct{}])},
+		breakers: prefillBreakers{by: make(map[string]*breaker.Breaker)},
 	}
 	n.Base = node.New(node.Options{
 		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
@@ -202,8 +203,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		n.end(key{c, stream}, ErrCancelled, false)
 	case rpc.FrameHello:
 		n.register(c)
-		// Before the bundle, without which a gateway is not ready, so that a ready gateway knows the
-		// node's adapters.
+		// Before the bundle, without which a gateway is not ready, so that a ready gateway knows
+		// the node's adapters.
 		n.send(c, rpc.FrameStats, 0, n.Stats())
 	case rpc.FrameBundleRequest:
 		n.send(c, rpc.FrameBundle, stream, n.o.Bundle)

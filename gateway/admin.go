@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -153,12 +152,7 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 	for _, m := range g.targeted.update(members, time.Now()) {
 		groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.ID}})
 	}
-	body, err := json.Marshal(groups)
-	if err != nil {
-		panic(err) // plain fields only
-	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(body)
+	g.json(ctx, groups)
 }
 
 // serveAdmin serves the operators' port until ctx ends.

@@ -126,8 +126,7 @@ func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
 }
 
 func (g *Gateway) version(ctx *fasthttp.RequestCtx) {
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(append(openai.AppendString([]byte(`{"version":`), g.o.Version), '}'))
+	sendJSON(ctx, append(openai.AppendString([]byte(`{"version":`), g.o.Version), '}'))
 }
 
 func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
@@ -140,9 +139,7 @@ func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 		g.upstreamModels(ctx)
 		return
 	}
-	list := g.native.Cards()
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(openai.AppendModels(nil, list))
+	sendJSON(ctx, openai.AppendModels(nil, g.native.Cards()))
 }
 
 func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
@@ -159,14 +156,12 @@ func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 		g.fail(ctx, fault)
 		return
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(m.Card().Append(nil))
+	sendJSON(ctx, m.Card().Append(nil))
 }
 
 // load answers with the number of requests in flight.
 func (g *Gateway) load(ctx *fasthttp.RequestCtx) {
-	ctx.SetContentType("application/json")
-	ctx.SetBodyString(fmt.Sprintf(`{"server_load":%d}`, g.InFlight.Load()))
+	sendJSON(ctx, fmt.Appendf(nil, `{"server_load":%d}`, g.InFlight.Load()))
 }
 
 // newID returns 128 random bits in hexadecimal. An id is not a secret: do not use it for

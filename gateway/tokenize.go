@@ -74,6 +74,5 @@ func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do fun
 		g.fail(ctx, fault)
 		return
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(body)
+	sendJSON(ctx, body)
 }

@@ -36,8 +36,7 @@ func (g *Gateway) upstreamModels(ctx *fasthttp.RequestCtx) {
 	for _, m := range g.proxy.Pool.Now().Models {
 		b = append(append(b, m.Card...), ',')
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
+	sendJSON(ctx, append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
 }
 
 // upstreamModel answers with one model of upstreams; false: they have none of that name.
@@ -49,8 +48,7 @@ func (g *Gateway) upstreamModel(ctx *fasthttp.RequestCtx, name string) bool {
 	if m == nil || m.Name != name {
 		return false
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(m.Card)
+	sendJSON(ctx, m.Card)
 	return true
 }
 

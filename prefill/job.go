@@ -101,15 +101,16 @@ func codeOf(err error) nodepb.Code {
 
 // serve asks for the grant, computes and pushes.
 func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
-	// Ask without knowing what the engine has cached: its answer would wait for the running step, and
-	// the grant is to arrive during that step.
+	// Ask without knowing what the engine has cached: its answer would wait for the running step,
+	// and the grant is to arrive during that step.
 	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})
 	j.span.Event("asked for a grant", time.Now())
 	g, err := n.awaitGrant(ctx, j)
-	n.grantEnded(j, err == nil)
 	if err != nil {
+		n.update(func(l *line.Line) { l.Remove(j.ticket) })
 		return nil, err
 	}
+	n.update(func(l *line.Line) { l.Grant(j.ticket) })
 	if ctx.Err() != nil { // cancelled while the grant arrived: do not dial
 		return nil, context.Cause(ctx)
 	}
@@ -124,14 +125,17 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	}
 	ej := &engine.Job{
 		Root: j.root, RootDigest: j.digest, Tokens: j.tokens, Priority: j.priority, Ticket: j.ticket, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
-		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
+		First: f.first, Layer: f.layer, Done: func(err error) {
+			n.update(func(l *line.Line) { l.Remove(j.ticket) })
+			f.done(err)
+		},
 		Ended: func(l engine.Life) { n.engineSpans(j, l) },
 	}
 	id, cached, err := n.o.Engine.AddJob(ej)
 	if err != nil {
 		return nil, errors.Join(err, push.Abort(err))
 	}
-	n.cachedHere(j, cached)
+	n.update(func(l *line.Line) { l.Cached(j.ticket, cached) })
 	// The source blocks stay pinned until the push has ended.
 	defer n.o.Engine.ReleaseJob(id, ej)
 	err = f.pump(ctx, push, n.o.Engine.Progress)

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
 // now returns the time of the line.
@@ -61,32 +62,11 @@ func (n *Node) stepAside(k key) {
 	n.admit()
 }
 
-// grantEnded records that a job has its grant or has failed.
-func (n *Node) grantEnded(j *job, granted bool) {
+// update changes the line and starts the jobs that may start then.
+func (n *Node) update(change func(*line.Line)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if granted {
-		n.line.Grant(j.ticket)
-	} else {
-		n.line.Remove(j.ticket)
-	}
-	n.admit()
-}
-
-// cachedHere records how many of a job's tokens need no computing.
-func (n *Node) cachedHere(j *job, cached int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.line.Cached(j.ticket, cached)
-	n.admit()
-}
-
-// computed records that a job no longer waits for the engine, so that the next can ask for its
-// grant.
-func (n *Node) computed(j *job) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.line.Remove(j.ticket)
+	change(n.line)
 	n.admit()
 }
 

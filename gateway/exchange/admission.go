@@ -307,71 +307,67 @@ func (a *Admission) Check(idle bool) error {
 	return nil
 }
 
-// Claim is a request's demand for admission.
+// Claim is a request's demand for admission, and what it holds after that.
 type Claim struct {
 	Queue    *Admission // nil: none, the request is admitted at once
 	Priority int32
-	Choices  int64
-	Tokens   int64 // of all prompts
-	Room     Room
+	Choices  int64 // that have not ended
+	Tokens   int64 // of all prompts, until attempts count their own
+	Room     Room  // likewise
 
-	flow            *admit.Flow
-	start, deadline time.Time
-	queued          bool            // the request waits or has waited
-	avoid           any             // node that a request ahead waits for; set by waitForRoom
-	gone            <-chan struct{} // closed when the client has gone; nil: it is not watched
+	served int  // tokens that are not charged to the key's flow yet
+	queued bool // the request waits or has waited
+	avoid  any  // node that a request ahead waits for; nil: none
 }
 
-// waitForRoom waits for a claim's turn. cause is of metrics.StreamAborts, if the wait ended for
-// another reason than a limit.
-func (s *Service) waitForRoom(c *Claim) (fault *openai.Error, cause string) {
+// waitForRoom waits for the claim's turn. The error is the reason why the request is refused.
+func (x *Exchange) waitForRoom(c *Claim) *openai.Error {
 	a := c.Queue
 	w := &waiter{choices: c.Choices, tokens: c.Tokens, room: c.Room, ready: make(chan struct{})}
-	w.item = admit.Item{Flow: c.flow, Priority: c.Priority, Tokens: int(c.Tokens), Owner: w}
+	w.item = admit.Item{Flow: x.flow(a), Priority: c.Priority, Tokens: int(c.Tokens), Owner: w}
 	began := time.Now()
-	patience := min(s.Limits().QueueTimeout, c.deadline.Sub(began))
+	patience := min(x.S.Limits().QueueTimeout, x.Deadline.Sub(began))
 	if no := a.push(w, patience); no != nil {
-		return s.noPlace(c, no, patience), ""
+		return x.S.noPlace(c, no, patience)
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	if fault, cause = s.turnOf(c, w, timer.C, patience); fault == nil {
-		c.avoid = w.avoid
-	}
-	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
+	fault := x.turnOf(c, w, timer.C, patience)
+	if fault == nil {
+		c.queued, c.avoid = true, w.avoid
+	} else if !a.withdraw(w) && !w.evicted { // its turn came in the same moment
 		a.Computed(c.Tokens)
 		a.Routed(c.Room.Blocks)
 		a.Leave(c.Choices)
 	}
-	s.Meters.QueueTime.Observe(time.Since(began).Seconds())
-	return fault, cause
+	x.S.Meters.QueueTime.Observe(time.Since(began).Seconds())
+	return fault
 }
 
-// turnOf waits until a claim is admitted or evicted, or its patience is over.
-func (s *Service) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience time.Duration) (fault *openai.Error, cause string) {
+// turnOf waits until a claim is admitted or evicted, its client has gone, or its patience is over.
+func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience time.Duration) *openai.Error {
+	var gone <-chan struct{}
+	if x.Watch != nil {
+		gone = x.Watch.Gone
+	}
 	select {
 	case <-w.ready:
 		if w.evicted {
-			s.Refused("evicted")
-			return openai.TooMany(c.retryAfter(), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it"), ""
+			x.S.Refused("evicted")
+			return openai.TooMany(c.Queue.retryAfter(&w.item), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it")
 		}
-		return nil, ""
-	case <-c.gone:
-		return ErrGone, CauseClientGone
-	case <-s.Cut:
-		return errShutdown, CauseShutdown
+		return nil
+	case <-gone:
+		return x.CutOff(CauseClientGone)
+	case <-x.S.Cut:
+		return x.CutOff(CauseShutdown)
 	case <-over:
-		if !time.Now().Before(c.deadline) {
-			return tooLate(c.start, c.deadline), CauseDeadline
+		if !time.Now().Before(x.Deadline) {
+			return x.CutOff(CauseDeadline)
 		}
-		s.Refused("timeout")
-		return openai.TooMany(c.retryAfter(), "the fleet had no room for this request within %v", patience.Round(time.Millisecond)), ""
+		x.S.Refused("timeout")
+		return openai.TooMany(c.Queue.retryAfter(&w.item), "the fleet had no room for this request within %v", patience.Round(time.Millisecond))
 	}
-}
-
-// tooLate returns the answer to a request past its deadline.
-func tooLate(start, deadline time.Time) *openai.Error {
-	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", deadline.Sub(start))}
 }
 
 // noPlace returns the answer to a request that may not queue.
@@ -393,10 +389,10 @@ func (s *Service) noPlace(c *Claim, no *admit.Refusal, patience time.Duration) *
 
 // retryAfter returns the predicted seconds after which a request like this one would be admitted at
 // once.
-func (c *Claim) retryAfter() int {
-	c.Queue.mu.Lock()
-	defer c.Queue.mu.Unlock()
-	wait, _ := c.Queue.q.Predict(time.Now(), c.flow, c.Priority)
+func (a *Admission) retryAfter(i *admit.Item) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	wait, _ := a.q.Predict(time.Now(), i.Flow, i.Priority)
 	return seconds(wait)
 }
 

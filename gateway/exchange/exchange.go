@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"runtime/debug"
 	"time"
@@ -62,20 +63,8 @@ type Exchange struct {
 
 	b      Backend
 	key    *auth.Key // of the client; nil: there are no keys, or none was admitted
-	slot   slot
+	claim  Claim     // what the request holds of its queue; zero: nothing
 	closed bool
-}
-
-// slot is what a request holds of the admission queue that admitted it.
-type slot struct {
-	a        *Admission // nil: nothing is held
-	priority int32
-	choices  int64 // places that are not released
-	tokens   int64 // of all prompts, until attempts count their own
-	blocks   int64 // KV blocks, likewise
-	served   int   // tokens that are not charged to the key's flow yet
-	queued   bool  // the request has waited
-	avoid    any   // node that a request ahead waits for; nil: none
 }
 
 // Ending is the result of a request, for its span and its log line.
@@ -184,27 +173,14 @@ func (x *Exchange) admit() *openai.Error {
 	if fault != nil {
 		return fault
 	}
-	x.Admitted = c.Queue == nil || c.Queue.pass(c.Choices, c.Tokens, c.Room)
-	if !x.Admitted {
+	if c.Queue != nil && !c.Queue.pass(c.Choices, c.Tokens, c.Room) {
 		x.WatchClient()
-		if fault := x.queue(&c); fault != nil {
+		if fault := x.waitForRoom(&c); fault != nil {
 			return fault
 		}
-		x.Admitted = true
 	}
-	x.slot = slot{a: c.Queue, priority: c.Priority, choices: c.Choices, tokens: c.Tokens, blocks: c.Room.Blocks, queued: c.queued, avoid: c.avoid}
+	x.Admitted, x.claim = true, c
 	return nil
-}
-
-// queue waits for the claim's turn.
-func (x *Exchange) queue(c *Claim) *openai.Error {
-	c.flow, c.start, c.deadline, c.queued = x.flow(c.Queue), x.Start, x.Deadline, true
-	if x.Watch != nil {
-		c.gone = x.Watch.Gone
-	}
-	fault, cause := x.S.waitForRoom(c)
-	x.Cause = cause
-	return fault
 }
 
 // flow returns the flow that is charged for the request's tokens in a queue.
@@ -218,15 +194,15 @@ func (x *Exchange) flow(a *Admission) *admit.Flow {
 // Attempted releases the tokens and blocks that were counted for the request until its attempts
 // count their own.
 func (x *Exchange) Attempted() {
-	if s := &x.slot; s.tokens > 0 {
-		s.a.Computed(s.tokens)
-		s.a.Routed(s.blocks)
-		s.tokens, s.blocks = 0, 0
+	if c := &x.claim; c.Tokens > 0 {
+		c.Queue.Computed(c.Tokens)
+		c.Queue.Routed(c.Room.Blocks)
+		c.Tokens, c.Room = 0, Room{}
 	}
 }
 
 // Avoid returns the node that a request ahead of this one waits for; nil: none.
-func (x *Exchange) Avoid() any { return x.slot.avoid }
+func (x *Exchange) Avoid() any { return x.claim.avoid }
 
 // Begin counts an attempt of c that is about to be sent to a node, and starts its span.
 func Begin[N comparable](x *Exchange, c *fsm.Choice[N], node string, at time.Time) trace.Span {
@@ -239,8 +215,7 @@ func Begin[N comparable](x *Exchange, c *fsm.Choice[N], node string, at time.Tim
 	return s
 }
 
-// AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or
-// "upstream".
+// AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or "upstream".
 func (x *Exchange) AttemptFailed(f *Failure, s *trace.Span, who, name string) {
 	FailSpan(s, f)
 	x.S.Meters.Set.Counter(metrics.GatewayAttemptFailures, f.Kind).Inc()
@@ -296,7 +271,7 @@ func (x *Exchange) CutOff(cause string) *openai.Error {
 	case CauseShutdown:
 		return errShutdown
 	}
-	return tooLate(x.Start, x.Deadline)
+	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", x.Deadline.Sub(x.Start))}
 }
 
 // Unread reports whether the client no longer reads the answer.
@@ -358,46 +333,47 @@ func (x *Exchange) Broken() string {
 
 // charged charges the key for tokens of an answer, some at a time.
 func (x *Exchange) charged(tokens int) {
-	if x.key == nil || x.slot.a == nil {
+	c := &x.claim
+	if x.key == nil || c.Queue == nil {
 		return
 	}
-	if x.slot.served += tokens; x.slot.served >= chargeTokens {
-		x.charge(x.slot.served)
+	if c.served += tokens; c.served >= chargeTokens {
+		x.charge(c.served)
 	}
 }
 
 // charge counts tokens that the key was served. Negative tokens are given back.
 func (x *Exchange) charge(tokens int) {
-	s := &x.slot
-	if s.served = 0; tokens != 0 && s.a.waiting.Load() > 0 {
-		s.a.charge(x.flow(s.a), s.priority, tokens)
+	c := &x.claim
+	if c.served = 0; tokens != 0 && c.Queue.Waiting() > 0 {
+		c.Queue.charge(x.flow(c.Queue), c.Priority, tokens)
 	}
 }
 
 // Release returns the place of one choice, which has ended, to the queue.
 func (x *Exchange) Release() {
-	if s := &x.slot; s.choices > 0 {
-		s.choices--
-		s.a.Leave(1)
+	if c := &x.claim; c.Choices > 0 {
+		c.Choices--
+		c.Queue.Leave(1)
 	}
 }
 
 // depart returns to the queue all that the request holds of it.
 func (x *Exchange) depart(unserved int) {
-	s := &x.slot
-	if s.a == nil {
+	c := &x.claim
+	if c.Queue == nil {
 		return
 	}
 	x.Attempted()
 	if x.key != nil {
-		if x.charge(s.served); s.queued {
+		if x.charge(c.served); c.queued {
 			x.charge(-unserved)
 		}
 	}
-	if s.choices > 0 {
-		s.a.Leave(s.choices)
+	if c.Choices > 0 {
+		c.Queue.Leave(c.Choices)
 	}
-	*s = slot{}
+	*c = Claim{}
 }
 
 // close ends the request. It cancels attempts that still run and returns the connection to the

@@ -34,9 +34,6 @@ func (fl *Fleet) subscribe(names []string) {
 	if fl.bus == nil {
 		return
 	}
-	if n.of == nil {
-		n.of = map[string]*cluster.Subscription{}
-	}
 	for name, s := range n.of {
 		if !slices.Contains(names, name) {
 			s.Close()

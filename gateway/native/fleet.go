@@ -46,9 +46,10 @@ type Fleet struct {
 	Models   models        // being served
 	Buffered atomic.Int64  // bytes of streams' buffers
 
-	o              Options
-	failedModels   map[uint64]time.Time // when loading last failed, by fingerprint; owned by keepModel
-	pendingModels  map[uint64]string    // names of newer versions that wait until no node serves the current one, by fingerprint; owned by keepModel
+	o Options
+	// By fingerprint; owned by keepModel.
+	failedModels   map[uint64]time.Time // when loading last failed
+	pendingModels  map[uint64]string    // newer versions that wait until no node serves the current one
 	membersChanged chan struct{}
 	bus            *cluster.Bus  // nil: there are no block events
 	events         subscriptions // of the present models; set by keepModel
@@ -56,8 +57,9 @@ type Fleet struct {
 
 // New returns a fleet without members.
 func New(s *exchange.Service, o Options) *Fleet {
-	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1)}
+	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[uint64]string{}}
 	o.Nodes.Blocks, o.Nodes.Left = fl.Blocks, fl.left
+	fl.events.of = map[string]*cluster.Subscription{}
 	fl.Nodes = nodes.New(o.Nodes)
 	return fl
 }

@@ -47,13 +47,13 @@ var mayImport = map[string][]string{
 	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/rpc/nodepb"},
 	"gateway/render/jinja":                {"internal/jsonscan"}, // reads values from JSON
 	"gateway/route":                       {"engine/kvcache", "internal/lengths"},
-	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/breaker", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/native/nodes/nodestest":      {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
 	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 	"prefill/line":  {"engine/scheduler", "internal/lengths"}, // and what a scheduler is ordered by
 	"decode/course": {},
-	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
+	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/breaker", "internal/cluster", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
 	"cuda":       {},
 	"cuda/build": {"cuda"},

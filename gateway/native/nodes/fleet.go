@@ -24,10 +24,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -48,20 +48,20 @@ const (
 )
 
 // errHaste reports that the caller's deadline is before DialTimeout.
-var errHaste = errors.New("upstream: no time left to connect")
+var errHaste = errors.New("nodes: no time left to connect")
 
 // Member is a node of the fleet, from gossip or configuration.
 type Member struct {
-	ID          string
-	Role        string // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
-	RPC         string // address; the node's name on the routing ring
-	HTTP        string // address of its metrics, for people
-	Model       string
-	Build       string // version with build; empty: not known
-	Fingerprint uint64
-	Class       string // numerics class
-	Ready       bool
-	Draining    bool
+	ID          string `json:"id"`
+	Role        string `json:"role"`           // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
+	RPC         string `json:"rpc"`            // address; the node's name on the routing ring
+	HTTP        string `json:"http,omitempty"` // address of its metrics
+	Model       string `json:"model"`
+	Build       string `json:"version,omitempty"` // version with build; empty: not known
+	Fingerprint uint64 `json:"-"`
+	Class       string `json:"class"` // numerics class
+	Ready       bool   `json:"ready"`
+	Draining    bool   `json:"draining"`
 }
 
 // Options of a Fleet.
@@ -74,7 +74,7 @@ type Options struct {
 	Stalled       *metrics.Value  // counts nodes lost by StallTimeout; nil: not counted
 	Stale         *metrics.Value  // counts refused tokens; nil: not counted
 	Blocks        *Blocks         // cached by nodes; nil: nothing
-	Left          func(id string) // called for a member that has left, before Blocks drops it; may not call the Fleet; nil: not called
+	Left          func(id string) // called for a member that has left; may not call the Fleet; nil: not called
 	Log           *slog.Logger    // nil: discarded
 }
 
@@ -106,7 +106,7 @@ type Node struct {
 	f       *Fleet
 	member  atomic.Pointer[Member]
 	link    atomic.Pointer[link] // nil: not connected
-	breaker *gobreaker.CircuitBreaker[*link]
+	breaker *breaker.Breaker
 	stalled atomic.Bool        // has work and makes no steps
 	quiet   atomic.Bool        // misses heartbeats
 	pulse   pulse              // owned by keep, as clock
@@ -220,15 +220,13 @@ func (f *Fleet) node(n *Node, m Member) *Node {
 	n = &Node{Name: m.RPC, f: f, clock: time.Now()}
 	n.member.Store(&m)
 	changes := &breakerLog{log: f.o.Log, node: m.RPC}
-	n.breaker = gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{
-		Name:        m.RPC,
-		Timeout:     f.o.ProbeInterval,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
+	n.breaker = breaker.New(breaker.Options{
+		Failures: breakerFailures, Pause: f.o.ProbeInterval,
 		// An error that the pool repeats, or the caller's short deadline, is no evidence.
-		IsExcluded: func(err error) bool {
+		Ignore: func(err error) bool {
 			return errors.Is(err, rpc.ErrBackoff) || errors.Is(err, context.Canceled) || errors.Is(err, errHaste)
 		},
-		OnStateChange: func(_ string, from, to gobreaker.State) { changes.changed(time.Now(), from, to) },
+		Changed: func(from, to string) { changes.changed(time.Now(), from, to) },
 	})
 	var ctx context.Context
 	ctx, n.stop = context.WithCancel(f.ctx)
@@ -281,23 +279,24 @@ func (n *Node) connect(ctx context.Context) (*link, error) {
 			return l, nil
 		}
 	}
-	return n.breaker.Execute(func() (*link, error) {
+	var l *link
+	err := n.breaker.Do(func() error {
 		patience, cancel := context.WithTimeout(ctx, DialTimeout)
 		defer cancel()
 		c, err := n.f.pool.Get(patience, n.Name)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return nil, fmt.Errorf("%w: %w", errHaste, err)
+			return fmt.Errorf("%w: %w", errHaste, err)
 		case err != nil:
-			return nil, err
+			return err
 		}
-		l := n.f.linkOf(c)
-		if l == nil {
-			return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
+		if l = n.f.linkOf(c); l == nil {
+			return fmt.Errorf("%w: %s", ErrLost, n.Name)
 		}
 		n.link.Store(l)
-		return l, nil
+		return nil
 	})
+	return l, err
 }
 
 // linkOf returns or makes a connection's link; nil: the connection is over. Done is closed before
@@ -408,7 +407,7 @@ func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, err)
+		return nil, fmt.Errorf("nodes: bundle of %s: %w", n.Name, err)
 	}
 	reply, err := n.ask(ctx, rpc.FrameBundleRequest, &nodepb.BundleRequest{}, "its bundle")
 	if err != nil {
@@ -451,6 +450,6 @@ func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string
 		}
 		return reply, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("upstream: asking %s for %s: %w", n.Name, what, ctx.Err())
+		return nil, fmt.Errorf("nodes: asking %s for %s: %w", n.Name, what, ctx.Err())
 	}
 }

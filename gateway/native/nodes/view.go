@@ -3,10 +3,9 @@ package nodes
 import (
 	"slices"
 
-	"github.com/sony/gobreaker/v2"
-
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/breaker"
 )
 
 // Query is what a view of the fleet is made for.
@@ -93,7 +92,7 @@ var levels = [...]func(n *Node, avoid []*Node) bool{
 		return n.connected() && !n.stalled.Load() && !n.quiet.Load() && !slices.Contains(avoid, n)
 	},
 	func(n *Node, avoid []*Node) bool {
-		return n.breaker.State() != gobreaker.StateOpen && !slices.Contains(avoid, n)
+		return n.breaker.State() != breaker.Open && !slices.Contains(avoid, n)
 	},
 	func(n *Node, _ []*Node) bool { return n.connected() && !n.stalled.Load() },
 	func(n *Node, avoid []*Node) bool { return !slices.Contains(avoid, n) },
@@ -174,7 +173,7 @@ func (n *Node) adapts(digest uint64) bool {
 // Breakers returns the number of decode nodes whose breaker is in the state: closed, half-open or
 // open.
 func (s *Snapshot) Breakers(state string) int {
-	return s.count(func(n *Node) bool { return n.breaker.State().String() == state })
+	return s.count(func(n *Node) bool { return n.breaker.State() == state })
 }
 
 // Usable returns the number of decode nodes that a request of the model could be sent to now over
