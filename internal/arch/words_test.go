@@ -52,7 +52,7 @@ var jargonAllowed = []struct{ path, part, reason string }{
 // notRewritten lists folders and files whose words are still those of before the list.
 var notRewritten = []string{
 	"bench", "cuda", "decode", "docs/flags.md", "docs/logs.md", "docs/metrics.md",
-	"engine", "gateway", "internal", "kvtransfer", "prefill",
+	"engine", "gateway", "internal/jsonscan", "internal/sock", "kvtransfer", "prefill",
 }
 
 // longProse is the column at which comments and pages wrap.
