@@ -25,28 +25,28 @@ func (s *sampled) summary() string {
 // judge returns what a run misses of its goals, one line each.
 func judge(all []*sampled) []string {
 	var failures []string
-	say := func(format string, args ...any) { failures = append(failures, fmt.Sprintf(format, args...)) }
+	miss := func(format string, args ...any) { failures = append(failures, fmt.Sprintf(format, args...)) }
 	var kills, survivors, equivalents int
 	for _, s := range all {
 		k, v, e := s.count()
 		kills, survivors, equivalents = kills+k, survivors+v, equivalents+e
 		if rate(k, v) < minKilledEach {
-			say("%s: the tests kill %d of %d mutants, %.1f %%: want %.0f %% of each package", s.name, k, k+v, 100*rate(k, v), 100*minKilledEach)
+			miss("%s: the tests kill %d of %d mutants, %.1f %%: want %.0f %% of each package", s.name, k, k+v, 100*rate(k, v), 100*minKilledEach)
 		}
 		if len(s.results) < s.want {
-			say("%s: only %d mutants compile: want %d", s.name, len(s.results), s.want)
+			miss("%s: only %d mutants compile: want %d", s.name, len(s.results), s.want)
 		}
 		for _, r := range s.results {
 			if r.reason != "" && r.fate != survived {
-				say("testdata/equivalents: a test kills this mutant, so it is not equivalent: %s", r.m.key())
+				miss("testdata/equivalents: a test kills this mutant, so it is not equivalent: %s", r.m.key())
 			}
 		}
 	}
 	if rate(kills, survivors) < minKilled {
-		say("the tests kill %d of %d mutants, %.1f %%: want %.0f %%", kills, kills+survivors, 100*rate(kills, survivors), 100*minKilled)
+		miss("the tests kill %d of %d mutants, %.1f %%: want %.0f %%", kills, kills+survivors, 100*rate(kills, survivors), 100*minKilled)
 	}
 	if n := kills + survivors + equivalents; float64(equivalents) > maxEquivalent*float64(n) {
-		say("%d of %d mutants are listed as equivalent: want at most %.0f %%", equivalents, n, 100*maxEquivalent)
+		miss("%d of %d mutants are listed as equivalent: want at most %.0f %%", equivalents, n, 100*maxEquivalent)
 	}
 	return failures
 }

@@ -1,10 +1,11 @@
 // Command verdict judges the results of the steps of `make test` and `make soak`.
 //
-// The Makefile runs each step, keeps its exit status in DIR/STEP/status, and has gotestsum keep what go
-// test -json printed in DIR/STEP/*.json. The command counts the tests of all steps and prints failures,
-// notes and durations; its last line is the result. Invariant: the exit status is 0 only if each step ran
-// and succeeded, each package with tests ran one, and each skipped test is listed with its reason in
-// internal/arch/testdata/skips.
+// The Makefile runs each step, keeps its exit status in DIR/STEP/status, and has gotestsum keep the
+// output of go test -json in DIR/STEP/*.json. The command counts the tests of all steps and prints
+// failures, notes and durations; its last line is the result.
+//
+// Invariant: the exit status is 0 only if each step ran and succeeded, each package with tests ran
+// one, and each skipped test is listed with its reason in internal/arch/testdata/skips.
 package main
 
 import (

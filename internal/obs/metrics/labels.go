@@ -23,21 +23,20 @@ var (
 	nBuckets       = []float64{1, 2, 5, 10, 20}
 	preemptBuckets = []float64{1, 2, 3, 4, 5, 10, 20}
 
-	// A step of a small model on a CPU takes a millisecond, one of a large model
+	// A step of a small model on a CPU takes a millisecond, a step of a large model
 	// with a full chunk a second.
 	stepBuckets = []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10}
-	// Those of vLLM's connectors, with finer ones below.
+	// The buckets of vLLM's connectors, with finer ones below.
 	transferBuckets = []float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5}
 )
 
-// The values of labels with more than a few; each list ends in what stands for
-// everything else.
+// Label values that are long lists. The last of each is for all unknown values.
 var (
 	HTTPRoutes = []string{"/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
 		"/livez", "/readyz", "/health", "/ping", "/version", "/load", "/metrics", "/debug/targets", "/log-level", "/admin/drain/{node}",
 		"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/openapi.json", "/docs", "/debug/nodes", "/debug/route", "other"}
-	// HTTPStatuses are what the gateway itself answers, and classes for the others that
-	// upstreams answer.
+	// HTTPStatuses are the statuses of the gateway itself, and classes for other statuses
+	// of upstreams.
 	HTTPStatuses = []string{"200", "204", "400", "401", "403", "404", "405", "408", "413", "415", "417", "429", "431", "499", "500", "502", "503", "504", "505",
 		"2xx", "3xx", "4xx", "5xx", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
@@ -48,19 +47,19 @@ var (
 	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "no_room", "remote", "local", "short", "no_prefill"}
 )
 
-// Queues, and whose they are. Each has a bound.
+// Queues. Each has a bound.
 const (
-	QueueRequests      = "requests"        // being answered by a gateway
+	QueueRequests      = "requests"        // in flight at a gateway
 	QueueConnections   = "connections"     // of clients
 	QueueWaiting       = "waiting"         // requests that wait in a gateway for the fleet
-	QueueWaitingTokens = "waiting_tokens"  // of their prompts
+	QueueWaitingTokens = "waiting_tokens"  // prompt tokens of these
 	QueueBodies        = "body_bytes"      // of large requests, in a gateway
 	QueueEngine        = "engine_waiting"  // requests and jobs that wait for the engine or for KV
 	QueueRunning       = "engine_running"  // in the engine's steps
 	QueueArriving      = "arriving_blocks" // KV blocks that other nodes may write
 	QueueAttempts      = "attempts"        // owned by a decode node
 	QueuePrefill       = "prefill_jobs"    // that wait for their turn to ask for a grant
-	QueuePushes        = "pushes"          // KV transfers under way
+	QueuePushes        = "pushes"          // KV transfers in flight
 )
 
 var queues = Label{
@@ -72,5 +71,5 @@ var queues = Label{
 	},
 }
 
-// positions are the places of guessed tokens that are told apart.
+// positions are the counted positions of draft tokens.
 var positions = []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"}

@@ -1,17 +1,17 @@
 // Package metrics holds every metric of Tandem in one literal table and serves
 // them in Prometheus' text format.
 //
-// A Set is made from the table for the roles of one process: each row becomes
-// one series per combination of its label values, all of them created at
-// start, so that a series never appears late and recording one is an atomic
-// addition. A scrape walks the table in order.
+// A row is declared once, as a variable of rows.go. A Set has the rows of the roles of one
+// process: each row becomes one series per combination of its label values. All are created
+// at start, so that a series never appears late and recording is an atomic addition. A scrape
+// reads the table in order.
 //
-// Invariant: nothing is exposed that the table does not name, and label values
-// come from the table or from the process' own configuration, never from a
-// request. So the number of series is known at start.
+// Invariant: only metrics of the table are exposed, and label values come from the table or
+// from the process' own configuration, never from a request. The number of series is known
+// at start.
 //
-// The package does not measure: the packages that own a number record it, or
-// give a function that is read at scrape time.
+// The package does not measure. The packages that own a number record it, or provide a
+// function that a scrape calls.
 package metrics
 
 // ID is the place of a row in the table.
@@ -20,8 +20,8 @@ type ID int
 // Kind is a metric's type.
 type Kind uint8
 
-// Kinds. An info is a gauge, of 1 unless it says otherwise, whose labels are facts of the process; it is
-// exposed once they are known.
+// Kinds. An info is a gauge, usually 1, whose labels are facts of the process. It is exposed
+// once they are known.
 const (
 	KindCounter Kind = iota + 1
 	KindGauge
@@ -42,7 +42,7 @@ const (
 	all   = Gateway | nodes
 )
 
-// Label is a label with every value it can take; an info's has none.
+// Label is a label with all its values; the label of an info has none.
 type Label struct {
 	Name   string
 	Values []string
@@ -54,7 +54,7 @@ type Row struct {
 	Name    string // as exposed; counters end in _total
 	Kind    Kind
 	Roles   Role
-	Labels  []Label   // besides model_name and engine, see common
+	Labels  []Label   // without model_name and engine, see common
 	Buckets []float64 // upper bounds of a histogram, ascending, without +Inf
 	Help    string
 }
@@ -86,8 +86,8 @@ func histogram(name string, roles Role, buckets []float64, help string, labels .
 
 func label(name string, values ...string) Label { return Label{Name: name, Values: values} }
 
-// common are the labels that a row carries besides its own: vllm: rows both of
-// vLLM's, but for two that it labels in another way.
+// common returns the labels of a row in addition to its own: both of vLLM's for vllm: rows,
+// except two that vLLM labels differently.
 func common(id ID) []string {
 	switch id {
 	case AdmissionRejections:
