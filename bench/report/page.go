@@ -282,7 +282,7 @@ func WritePage(w io.Writer, title string, facts []string, points []Point) error 
 	writeNodes(&b, points)
 	b.WriteString("<main>\n")
 	objectives := len(points) > 0 && len(points[0].Summary.Options.Goodput) > 0
-	for _, p := range append(curves(points, objectives), runPlots(middles(points))...) {
+	for _, p := range append(curves(points, objectives), runPlots(representatives(points))...) {
 		b.WriteString(p.svg())
 	}
 	b.WriteString("</main></html>\n")
@@ -394,7 +394,7 @@ func writeNodes(b *strings.Builder, points []Point) {
 		return
 	}
 	b.WriteString("<h2>What the server's processes and the client used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>prompt tokens computed</th><th>requests in its steps</th><th>a step, ms</th><th>queue, ms</th><th>prompt, ms</th><th>KV exposed, ms</th><th>peak KV fill</th></tr>\n")
-	for _, p := range middles(points) {
+	for _, p := range representatives(points) {
 		for k := range p.Nodes {
 			n := &p.Nodes[k]
 			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.0f</td><td>%.1f</td>",

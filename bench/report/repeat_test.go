@@ -32,7 +32,7 @@ func TestRepeatedRuns(t *testing.T) {
 	if median, low, high := all[0].figure(ttft); median != 20 || low != 10 || high != 30 {
 		t.Errorf("%g, %g to %g", median, low, high)
 	}
-	if p := all[0].middle(); p != all[0][2] {
+	if p := all[0].representative(); p != all[0][2] {
 		t.Errorf("the middle one is %+v", p)
 	}
 	if cell := all[0].cell(ttft); cell != "20<br><small>10 – 30</small>" {

@@ -167,7 +167,7 @@ type Scheduler struct {
 	// The step between Schedule and Update; the slices are reused.
 	stepping      bool
 	budget        int        // tokens left while a batch is made
-	spare         int        // rows of logits left after one for each request
+	spareRows     int        // rows of logits left after one for each request
 	scoreRows     int        // prompt rows that may still be scored in this step
 	placed        []*request // in batch order, preempted ones included
 	inStep        []*request // requests of the batch, then those of Completed
