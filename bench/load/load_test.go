@@ -139,8 +139,8 @@ func TestArrivals(t *testing.T) {
 	}
 }
 
-// The client says that it was the limit only where a share of the requests, and not
-// one or two of them, left clearly late.
+// The client counts as the limit only if a share of the requests, and not one or two of
+// them, were sent clearly late.
 func TestLimitIsNotOneLateRequest(t *testing.T) {
 	run := func(n, late int, by time.Duration) Self {
 		r := &Record{Duration: 10 * time.Second, Outcomes: make([]Outcome, n)}

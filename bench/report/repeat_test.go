@@ -16,8 +16,8 @@ func pointOf(server string, rate float64, d time.Duration) Point {
 	return Point{Server: server, Rate: rate, Summary: s}
 }
 
-// Repeated runs are told as their median and spread, stand apart only where all of
-// one side do, and the middle one stands for them.
+// Repeated runs are reported as their median and range. They differ clearly only if all
+// runs of one side do, and the middle one represents them.
 func TestRepeatedRuns(t *testing.T) {
 	ttft := func(p *Point) float64 { return p.Summary.quantile("ttft", 50) }
 	var points []Point

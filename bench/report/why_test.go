@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// nodeOf is a node that told twice, ten seconds apart.
+// nodeOf returns a node with two samples, ten seconds apart.
 func nodeOf(s Sample) Node {
 	from := time.Unix(1000, 0)
 	s.At, s.Generates = from.Add(10*time.Second), true
 	return Node{Name: "n", Samples: []Sample{{At: from, Generates: true, Running: s.Running}, s}}
 }
 
-// Of two servers the one is named that is behind, and the part of its wait that is
-// longer, by what their nodes told.
+// Of two servers the slower one is named, with the part of its wait that is longer by the
+// nodes' metrics.
 func TestWhy(t *testing.T) {
 	alone := func(queue, prompt, step float64) []Node {
 		n := nodeOf(Sample{Tokens: 500, CPU: 6, Prompted: 1000, Running: 3, Queue: Total{queue / 2, 1}, Prompt: Total{prompt / 2, 1}, Steps: Total{step * 250, 250}})

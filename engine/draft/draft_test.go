@@ -189,8 +189,8 @@ func randomTokens(rng *rand.Rand, n int) []int32 {
 	return ts
 }
 
-// A long prompt catches up a chunk per call, and whoever is nearly there is guessed
-// for meanwhile; a second sequence with the same prompt starts from its blocks.
+// A long prompt catches up a chunk per call, and sequences that are nearly complete get
+// drafts meanwhile. A second sequence with the same prompt starts from its blocks.
 func TestLongPromptsCatchUpBesideOthers(t *testing.T) {
 	d, dev := newDrafter(t, kvcache.Config{Blocks: 200}, 16, 400)
 	rng := rand.New(rand.NewPCG(1, 7))
