@@ -23,6 +23,7 @@ NIXL_VERSION         := 1.5.1
 MOONCAKE_VERSION     := 0.3.13.post1
 VLLM_ROUTER_VERSION  := 0.1.17
 SMG_VERSION          := 1.13.0
+ZIG_VERSION          := 0.17.1
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
@@ -33,11 +34,13 @@ VLLM_ROUTER := .cache/vllm-router-$(VLLM_ROUTER_VERSION)
 SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
+ZIG    := .cache/zig-$(ZIG_VERSION)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
 VERSION := $(shell git describe --tags --match 'v*' --dirty 2>/dev/null | sed 's/^v//')
+RELEASE  = $(or $(VERSION),$(shell sed -n 's/^var version = "\(.*\)"/\1/p' main.go))
 LDFLAGS := $(if $(VERSION),-X main.version=$(VERSION))
 
 # Go must not insist on the commit where git does not know it: in an archive, or in a
@@ -53,7 +56,7 @@ TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/b
 	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/arch/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -93,8 +96,31 @@ prometheus:
 libfabric:
 	@/sbin/ldconfig -p | grep -q libfabric.so.1 && [ -e /usr/include/rdma/fabric.h ] || $(call apt,libfabric1 libfabric-dev)
 
+# Kernels for GPUs are in the images only where bin/ has them: make cuda release.
+release: $(ZIG)/installed mmdebstrap ## archives, packages, wheels and images for amd64 and arm64 into dist/; ARGS="-arch amd64 -only deb" picks some
+	rm -rf dist
+	cd deploy/release && $(GO) run . -root ../.. -out ../../dist -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python \
+		$(if $(wildcard bin/tandem-cuda.so),-cuda $(CURDIR)/bin/tandem-cuda.so) $(ARGS)
+	@ls -l dist
+
+# A Debian that boots in systemd-nspawn, and a package of this tree to install there.
+SYSTEMD_ROOT := .cache/systemd-root-bookworm
+
+test-deploy: $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release ## packages and units under a real systemd, in a container; needs root, two minutes
+	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH) -only binary,pages,deb
+	TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(ls -t $(CURDIR)/.cache/release/*.deb | head -1) $(GO) test -tags deploy -count=1 -v ./deploy/systemd
+
+$(SYSTEMD_ROOT)/etc/os-release:
+	@command -v systemd-nspawn >/dev/null || $(call apt,systemd-container)
+	rm -rf $(SYSTEMD_ROOT)
+	mmdebstrap --quiet --mode=root --variant=minbase --include=systemd,systemd-sysv,dbus,curl,procps bookworm $(SYSTEMD_ROOT) \
+		$(wildcard /etc/apt/sources.list.d/debian.sources)
+
+mmdebstrap:
+	@command -v mmdebstrap >/dev/null && command -v qemu-aarch64 >/dev/null || $(call apt,mmdebstrap qemu-user)
+
 clean: ## remove what was built and installed here
-	rm -rf bin .cache logs
+	rm -rf bin dist .cache logs
 
 ##@ Check
 
@@ -167,10 +193,11 @@ demo-report: build ## one prefill and one decode node next to two that do both, 
 	$(GO) build -o .cache/bench-demo/demo ./bench/demo
 	$(PRIORITY) .cache/bench-demo/demo -tandem $(BINARY) -out $(DEMO_OUT) -commit "$(shell git describe --always --dirty)" $(ARGS)
 
-# apt installs a Debian package, or names what is missing.
+# apt installs a Debian package, or names what is missing. It waits for another installation.
+APT := -o DPkg::Lock::Timeout=300
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install $(1) (apt-get install $(1)), or run make as root" >&2; exit 1; }; \
 	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
-	apt-get install -y -q $(1) || { apt-get update -q && apt-get install -y -q $(1); }; }
+	apt-get $(APT) install -y -q $(1) || { apt-get $(APT) update -q && apt-get $(APT) install -y -q $(1); }; }
 
 # What tests need of Debian: the compiler of node.proto, to see that what it made
 # is current, and a compiler and an emulator for ARM, to run its kernels anywhere.
@@ -217,6 +244,13 @@ $(CUDA)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(CUDA)
 	$(CUDA)/bin/python -m pip install -q --disable-pip-version-check 'cuda-toolkit[nvcc,cudart]==$(CUDA_VERSION)'
+	@touch $@
+
+# A C compiler with the stubs of an old glibc, for both architectures.
+$(ZIG)/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(ZIG)
+	$(ZIG)/bin/python -m pip install -q --disable-pip-version-check ziglang==$(ZIG_VERSION)
 	@touch $@
 
 # NIXL brings torch and libraries for GPUs, Mooncake asks for those of RDMA; neither needs such a device over TCP.

@@ -75,3 +75,8 @@ func (e *Engine) Check() error {
 
 // now returns the time since New on the engine's monotonic clock.
 func (e *Engine) now() time.Duration { return time.Since(e.start) }
+
+// Ping returns once the step goroutine has taken a call, between two steps, or has ended.
+func (e *Engine) Ping() {
+	_ = e.do(func() {}) // the error is that the engine has ended
+}

@@ -160,8 +160,8 @@ func (g *Gateway) SetMembers(members []nodes.Member) {
 	g.native.SetMembers(members)
 }
 
-// ready says why the gateway should get no requests; nil: it should.
-func (g *Gateway) ready() error {
+// Ready returns why the gateway should get no requests, as /readyz does, or nil.
+func (g *Gateway) Ready() error {
 	switch {
 	case g.draining.Load():
 		return errors.New("draining")

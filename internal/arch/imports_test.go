@@ -55,6 +55,8 @@ var mayImport = map[string][]string{
 	"decode/course": {},
 	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
+	"deploy/release": {}, // a module of its own
+
 	"cuda":       {},
 	"cuda/build": {"cuda"},
 

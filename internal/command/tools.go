@@ -38,6 +38,7 @@ func Tools() Table {
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",
 			"tandem completion bash > /etc/bash_completion.d/tandem", completion},
+		{"man", "", "Prints the manual page of all commands, for man(1).", "tandem man | man -l -", man},
 		New("bench", "serve|compare|sweep [flags]", "Loads a server and reports latencies and throughput.",
 			"tandem bench serve --port 8000 --num-prompts 200 --request-rate 4", benchmark),
 		{"version", "[--json]", "Prints the version and what this build can do.", "tandem version --json", showVersion},

@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/tandem-serving/tandem/internal/obs/logs"
@@ -47,6 +48,7 @@ type Process struct {
 	Level  *slog.LevelVar    // of Log; may be set at any time
 	stop   []func()
 	hung   sync.Once // the terminal is gone
+	probes atomic.Pointer[probes]
 }
 
 // Logger makes a logger and the default of slog.
@@ -115,6 +117,7 @@ func Start(o Options) (*Process, error) {
 	var stop func()
 	p.Ctx, p.Second, stop = Signals()
 	p.OnEnd(stop)
+	p.supervise()
 	return p, nil
 }
 

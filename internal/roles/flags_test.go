@@ -58,11 +58,14 @@ func flagsPage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# Flags
 
-This page is made from the flags' own table: ` + "`go test -run TestFlagsPage ./internal/roles -update`" + ` writes it.
+This page is made from the flags' own table: ` + "`go test -run TestFlagsPage ./internal/roles -update`" + `
+writes it.
 
-Every flag is also an environment variable (` + "`--max-num-seqs` is `TANDEM_MAX_NUM_SEQS`" + `) and a key of the YAML file that ` + "`--config`" + ` names. A flag wins over
-the environment, that over the file, that over the default; ` + "`--dry-run`" + ` prints each value with its origin. Names may be written with underscores.
-Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp://…`, `TANDEM_…_SERVICE_HOST`" + `) are ignored.
+Every flag is also an environment variable (` + "`--max-num-seqs` is `TANDEM_MAX_NUM_SEQS`" + `) and a key of
+the YAML file of ` + "`--config`" + `. A flag wins over the environment, the environment over the file, the
+file over the default. ` + "`--dry-run`" + ` prints each value with its origin. Names may be written with
+underscores. Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp://…`" + `,
+` + "`TANDEM_…_SERVICE_HOST`" + `) are ignored.
 
 | flag | commands | value | default | meaning |
 |---|---|---|---|---|
@@ -84,14 +87,18 @@ Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp://…`, `TAN
 	b.WriteString(`
 ## Flags of vllm serve
 
-A command line of ` + "`vllm serve`" + ` can be used as it is. Each of its flags (0.33.0, and those that 0.19.1 had besides) is one of:
+Tandem reads the command line of ` + "`vllm serve`" + `. Each of its flags (0.33.0, and those that only 0.19.1
+had) is one of:
 
 - **supported**: a flag of the table above, with the same meaning;
-- **no effect**: accepted, and told once on standard error, because it asks for what is always done or tunes what is not there;
-- **refused**: it would change what is computed or who may ask; the start ends with exit status 2 and says what to do instead.
+- **no effect**: accepted with a line on standard error, because it asks for what is always done or
+  tunes what does not exist here;
+- **refused**: it would change what is computed or who has access. The start ends with exit status 2
+  and names the alternative.
 
-Where values are named, these have no effect and all others are refused. Short names (` + "`-tp 1`" + `), ` + "`--no-…`" + ` of switches and paths into JSON (` + "`-cc.mode=3`" + `) are
-understood.
+Where the table names values, those have no effect and all others are refused. Short names
+(` + "`-tp 1`" + `), ` + "`--no-…`" + ` of switches and paths into JSON (` + "`-cc.mode=3`" + `) are accepted. Numbers are
+written in full: ` + "`32768`" + `, not ` + "`32k`" + `.
 `)
 	for _, g := range config.VLLM {
 		fmt.Fprintf(&b, "\n### %s\n\n| flag | here | why, or what to do instead |\n|---|---|---|\n", strings.ToUpper(g.Name[:1])+g.Name[1:])

@@ -197,6 +197,10 @@ func runGateway(v *command.Invocation) error {
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
+	listener, err := inherited(&f.g)
+	if err != nil {
+		return err
+	}
 	cert, err := clientTLS(&f.g)
 	if err != nil {
 		return err
@@ -234,7 +238,7 @@ func runGateway(v *command.Invocation) error {
 	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {
 		return err
 	}
-	o.TLS, o.ServedModelName, o.ChatTemplate = tlsOf(cert), f.name, template
+	o.TLS, o.Listener, o.ServedModelName, o.ChatTemplate = tlsOf(cert), listener, f.name, template
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {
 		o.RPC.TLS = d.Certs.Client()
@@ -253,6 +257,7 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
+	d.Watch(g.Ready, nil)
 	followClients(d, o.Metrics, cert)
 	followConfig(d, o.Metrics, v.Set, func() error {
 		again := gatewayFlags(io.Discard)

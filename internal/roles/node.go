@@ -185,17 +185,19 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	}
 	watched.cluster.Store(cl)
 	var draining atomic.Bool
+	ready, alive := func() error {
+		switch {
+		case draining.Load() || role.Draining():
+			return errors.New("draining")
+		case !cl.Joined():
+			return errors.New("not joined to the cluster yet")
+		}
+		return nil
+	}, n.responsive()
 	n.Work(func(ctx context.Context) {
-		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.meters.Set, Version: version, Level: n.Level, Log: n.Log, MaxConns: f.scrapers, Ready: func() error {
-			switch {
-			case draining.Load() || role.Draining():
-				return errors.New("draining")
-			case !cl.Joined():
-				return errors.New("not joined to the cluster yet")
-			}
-			return nil
-		}})
+		failed <- metrics.ServeNode(ctx, hl, metrics.NodeOptions{Set: n.meters.Set, Version: version, Level: n.Level, Log: n.Log, MaxConns: f.scrapers, Ready: ready, Live: alive})
 	})
+	n.Watch(ready, alive)
 	n.Log.Info(n.role+" node listens", "node", n.Name, "rpc", self.RPC, "metrics", self.HTTP, "gossip", cl.Addr(), "version", version)
 	select {
 	case err := <-failed:
@@ -403,6 +405,10 @@ func runServe(v *command.Invocation) error {
 	if len(args) == 1 {
 		m.Path = args[0]
 	}
+	listener, err := inherited(&g)
+	if err != nil {
+		return err
+	}
 	cert, err := clientTLS(&g)
 	if err != nil {
 		return err
@@ -435,7 +441,7 @@ func runServe(v *command.Invocation) error {
 	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
-	o.TLS = tlsOf(cert)
+	o.TLS, o.Listener = tlsOf(cert), listener
 	if m.ChatTemplate != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
 	}
@@ -450,6 +456,7 @@ func runServe(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
+	d.Watch(gw.Ready, n.responsive())
 	followClients(d, o.Metrics, cert)
 	followConfig(d, o.Metrics, v.Set, func() error {
 		again := serveFlags(table().Find("serve").Flags(io.Discard))
