@@ -116,7 +116,7 @@ type Config struct {
 	MaxBatchedTokens  int           // tokens per step, at least MaxSeqs so that decoding never waits for chunks
 	MaxSeqs           int           // running requests
 	MaxOutputs        int           // rows of logits per step; 0 means MaxSeqs, one for each running request
-	MaxQueued         int           // held and waiting requests; preempted ones are not counted
+	MaxQueued         int           // held and waiting requests; preemption may exceed it
 	MaxModelLen       int           // tokens per request, output included; 0 means what the pool holds
 	ArrivingFraction  float64       // part of the pool that may have incoming pins, (0, 1]
 	Watermark         float64       // part of the pool kept for running requests, [0, 1); less than a block is none
