@@ -18,30 +18,29 @@ import (
 const (
 	// adapterWait bounds how long nodes may read an adapter's files.
 	adapterWait = 2 * time.Minute
-	// maxAdapterPath bounds a folder's name, maxAdapterName an adapter's, in bytes:
-	// both travel in one small frame.
+	// maxAdapterPath bounds a folder's name, and maxAdapterName an adapter's, in bytes. Both are
+	// sent in one small frame.
 	maxAdapterPath = 4096
 	maxAdapterName = 256
 	// maxAdapterValues bounds the JSON values in a body.
 	maxAdapterValues = 256
 )
 
-// LoadAdapter has every connected node load a low-rank adapter from a folder that
-// the node can read; replace allows that the name stood for another one. An error
-// joins what nodes refused, as *nodes.CodeError each with the node's address:
-// CODE_INVALID where the folder, the name or the room is at fault. Heartbeats tell
-// of the adapter within their interval.
+// LoadAdapter lets every connected node load a low-rank adapter from a folder that the node can
+// read. With replace, the name may belong to another adapter. The error joins the nodes' refusals,
+// as *nodes.CodeError each with the node's address: CODE_INVALID if the folder, the name or the
+// room is at fault. The next heartbeats have the adapter.
 func (g *Gateway) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
 	return g.native.Nodes.LoadAdapter(ctx, name, path, replace)
 }
 
-// UnloadAdapter takes an adapter's name away on every connected node; what runs
-// goes on. CODE_NOT_FOUND where none had it.
+// UnloadAdapter removes an adapter's name on every connected node. Running requests keep the
+// adapter. The error is CODE_NOT_FOUND if no node had it.
 func (g *Gateway) UnloadAdapter(ctx context.Context, name string) error {
 	return g.native.Nodes.UnloadAdapter(ctx, name)
 }
 
-// adapterBody is what the adapters' routes take, in vLLM's words.
+// adapterBody is the body of the adapters' routes, with vLLM's names.
 type adapterBody struct {
 	Name    string `json:"lora_name"`
 	Path    string `json:"lora_path"`
@@ -72,7 +71,7 @@ func badAdapter(param, format string, args ...any) *openai.Error {
 	return &openai.Error{Status: 400, Type: openai.TypeInvalidInput, Param: param, Message: fmt.Sprintf(format, args...)}
 }
 
-// loadAdapter has every node load an adapter, and answers when all have.
+// loadAdapter lets every node load an adapter, and answers when all have.
 func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	a, fault := parseAdapter(ctx.PostBody())
 	if fault == nil && a.Path == "" {
@@ -93,7 +92,7 @@ func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	g.adapterDone(ctx, a.Name, "added", fault)
 }
 
-// unloadAdapter takes an adapter's name away on every node.
+// unloadAdapter removes an adapter's name on every node.
 func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
 	a, fault := parseAdapter(ctx.PostBody())
 	if fault == nil {
@@ -104,8 +103,7 @@ func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
 	g.adapterDone(ctx, a.Name, "removed", fault)
 }
 
-// adapterFault is what a client is told of what nodes refused; param is the field
-// at fault where one is.
+// adapterFault returns the answer for the nodes' refusals. param is the field at fault, if one is.
 func adapterFault(param string, err error) *openai.Error {
 	var code *nodes.CodeError
 	switch {

@@ -274,7 +274,7 @@ func docsPage(document []byte) []byte {
 		}
 		group := 0
 		switch r.who {
-		case everybody:
+		case anyone:
 			group = 1
 		case operators, overseers:
 			group = 2

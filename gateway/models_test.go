@@ -139,7 +139,7 @@ func TestModelsWaitApart(t *testing.T) {
 		answers.Go(func() { defer c.Close(); c.receive() })
 	}
 	waiting := func() (n int64) {
-		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Waiting() })
+		b.g.EachQueue(func(_ any, a *exchange.Admission) { n += a.Waiting() })
 		return n
 	}
 	b.until(func() bool { return waiting() >= 3 })

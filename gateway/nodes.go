@@ -10,10 +10,10 @@ import (
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
-// Hear makes the gateway listen to what nodes cache, so that prompts go where
-// their prefix is. It is called before Run, at most once.
-func (g *Gateway) Hear(bus *cluster.Bus) {
-	g.native.Hear(bus)
+// FollowEvents subscribes to the block events of nodes, so that prompts are routed to cached
+// prefixes. It is called before Run, at most once.
+func (g *Gateway) FollowEvents(bus *cluster.Bus) {
+	g.native.FollowEvents(bus)
 }
 
 // fleetView is the answer of /debug/nodes.
@@ -23,7 +23,7 @@ type fleetView struct {
 	Reason  string     `json:"reason,omitempty"` // why not ready
 	Nodes   []nodeView `json:"nodes"`
 
-	Upstreams []proxy.View `json:"upstreams,omitempty"` // servers of another kind
+	Upstreams []proxy.View `json:"upstreams,omitempty"`
 }
 
 // nodeView is a member as this gateway sees it.
@@ -33,7 +33,7 @@ type nodeView struct {
 	RPC         string  `json:"rpc"`
 	HTTP        string  `json:"http,omitempty"`
 	Model       string  `json:"model"`
-	Version     string  `json:"version,omitempty"` // with build; unset: of a version that does not say
+	Version     string  `json:"version,omitempty"` // with build; unset: not known
 	Class       string  `json:"class"`
 	Ready       bool    `json:"ready"`
 	Draining    bool    `json:"draining"`
@@ -41,11 +41,11 @@ type nodeView struct {
 	Running     int     `json:"running"`
 	Waiting     int     `json:"waiting"`
 	KVUsage     float64 `json:"kv_usage"`
-	CacheBlocks int     `json:"cache_blocks"` // known from block events
+	CacheBlocks int     `json:"cache_blocks"` // according to block events
 }
 
-// nodes answers what this gateway knows of the fleet. It names addresses, so
-// its route asks for a key where there are keys.
+// nodes answers with the gateway's view of the fleet. It has addresses, so its route requires a key
+// if there are keys.
 func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	v := fleetView{Version: g.o.Version, Ready: true, Nodes: []nodeView{}}
 	if err := g.Ready(); err != nil {
@@ -74,6 +74,10 @@ func (g *Gateway) json(ctx *fasthttp.RequestCtx, v any) {
 	if err != nil {
 		panic(err)
 	}
+	sendJSON(ctx, body)
+}
+
+func sendJSON(ctx *fasthttp.RequestCtx, body []byte) {
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)
 }

@@ -5,9 +5,9 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// controls fills in what changes logits.
-func (j *job) controls(s *nodepb.Sampling) {
-	r := j.req
+// controls sets what changes the logits.
+func (x *request) controls(s *nodepb.Sampling) {
+	r := x.req
 	if r.MinP != nil {
 		s.MinP = *r.MinP
 	}
@@ -21,14 +21,14 @@ func (j *job) controls(s *nodepb.Sampling) {
 		s.LogitBias = append(s.LogitBias, &nodepb.LogitBias{Token: b.Token, Value: b.Value})
 	}
 	for _, w := range r.BadWords {
-		for _, ids := range j.model.BadWord(w) {
+		for _, ids := range x.model.BadWord(w) {
 			s.BadWords = append(s.BadWords, &nodepb.TokenSequence{Tokens: ids})
 		}
 	}
 }
 
-// prob is one token's log-probabilities as the client sees them.
-func (m *Model) prob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenProb {
+// logprob returns one token's log-probabilities in the API's form.
+func (m *Model) logprob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenLogprob {
 	t := m.TokenProb(id, p.Logprob, asIDs)
 	t.Offset = c.textEnd
 	c.textEnd += len(m.TokenText(id))

@@ -46,8 +46,8 @@ type Prompt struct {
 	Text      string // that was tokenized; for prompts that came as tokens only where it is told
 	Echo      string // what an answer begins with, with echo
 	Tokens    []int32
-	Probs     openai.PromptProbs // as far as they have come; empty: not asked for
-	MaxTokens int                // of each answer
+	Probs     openai.PromptLogprobs // as far as they have come; empty: not asked for
+	MaxTokens int                   // of each answer
 	Key       kvcache.Hash
 	Hashes    []kvcache.Hash // of its full blocks
 }
@@ -156,7 +156,7 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 		return Prompt{}, fault
 	}
 	if req.Echo {
-		p.Echo = openai.LastWords(req.Messages, "assistant")
+		p.Echo = openai.LastContent(req.Messages, "assistant")
 	}
 	return p, nil
 }
@@ -269,15 +269,15 @@ func (m *Model) checkControls(r *openai.Request) *openai.Error {
 
 // TokenProb tells of a token by its text, or by its id, which tells tokens of one
 // text apart.
-func (m *Model) TokenProb(id int32, logProb float32, asID bool) openai.TokenProb {
+func (m *Model) TokenProb(id int32, logProb float32, asID bool) openai.TokenLogprob {
 	if asID || m.Text == nil {
 		text := m.TokenText(id)
 		if asID {
 			text = "token_id:" + strconv.Itoa(int(id))
 		}
-		return openai.TokenProb{Text: text, Bytes: []byte(text), LogProb: logProb}
+		return openai.TokenLogprob{Text: text, Bytes: []byte(text), Logprob: logProb}
 	}
-	return openai.TokenProb{Text: m.TokenText(id), Bytes: m.Text.tok.TokenBytes(id), LogProb: logProb}
+	return openai.TokenLogprob{Text: m.TokenText(id), Bytes: m.Text.tok.TokenBytes(id), Logprob: logProb}
 }
 
 // TokenText is the text of a token by itself.

@@ -21,10 +21,10 @@ var parsers = map[string][]string{
 	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},       // config.json and the files beside the weights; adapters
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                              // weights and their index
 	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
-	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzLook"},                              // upstreams' answers; bodies of requests
+	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                          // upstreams' answers; bodies of requests
 	"gateway/render/jinja":   {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
-	"internal/config":        {"FuzzResolve"},                                         // arguments, environment, YAML
+	"internal/roles":         {"FuzzResolve"},                                         // arguments, environment, YAML
 	"internal/console":       {"FuzzReadStream"},                                      // what a gateway answers
 	"internal/jsonscan":      {"FuzzSkip"},                                            // JSON of requests and of what they carry
 	"gateway/api/openai":     {"FuzzParse"},                                           // bodies of requests
@@ -51,9 +51,10 @@ var parsed = map[string]string{
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
 	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
+	"internal/config":        "arguments, environment and YAML, which the target of internal/roles passes to it",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
-	"internal/arch/testall":  "the output of go test, by encoding/json into plain fields",
+	"internal/arch/verdict":  "the output of go test, by gotestsum into plain fields",
 	"bench/kvtransfer":       "what the programs it runs print, by encoding/json into plain fields",
 	"bench/links":            "what iperf3 prints, by encoding/json into plain fields",
 }

@@ -5,9 +5,8 @@ import (
 	"fmt"
 )
 
-// Check verifies the fleet's accounts: no node's count of attempts is below
-// zero, and where idle says that no request is being answered, all are zero and
-// no connection has a stream.
+// Check verifies the fleet's counts: no node's count of attempts is below zero. If idle, no request
+// is in flight: all counts are zero and no connection has a stream.
 func (f *Fleet) Check(idle bool) error {
 	var errs []error
 	s := f.Now()

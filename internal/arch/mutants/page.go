@@ -2,11 +2,10 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"runtime"
 	"strings"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/arch/provenance"
 )
 
 // rate returns killed of killed and surviving mutants, from 0 to 1; 1 for none.
@@ -59,9 +58,8 @@ func page(o options, all []*sampled, failures []string, began time.Time) string 
 	if o.sample != wholeSample || len(o.packages) > 0 {
 		command = fmt.Sprintf("go run ./internal/arch/mutants -seed %d -n %d %s", o.seed, o.sample, strings.Join(o.packages, " "))
 	}
-	fmt.Fprintf(&b, "# Mutants: whether tests notice wrong code\n\n- Machine: %s\n- Commit: %s\n- Go: %s\n- Begun: %s, lasted %v\n- Command: `%s`\n- Seed: %d\n",
-		machine(), commit(), runtime.Version(), began.UTC().Format("2006-01-02 15:04 MST"), time.Since(began).Round(time.Second), strings.TrimSpace(command), o.seed)
-	fmt.Fprintf(&b, "- Goals: %.0f %% of all mutants killed, %.0f %% of each package's, at most %.0f %% equivalent\n\n", 100*minKilled, 100*minKilledEach, 100*maxEquivalent)
+	b.WriteString(provenance.Header("Mutants: whether tests notice wrong code", began, strings.TrimSpace(command)))
+	fmt.Fprintf(&b, "- Seed: %d\n- Goals: %.0f %% of all mutants killed, %.0f %% of each package's, at most %.0f %% equivalent\n\n", o.seed, 100*minKilled, 100*minKilledEach, 100*maxEquivalent)
 	for _, f := range failures {
 		fmt.Fprintf(&b, "- MISSED: %s\n", f)
 	}
@@ -132,25 +130,4 @@ func list(b *strings.Builder, title string, s *sampled, choose func(result) bool
 	if n == 0 {
 		b.WriteString("None.\n")
 	}
-}
-
-// machine names the processor, its cores and the system.
-func machine() string {
-	name := runtime.GOARCH
-	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		if _, rest, ok := strings.Cut(string(text), "model name"); ok {
-			line, _, _ := strings.Cut(rest, "\n")
-			name = strings.TrimLeft(line, "\t :")
-		}
-	}
-	return fmt.Sprintf("%s, %d cores, %s", name, runtime.NumCPU(), runtime.GOOS)
-}
-
-// commit is what git says of the tree.
-func commit() string {
-	out, err := exec.Command("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").Output()
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(out))
 }

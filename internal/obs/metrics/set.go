@@ -14,7 +14,7 @@ import (
 type Set struct {
 	roles    Role
 	model    atomic.Pointer[string] // served name, a label of vllm: rows
-	families [count]family
+	families []family
 	registry *prometheus.Registry
 }
 
@@ -29,7 +29,7 @@ type family struct {
 // New makes the series of the given roles. model is the served model's name;
 // SetModel gives it later where it is not known yet.
 func New(roles Role, model string) *Set {
-	s := &Set{roles: roles}
+	s := &Set{roles: roles, families: make([]family, len(Rows))}
 	s.SetModel(model)
 	for id := range Rows {
 		row := &Rows[id]
