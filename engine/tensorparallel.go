@@ -72,6 +72,7 @@ type workerSetup struct {
 	Shard                        model.Shard
 	Threads                      int
 	Limits                       backend.Limits
+	Context                      int // positions of the longest sequence
 	FaultBatchOrder              bool
 	SharedKV                     bool // KV is stored in a shared file
 
@@ -134,7 +135,7 @@ func (l *Loaded) startWorkers(o *LoadOptions, device choice, limits backend.Limi
 	err = l.workers.Send(func(rank int) any {
 		return workerSetup{
 			Model: o.Model, Kernels: o.Kernels, Quantization: o.Quantization, Shard: t.shard(rank), Threads: t.threads(o.Threads),
-			Limits: limits, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
+			Limits: limits, Context: l.Scheduler.MaxModelLen, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
 			GPU: device.gpu, Device: device.number + rank, CUDALibrary: o.CUDALibrary, NCCLLibrary: o.NCCLLibrary, EnforceEager: o.EnforceEager, Meet: l.groupID,
 		}
 	})
@@ -203,6 +204,7 @@ func ServeWorker() error {
 	if err != nil {
 		return m.Reply(err)
 	}
+	src.SetContext(setup.Context)
 	r := &worker{Worker: m}
 	if r.model, err = r.load(src, &setup); err == nil {
 		err = r.run()

@@ -209,6 +209,7 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 		to.output_rows = 1
 	}
 	to.heads, to.kv_heads, to.dim = C.int32_t(o.heads), C.int32_t(o.kvHeads), C.int32_t(o.dim)
+	to.cap = C.float(o.cap)
 	to.scale, to.window, to.slots = C.float(o.scale), C.int32_t(o.window), C.int32_t(o.slots)
 	if o.a != nil {
 		to.a, to.k = floats(o.a.data), C.int32_t(o.width(o.a))

@@ -284,10 +284,11 @@ func raw(s []int32) []byte {
 func (t *ropeTable) fill(positions []int32) {
 	for row, pos := range positions {
 		cs := t.table[row*2*t.half : (row+1)*2*t.half]
+		scale := t.rope.At(pos)
 		for i, inv := range t.rope.InvFreq {
 			sin, cos := math.Sincos(float64(float32(pos) * inv))
-			cs[i] = float32(cos) * t.rope.Scale
-			cs[t.half+i] = float32(sin) * t.rope.Scale
+			cs[i] = float32(cos) * scale
+			cs[t.half+i] = float32(sin) * scale
 		}
 	}
 }
