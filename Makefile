@@ -303,6 +303,7 @@ step-binary-race: # that binary, which ends at its first race
 # is current, and a compiler and an emulator for ARM, to run its kernels anywhere.
 debian:
 	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
+	@command -v systemd-analyze >/dev/null || $(call apt,systemd)
 	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] \
 		|| $(call apt,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 
