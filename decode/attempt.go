@@ -29,7 +29,7 @@ func (n *Node) run(ctx context.Context, a *attempt, g *nodepb.Generate) {
 	// tokens follows before any token.
 	n.accepted(a, 0)
 	r := n.request(a, g)
-	r.Added = func(cached int) {
+	r.OnAdded = func(cached int) {
 		if cached > 0 {
 			n.accepted(a, cached)
 		}
@@ -96,9 +96,9 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		},
 		Rules: rules(s, stop), LogProbs: g.Logprobs, TopLogProbs: int(g.TopLogprobs), LogProbTokens: g.LogprobTokenIds,
 		MaxTokens: int(g.MaxTokens), Stop: stop, Priority: int(g.Priority),
-		Hold:  len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
-		Emit:  func(t engine.Token) { n.emit(a, t) },
-		Ended: func(l engine.Life) { n.endSpan(a, l) },
+		Hold:     len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
+		Emit:     func(t engine.Token) { n.emit(a, t) },
+		OnFinish: func(l engine.RequestStats) { n.endSpan(a, l) },
 	}
 	if g.PromptLogprobs != nil {
 		r.Hold = false // the KV of a prefill node lacks the logits

@@ -224,7 +224,7 @@ func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		n.refuseGrant(f, err)
 		return nil, err
 	}
-	kv, ranks := n.o.Engine.KV(), n.o.Engine.Ranks()
+	kv, ranks := n.o.Engine.KV(), n.o.Engine.Workers()
 	var pages []int32 // group by group
 	var counts, of []int
 	for i, g := range res.Groups {

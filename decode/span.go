@@ -30,7 +30,7 @@ func (a *attempt) failSpan(cause error) {
 }
 
 // endSpan ends an attempt's span with the engine's times.
-func (n *Node) endSpan(a *attempt, l engine.Life) {
+func (n *Node) endSpan(a *attempt, l engine.RequestStats) {
 	if !a.span.On() {
 		return
 	}

@@ -6,45 +6,120 @@ import (
 	"fmt"
 	"html/template"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
-// page is the API's description for people. It is made once, from the same document
-// that programs get, and needs nothing from elsewhere: neither scripts nor fonts.
+// page is the API's description for people. The gateway makes it once, from the document that
+// programs get. The page loads nothing: it has neither scripts nor fonts.
 var page = template.Must(template.New("docs").Parse(`<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{{.Title}}</title>
-<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}code{font-size:.95em}
-table{border-collapse:collapse;margin:.5rem 0 1rem}td,th{border-top:1px solid #8886;padding:.25rem .75rem .25rem 0;text-align:left;vertical-align:top}
+<style>body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}code,pre{font-size:.95em}
+pre{background:#8882;padding:.5rem .75rem;white-space:pre-wrap;overflow-wrap:anywhere}.f{margin-left:1rem}
+table{border-collapse:collapse;margin:.25rem 0 1rem}td,th{border-top:1px solid #8886;padding:.25rem .75rem .25rem 0;text-align:left;vertical-align:top}
 summary{cursor:pointer;padding:.3rem 0}.m{display:inline-block;font-weight:600;min-width:4.5rem}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8bf}}</style></head>
-<body><h1>{{.Title}} {{.Version}}</h1><p>{{.About}} As a document for programs: <a href="openapi.json">openapi.json</a>.</p>
-{{range .Operations}}<details><summary><span class="m">{{.Method}}</span> <code>{{.Path}}</code> {{.Summary}}</summary>
-{{with .Fields}}<table><tr><th>field</th><th>type</th><th></th></tr>{{range .}}<tr><td><code>{{.Name}}</code>{{if .Required}} *{{end}}</td><td>{{.Type}}</td><td>{{.About}}</td></tr>{{end}}</table>{{end}}
-<p>Answers: {{.Answers}}.{{if .Key}} Asks for a key where there are keys.{{end}}</p></details>
-{{end}}</body></html>
+<body><h1>{{.Title}} {{.Version}}</h1><p>The OpenAI API as this gateway serves it. <a href="openapi.json">openapi.json</a> has the same for programs.</p>
+<p>The examples run in a shell after <code>TANDEM=127.0.0.1:8000</code>, with the address of this gateway.{{if .Keys}} They need <code>KEY</code>, an API key.{{end}}
+A field that is null counts as absent.</p>
+{{range .Groups}}<h2>{{.Name}}</h2>
+{{range .Operations}}<details{{if .Open}} open{{end}}><summary><span class="m">{{.Method}}</span> <code>{{.Path}}</code> {{.Summary}}</summary>
+<pre>{{.Example}}</pre>{{range .Fields}}
+<details class="f"><summary>{{.Name}} ({{len .Rows}})</summary><table><tr><th>field</th><th>values</th><th></th></tr>{{range .Rows}}<tr><td><code>{{.Name}}</code>{{if .Required}} (required){{end}}</td><td>{{.Values}}</td><td>{{.About}}</td></tr>{{end}}</table></details>{{end}}
+<p>Statuses: {{.Statuses}}.</p></details>
+{{end}}{{end}}</body></html>
 `))
 
 type (
 	pageData struct {
-		Title, Version, About string
-		Operations            []pageOperation
+		Title, Version string
+		Keys           bool
+		Groups         []pageGroup
+	}
+	pageGroup struct {
+		Name       string
+		Operations []pageOperation
 	}
 	pageOperation struct {
-		Method, Path, Summary, Answers string
-		Key                            bool
-		Fields                         []pageField
+		Method, Path, Summary, Example, Statuses string
+		Open                                     bool // shown unfolded
+		Fields                                   []pageFields
+	}
+	// pageFields are a body's fields of one kind.
+	pageFields struct {
+		Name string
+		Rows []pageField
 	}
 	pageField struct {
-		Name, Type, About string
-		Required          bool
+		Name, Values, About string
+		Required            bool
 	}
 )
 
-// openDocument is of an OpenAPI document what the page tells.
+// example is a request to a route: the path with its query, and the body. Neither holds a quote
+// mark of the shell.
+type example struct{ path, body string }
+
+// examples has a request for each route, by method and path.
+var examples = map[string]example{
+	"POST /v1/chat/completions":        {"/v1/chat/completions", `{"messages": [{"role": "user", "content": "What is prefill?"}], "stream": true}`},
+	"POST /v1/completions":             {"/v1/completions", `{"prompt": "Once upon a time", "max_tokens": 32}`},
+	"POST " + openai.TokensPath:        {openai.TokensPath, `{"token_ids": [72, 105], "sampling_params": {"max_tokens": 8}}`},
+	"GET /v1/models":                   {"/v1/models", ""},
+	"GET /v1/models/{model}":           {"/v1/models/tandem-builtin", ""},
+	"POST /tokenize":                   {"/tokenize", `{"prompt": "How many tokens?", "return_token_strs": true}`},
+	"POST /detokenize":                 {"/detokenize", `{"tokens": [72, 105]}`},
+	"GET /livez":                       {"/livez", ""},
+	"GET /readyz":                      {"/readyz", ""},
+	"GET /health":                      {"/health", ""},
+	"GET /ping":                        {"/ping", ""},
+	"POST /ping":                       {"/ping", ""},
+	"GET /version":                     {"/version", ""},
+	"GET /load":                        {"/load", ""},
+	"GET /metrics":                     {"/metrics", ""},
+	"GET /debug/targets":               {"/debug/targets", ""},
+	"GET " + metrics.LevelPath:         {metrics.LevelPath, ""},
+	"PUT " + metrics.LevelPath:         {metrics.LevelPath, "debug"},
+	"POST /admin/drain/{node}":         {"/admin/drain/d1?timeout=30s", ""},
+	"DELETE /admin/drain/{node}":       {"/admin/drain/d1", ""},
+	"POST " + openai.LoadAdapterPath:   {openai.LoadAdapterPath, `{"lora_name": "sql", "lora_path": "/srv/sql-adapter"}`},
+	"POST " + openai.UnloadAdapterPath: {openai.UnloadAdapterPath, `{"lora_name": "sql"}`},
+	"GET /openapi.json":                {"/openapi.json", ""},
+	"GET /docs":                        {"/docs", ""},
+	"GET /debug/nodes":                 {"/debug/nodes", ""},
+	"GET /debug/route":                 {"/debug/route?prompt=What+is+prefill", ""},
+}
+
+// curl returns the example as a command line. keys is whether the route needs an API key.
+func (e *example) curl(method string, keys bool) string {
+	b := []byte("curl -s")
+	if strings.Contains(e.body, `"stream": true`) {
+		b = append(b, 'N')
+	}
+	if method != "GET" && (method != "POST" || e.body == "") {
+		b = append(b, " -X "+method...)
+	}
+	b = append(b, ` "$TANDEM`+e.path+`"`...)
+	if keys {
+		b = append(b, ` -H "Authorization: Bearer $KEY"`...)
+	}
+	if e.body != "" {
+		if e.body[0] == '{' {
+			b = append(b, ` -H "Content-Type: application/json"`...)
+		}
+		b = append(b, ` -d '`+e.body+`'`...)
+	}
+	return string(b)
+}
+
+// openDocument is the part of an OpenAPI document that the page shows.
 type openDocument struct {
-	Info  struct{ Title, Version, Description string }
+	Info  struct{ Title, Version string }
 	Paths map[string]map[string]struct {
 		Summary     string
 		RequestBody struct {
@@ -61,64 +136,150 @@ type openDocument struct {
 }
 
 type openSchema struct {
-	Type                       any
-	Description                string
-	Enum                       []any
-	Minimum, Maximum, MaxItems any
-	Required                   []string
-	Properties                 map[string]openSchema
+	Type                    any
+	Description             string
+	AnyOf                   []openSchema
+	Enum                    []any
+	Const                   any
+	Minimum, Maximum        *float64
+	ExclusiveMinimum        *float64
+	MaxItems, MaxProperties *float64
+	Required                []string
+	Properties              map[string]openSchema
 }
 
-// describe is a schema's type and range in words.
+// describe returns a schema's types, range and values in words. It leaves out null, which every
+// field takes, unless nothing else is possible.
 func (s *openSchema) describe() string {
 	var words []string
+	for i := range s.AnyOf {
+		if d := s.AnyOf[i].describe(); d != "" && d != "null" {
+			words = append(words, d)
+		}
+	}
+	if len(words) > 0 {
+		return strings.Join(words, " or ")
+	}
 	switch t := s.Type.(type) {
 	case string:
 		words = append(words, t)
 	case []any:
-		for i, x := range t {
-			if i > 0 {
-				words = append(words, "or")
+		for _, x := range t {
+			if x != "null" {
+				words = append(words, fmt.Sprint(x))
 			}
-			words = append(words, fmt.Sprint(x))
 		}
+		words = []string{strings.Join(words, " or ")}
 	}
-	if s.Minimum != nil {
-		words = append(words, fmt.Sprintf("≥ %v", s.Minimum))
+	if s.MaxProperties != nil && *s.MaxProperties == 0 {
+		return "{}"
 	}
-	if s.Maximum != nil {
-		words = append(words, fmt.Sprintf("≤ %v", s.Maximum))
+	if s.Const != nil {
+		words = append(words, literal(s.Const))
+	}
+	if s.Minimum != nil && *s.Minimum > -math.MaxInt32 {
+		words = append(words, fmt.Sprintf("≥ %.10g", *s.Minimum))
+	}
+	if s.ExclusiveMinimum != nil {
+		words = append(words, fmt.Sprintf("> %.10g", *s.ExclusiveMinimum))
+	}
+	if s.Maximum != nil && *s.Maximum < math.MaxInt32 {
+		words = append(words, fmt.Sprintf("≤ %.10g", *s.Maximum))
 	}
 	if s.MaxItems != nil {
-		words = append(words, fmt.Sprintf("of at most %v", s.MaxItems))
+		words = append(words, fmt.Sprintf("of at most %.10g", *s.MaxItems))
 	}
-	if len(s.Enum) > 0 {
-		words = append(words, strings.Trim(fmt.Sprintf("one of %v", s.Enum), "[]"))
+	var values []string
+	for _, v := range s.Enum {
+		values = append(values, literal(v))
+	}
+	if len(values) > 0 {
+		words = append(words, strings.Join(values, " or "))
 	}
 	return strings.Join(words, " ")
 }
 
-// docsPage makes the page of a document.
+// literal returns a value as JSON.
+func literal(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // it was decoded from JSON
+	}
+	return string(text)
+}
+
+// Fields are listed by what the gateway does with them. A description in the document begins with
+// one of these words.
+const (
+	withoutEffect = "accepted without effect"
+	notSupported  = "not supported"
+)
+
+// commonFields come first in their table, in this order.
+var commonFields = []string{"messages", "prompt", "model", "stream", "max_completion_tokens", "max_tokens", "temperature", "seed"}
+
+// pageFieldsOf returns the fields of a request's schema, by kind.
+func pageFieldsOf(schema *openSchema) []pageFields {
+	kinds := []pageFields{
+		{Name: "Fields"},
+		{Name: "Fields without effect"},
+		{Name: "Refused with status 400, except with these values"},
+	}
+	names := slices.Sorted(maps.Keys(schema.Properties))
+	slices.SortStableFunc(names, func(a, b string) int { return rankOf(a) - rankOf(b) })
+	for _, name := range names {
+		p := schema.Properties[name]
+		f := pageField{name, p.describe(), p.Description, slices.Contains(schema.Required, name)}
+		kind := 0
+		if about, ok := strings.CutPrefix(p.Description, withoutEffect); ok {
+			kind, f.About = 1, strings.TrimPrefix(about, ": ")
+		} else if about, ok := strings.CutPrefix(p.Description, notSupported); ok {
+			kind, f.About = 2, strings.TrimPrefix(about, ": ")
+		} else if f.About == "served" {
+			f.About = ""
+		}
+		kinds[kind].Rows = append(kinds[kind].Rows, f)
+	}
+	return slices.DeleteFunc(kinds, func(k pageFields) bool { return len(k.Rows) == 0 })
+}
+
+// rankOf returns a field's place in its table. Fields of equal rank are in alphabetical order.
+func rankOf(name string) int {
+	if i := slices.Index(commonFields, name); i >= 0 {
+		return i
+	}
+	return len(commonFields)
+}
+
+// docsPage returns the page of a document, in the order of the table of routes.
 func docsPage(document []byte) []byte {
 	var d openDocument
 	if err := json.Unmarshal(document, &d); err != nil {
-		panic(err) // it is our own
+		panic(err) // the gateway made the document
 	}
-	p := pageData{Title: d.Info.Title, Version: d.Info.Version, About: d.Info.Description}
-	for _, path := range slices.Sorted(maps.Keys(d.Paths)) {
-		for _, method := range slices.Sorted(maps.Keys(d.Paths[path])) {
-			op := d.Paths[path][method]
-			o := pageOperation{Method: strings.ToUpper(method), Path: path, Summary: op.Summary, Key: len(op.Security) > 0,
-				Answers: strings.Join(slices.Sorted(maps.Keys(op.Responses)), ", ")}
-			if body, ok := op.RequestBody.Content["application/json"]; ok {
-				schema := d.Components.Schemas[body.Schema.Ref[strings.LastIndexByte(body.Schema.Ref, '/')+1:]]
-				for _, name := range slices.Sorted(maps.Keys(schema.Properties)) {
-					f := schema.Properties[name]
-					o.Fields = append(o.Fields, pageField{name, f.describe(), f.Description, slices.Contains(schema.Required, name)})
-				}
-			}
-			p.Operations = append(p.Operations, o)
+	p := pageData{Title: d.Info.Title, Version: d.Info.Version, Groups: []pageGroup{
+		{Name: "Use"}, {Name: "Health"}, {Name: "Operate"},
+	}}
+	for i := range routes {
+		r := &routes[i]
+		op := d.Paths[r.Path][strings.ToLower(r.Method)]
+		keys := len(op.Security) > 0
+		p.Keys = p.Keys || keys
+		e := examples[r.Method+" "+r.Path]
+		o := pageOperation{Method: r.Method, Path: r.Path, Summary: op.Summary, Open: i == 0,
+			Example: e.curl(r.Method, keys), Statuses: strings.Join(slices.Sorted(maps.Keys(op.Responses)), ", ")}
+		if body, ok := op.RequestBody.Content["application/json"]; ok {
+			schema := d.Components.Schemas[body.Schema.Ref[strings.LastIndexByte(body.Schema.Ref, '/')+1:]]
+			o.Fields = pageFieldsOf(&schema)
 		}
+		group := 0
+		switch r.who {
+		case anyone:
+			group = 1
+		case operators, overseers:
+			group = 2
+		}
+		p.Groups[group].Operations = append(p.Groups[group].Operations, o)
 	}
 	var out bytes.Buffer
 	if err := page.Execute(&out, p); err != nil {
@@ -127,7 +288,7 @@ func docsPage(document []byte) []byte {
 	return out.Bytes()
 }
 
-// docs answers with the page.
+// docs serves the page.
 func (g *Gateway) docs(ctx *fasthttp.RequestCtx) {
 	ctx.SetContentType("text/html; charset=utf-8")
 	ctx.Response.Header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")

@@ -118,7 +118,7 @@ func statusLabel(status int) string {
 }
 
 func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
-	if err := g.ready(); err != nil {
+	if err := g.Ready(); err != nil {
 		ctx.SetStatusCode(503)
 		ctx.SetBodyString(err.Error() + "\n")
 		return

@@ -41,7 +41,7 @@ type nodeView struct {
 // if there are keys.
 func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	v := fleetView{Version: g.o.Version, Ready: true, Nodes: []nodeView{}}
-	if err := g.ready(); err != nil {
+	if err := g.Ready(); err != nil {
 		v.Ready, v.Reason = false, err.Error()
 	}
 	fleet := g.native.Nodes.Now()

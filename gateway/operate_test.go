@@ -9,11 +9,13 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// The page tells of every route and of every field, and loads nothing.
+// The page lists every route and every field, begins with chat completions, and loads nothing.
 func TestDocs(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
 	r := b.do("GET", "/docs", "")
@@ -22,8 +24,11 @@ func TestDocs(t *testing.T) {
 	}
 	for i := range routes {
 		if !strings.Contains(r.body, "<code>"+routes[i].Path+"</code>") {
-			t.Errorf("%s is not told of", routes[i].Path)
+			t.Errorf("%s is not on the page", routes[i].Path)
 		}
+	}
+	if first := strings.Index(r.body, "<summary>"); !strings.HasPrefix(r.body[first:], `<summary><span class="m">POST</span> <code>/v1/chat/completions</code>`) {
+		t.Error("the page does not begin with chat completions")
 	}
 	for _, want := range []string{"<code>frequency_penalty</code>", "<code>lora_path</code>", `href="openapi.json"`} {
 		if !strings.Contains(r.body, want) {
@@ -34,6 +39,33 @@ func TestDocs(t *testing.T) {
 		if strings.Contains(r.body, never) {
 			t.Errorf("%s is in it", never)
 		}
+	}
+}
+
+// Every route has an example on the page that the gateway answers.
+func TestDocsExamples(t *testing.T) {
+	b := newBed(t, Options{}, one(nodestest.Options{}))
+	for i := range routes {
+		key := routes[i].Method + " " + routes[i].Path
+		e, ok := examples[key]
+		if !ok {
+			t.Errorf("%s has no example", key)
+			continue
+		}
+		want := 200
+		switch routes[i].Path {
+		case openai.LoadAdapterPath, openai.UnloadAdapterPath:
+			continue // the bed's node answers no requests for adapters
+		case metrics.LevelPath:
+			want = 403 // the bed's clients have no address of this machine
+		}
+		r := b.do(routes[i].Method, strings.Replace(e.path, "tandem-builtin", "tiny", 1), e.body)
+		if r.StatusCode != want {
+			t.Errorf("%s: status %d, want %d: %s", key, r.StatusCode, want, r.body)
+		}
+	}
+	if len(examples) != len(routes) {
+		t.Errorf("%d examples for %d routes", len(examples), len(routes))
 	}
 }
 

@@ -12,16 +12,17 @@ import (
 )
 
 // ownModel reports whether own nodes serve the model of a request. They serve a request without a
-// model, because theirs is the first of /v1/models.
-func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
+// model, because theirs is the first of /v1/models. envelope is set if the body was parsed.
+func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Envelope) bool {
 	if g.native.Models.Load() == nil {
 		return false
 	}
-	look, err := upstream.Look(ctx.PostBody())
-	if err != nil || look.Model == "" {
+	body, err := upstream.ParseEnvelope(ctx.PostBody())
+	if err != nil || body.Model == "" {
 		return err == nil
 	}
-	_, fault := g.native.Find(look.Model)
+	*envelope = &body
+	_, fault := g.native.Find(body.Model)
 	return fault == nil
 }
 

@@ -129,7 +129,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 			n.update(func(l *line.Line) { l.Remove(j.ticket) })
 			f.done(err)
 		},
-		Ended: func(l engine.Life) { n.engineSpans(j, l) },
+		OnFinish: func(l engine.RequestStats) { n.engineSpans(j, l) },
 	}
 	id, cached, err := n.o.Engine.AddJob(ej)
 	if err != nil {
@@ -211,7 +211,7 @@ type piece struct {
 }
 
 func newFeed(e *engine.Engine, from, total int) *feed {
-	f := &feed{kv: e.KV(), ranks: e.Ranks(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
+	f := &feed{kv: e.KV(), ranks: e.Workers(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
 	var pages, of []int
 	for g, spec := range f.groups {
 		first, end := scheduler.Places(spec, from, total)

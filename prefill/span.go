@@ -26,7 +26,7 @@ func (j *job) endSpan(err error) {
 }
 
 // engineSpans adds a job's times in the engine.
-func (n *Node) engineSpans(j *job, l engine.Life) {
+func (n *Node) engineSpans(j *job, l engine.RequestStats) {
 	if !j.span.On() || l.Admitted == 0 {
 		return
 	}

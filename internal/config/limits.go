@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// none is stored for a flag of 0 that turns a bound off. Zero stands for the default.
+// none is stored for a flag of 0 that turns a bound off, because zero means the default.
 const none = -1
 
 // seconds is a flag value of a duration. With off, 0 turns the bound off.

@@ -1,6 +1,6 @@
 // Package limits has the limits of a gateway and their defaults, which flags and options share.
 //
-// Invariant: in Limits a zero stands for the default, and a negative number or duration means that
+// Invariant: in Limits a zero means the default, and a negative number or duration means that
 // there is no bound, or never.
 package limits
 
@@ -11,7 +11,7 @@ import (
 
 // Defaults of a gateway that may not change while it runs.
 const (
-	Host = "127.0.0.1" // plain HTTP is for this machine, unless a flag says otherwise
+	Host = "127.0.0.1" // plain HTTP, unless a flag sets another address
 	Port = 8000
 	// MaxConns bounds client connections, most of them idle.
 	MaxConns = 65536

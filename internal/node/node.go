@@ -109,7 +109,7 @@ func (b *Base) Heartbeats(ctx context.Context) {
 // Heartbeat sends a heartbeat to all gateways now.
 func (b *Base) Heartbeat() { b.send(b.Stats()) }
 
-func (b *Base) send(m *nodepb.Stats) { rpc.Tell(b.o.Gateways(), m, b.o.Log) }
+func (b *Base) send(m *nodepb.Stats) { rpc.SendStats(b.o.Gateways(), m, b.o.Log) }
 
 // Stats returns the heartbeat that is due now.
 func (b *Base) Stats() *nodepb.Stats {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/internal/config"
 )
 
@@ -58,11 +59,14 @@ func flagsPage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# Flags
 
-This page is made from the flags' own table: ` + "`go test -run TestFlagsPage ./internal/roles -update`" + ` writes it.
+This page is made from the flags' own table: ` + "`go test -run TestFlagsPage ./internal/roles -update`" + `
+writes it.
 
-Every flag is also an environment variable (` + "`--max-num-seqs` is `TANDEM_MAX_NUM_SEQS`" + `) and a key of the YAML file that ` + "`--config`" + ` names. A flag wins over
-the environment, that over the file, that over the default; ` + "`--dry-run`" + ` prints each value with its origin. Names may be written with underscores.
-Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp://…`, `TANDEM_…_SERVICE_HOST`" + `) are ignored.
+Every flag is also an environment variable (` + "`--max-num-seqs` is `TANDEM_MAX_NUM_SEQS`" + `) and a key of
+the YAML file of ` + "`--config`" + `. A flag wins over the environment, the environment over the file, the
+file over the default. ` + "`--dry-run`" + ` prints each value with its origin. Names may be written with
+underscores. Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp://…`" + `,
+` + "`TANDEM_…_SERVICE_HOST`" + `) are ignored.
 
 | flag | commands | value | default | meaning |
 |---|---|---|---|---|
@@ -84,14 +88,18 @@ Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp://…`, `TAN
 	b.WriteString(`
 ## Flags of vllm serve
 
-A command line of ` + "`vllm serve`" + ` can be used as it is. Each of its flags (0.33.0, and those that 0.19.1 had besides) is one of:
+Tandem reads the command line of ` + "`vllm serve`" + `. Each of its flags (0.33.0, and those that only 0.19.1
+had) is one of:
 
 - **supported**: a flag of the table above, with the same meaning;
-- **no effect**: accepted, and told once on standard error, because it asks for what is always done or tunes what is not there;
-- **refused**: it would change what is computed or who may ask; the start ends with exit status 2 and says what to do instead.
+- **no effect**: accepted with a line on standard error, because it asks for what is always done or
+  tunes what does not exist here;
+- **refused**: it would change what is computed or who has access. The start ends with exit status 2
+  and names the alternative.
 
-Where values are named, these have no effect and all others are refused. Short names (` + "`-tp 1`" + `), ` + "`--no-…`" + ` of switches and paths into JSON (` + "`-cc.mode=3`" + `) are
-understood.
+Where the table names values, those have no effect and all others are refused. Short names
+(` + "`-tp 1`" + `), ` + "`--no-…`" + ` of switches and paths into JSON (` + "`-cc.mode=3`" + `) are accepted. Numbers are
+written in full: ` + "`32768`" + `, not ` + "`32k`" + `.
 `)
 	for _, g := range config.VLLM {
 		fmt.Fprintf(&b, "\n### %s\n\n| flag | here | why, or what to do instead |\n|---|---|---|\n", strings.ToUpper(g.Name[:1])+g.Name[1:])
@@ -215,7 +223,7 @@ func TestTokenizerFlag(t *testing.T) {
 			t.Errorf("%s: status %d, %q; want %q", c.given, status, &errOut, c.want)
 		}
 	}
-	u := config.Upstreams{URLs: []string{"http://127.0.0.1:1"}, Tokenizers: []string{"builtin", "m=builtin"}}
+	u := upstreamFlags{urls: []string{"http://127.0.0.1:1"}, tokenizers: []string{"builtin", "m=builtin"}}
 	if got, err := upstreamTokenizers(&u, ""); err != nil || got[""] == nil || got["m"] == nil || len(got) != 2 {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -240,15 +248,15 @@ func TestSecretFlags(t *testing.T) {
 // A gateway that lets every web page in needs keys.
 func TestAllowedOriginsNeedKeys(t *testing.T) {
 	for _, c := range []struct {
-		g    config.Gateway
+		g    gateway.Options
 		want string
 	}{
-		{config.Gateway{AllowedOrigins: config.Origins{"*"}}, "give --api-key"},
-		{config.Gateway{AllowedOrigins: config.Origins{"https://a.example", "*"}}, "give --api-key"},
-		{config.Gateway{AllowedOrigins: config.Origins{"a.example"}}, "SCHEME://HOST"},
-		{config.Gateway{AllowedOrigins: config.Origins{"*"}, APIKeys: []string{"k"}}, ""},
-		{config.Gateway{AllowedOrigins: config.Origins{"*"}, APIKeyFile: "keys"}, ""},
-		{config.Gateway{AllowedOrigins: config.Origins{"https://a.example"}}, ""},
+		{gateway.Options{AllowedOrigins: []string{"*"}}, "give --api-key"},
+		{gateway.Options{AllowedOrigins: []string{"https://a.example", "*"}}, "give --api-key"},
+		{gateway.Options{AllowedOrigins: []string{"a.example"}}, "SCHEME://HOST"},
+		{gateway.Options{AllowedOrigins: []string{"*"}, APIKeys: []string{"k"}}, ""},
+		{gateway.Options{AllowedOrigins: []string{"*"}, APIKeyFile: "keys"}, ""},
+		{gateway.Options{AllowedOrigins: []string{"https://a.example"}}, ""},
 	} {
 		if err := checkOrigins(&c.g); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v, want %q", c.g.AllowedOrigins, err, c.want)

@@ -32,12 +32,12 @@ func (f *Fleet) watchSilence() {
 			if l == nil || !l.conn.Open() {
 				continue
 			}
-			at := l.conn.HeardAt()
-			nodes = append(nodes, liveness.Node{Name: n.Name, HeardAt: at, Unread: now.Sub(at) > liveness.LookInterval && l.conn.Unread()})
+			at := l.conn.ReceivedAt()
+			nodes = append(nodes, liveness.Node{Name: n.Name, ReadAt: at, Unread: now.Sub(at) > liveness.Interval && l.conn.Unread()})
 			links = append(links, l)
 		}
 		holding := 0
-		for i, verdict := range d.Look(now, nodes) {
+		for i, verdict := range d.Observe(now, nodes) {
 			l, name := links[i], nodes[i].Name
 			switch verdict {
 			case liveness.Ask:

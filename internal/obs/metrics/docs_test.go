@@ -12,7 +12,7 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 // absent are vLLM's metrics that are not exposed, and why.
 var absent = []struct{ names, why string }{
-	{"vllm:corrupted_requests", "logits are not searched for NaNs, nor does vLLM unless told to"},
+	{"vllm:corrupted_requests", "logits are not searched for NaNs, nor does vLLM by default"},
 	{"vllm:engine_sleep_state, vllm:sleep_mode_*", "engines do not sleep"},
 	{"vllm:watermark_requests", "no watermarks in text"},
 	{"vllm:mm_cache_queries, vllm:mm_cache_hits", "text only"},
@@ -27,15 +27,21 @@ var absent = []struct{ names, why string }{
 
 const docsHead = `# Metrics
 
-Every process serves them in Prometheus' text format at ` + "`/metrics`" + `: gateways on their main port, nodes on ` + "`--http-port`" + `. Names that begin with ` + "`vllm:`" + `
-mean what they mean in vLLM, with its labels (` + "`model_name`, and `engine`, which is always 0" + `) and its buckets, so that its dashboards and autoscaling
-triggers work; ` + "`tandem:`" + ` ones are ours. Besides these there are the usual ` + "`process_*` and `go_*`" + `. All series exist from the start, and no label takes its values
-from requests.
+Every process serves metrics in Prometheus' text format at ` + "`/metrics`" + `: gateways on their main
+port or on ` + "`--admin-listen`" + `, nodes on ` + "`--http-port`" + `.
 
-Roles: G gateway, P prefill, D decode; ` + "`tandem serve`" + ` has those of G and D, and requests are counted once there.
+- Names that begin with ` + "`vllm:`" + ` have vLLM's meaning, labels (` + "`model_name`, and `engine`, which" + `
+  is always 0) and buckets, so that its dashboards and autoscaling triggers work.
+- Names that begin with ` + "`tandem:`" + ` are Tandem's.
+- The usual ` + "`process_*` and `go_*`" + ` exist, too.
 
-What a dashboard and alerts make of them is in [deploy](../deploy/README.md).
-This page is made from the table in the code: ` + "`go test -run TestDocs ./internal/obs/metrics -update`" + ` writes it.
+All series exist from the start, and no label takes its values from requests.
+
+Roles: G gateway, P prefill, D decode. ` + "`tandem serve`" + ` has those of G and D, and counts each request
+once.
+
+[deploy](../deploy/README.md) has a dashboard and alerts. This page is made from the table in the
+code: ` + "`go test -run TestDocs ./internal/obs/metrics -update`" + ` writes it.
 
 | metric | type | roles | labels | meaning |
 |---|---|---|---|---|
@@ -79,7 +85,7 @@ func docs() string {
 	for _, bounds := range order {
 		fmt.Fprintf(&b, "| %s | %s |\n", bounds, strings.Join(of[bounds], ", "))
 	}
-	b.WriteString("\n## Not here\n\nOf vLLM's metrics these are missing:\n\n| metric | why |\n|---|---|\n")
+	b.WriteString("\n## vLLM metrics that are missing\n\n| metric | why |\n|---|---|\n")
 	for _, a := range absent {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", strings.ReplaceAll(a.names, ", ", "`, `"), a.why)
 	}
