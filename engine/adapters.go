@@ -113,7 +113,7 @@ func (e *Engine) adapterFolder(path string) (string, error) {
 			return folder, nil
 		}
 	}
-	return "", fmt.Errorf("%w: no adapter that can be read is there below --lora-root: %w", model.ErrAdapter, fs.ErrNotExist)
+	return "", fmt.Errorf("%w: no readable adapter at this path below --lora-root: %w", model.ErrAdapter, fs.ErrNotExist)
 }
 
 // place loads an adapter into a free place.
@@ -124,7 +124,7 @@ func (e *Engine) place(name string, a *model.Adapter, replace bool) (Adapter, er
 	case old != nil && old.Digest == a.Digest:
 		return old.Adapter, nil
 	case old != nil && !replace:
-		return Adapter{}, fmt.Errorf("%w: %s is the name of another one; unload that first, or load in place", ErrAdapterTaken, name)
+		return Adapter{}, fmt.Errorf("%w: %s is the name of another adapter; unload that first, or load in place", ErrAdapterTaken, name)
 	}
 	at, idle := 0, old != nil && old.users == 0
 	switch {
@@ -133,7 +133,7 @@ func (e *Engine) place(name string, a *model.Adapter, replace bool) (Adapter, er
 	case idle:
 		at = old.place
 	default:
-		return Adapter{}, fmt.Errorf("%w: %s: all %d places are taken; unload another one, or start the node with a larger --max-cpu-loras", ErrAdapterTaken, name, e.o.AdapterPlaces)
+		return Adapter{}, fmt.Errorf("%w: %s: all %d places are in use; unload another adapter, or start the node with a larger --max-cpu-loras", ErrAdapterTaken, name, e.o.AdapterPlaces)
 	}
 	if err := e.o.Adapters.LoadAdapter(at, a); err != nil {
 		return Adapter{}, fmt.Errorf("%w: %s: %w", ErrAdapterTaken, name, err)
@@ -191,7 +191,7 @@ func (e *Engine) CheckAdapter(name string, digest uint64) error {
 // checkDigest returns an error if the adapter's digest is another one; 0 matches any.
 func (a *Adapter) checkDigest(digest uint64) error {
 	if digest != 0 && digest != a.Digest {
-		return fmt.Errorf("%w: %s is %016x on this node, %016x is asked for", ErrAdapter, a.Name, a.Digest, digest)
+		return fmt.Errorf("%w: %s has digest %016x on this node, the request needs %016x", ErrAdapter, a.Name, a.Digest, digest)
 	}
 	return nil
 }

@@ -323,7 +323,7 @@ func TestTensorParallelOnGPUsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for want, shared := range map[string]bool{"--nccl-library testdata/none.so": false, "is of `tandem serve`": true} {
+	for want, shared := range map[string]bool{"--nccl-library testdata/none.so": false, "needs `tandem serve`": true} {
 		l, err := Load(LoadOptions{
 			Model: "model/testdata/gqa-tied", KVMemory: 4 << 20, Device: "cuda:0", CUDALibrary: twin, NCCLLibrary: "testdata/none.so", SharedKV: shared,
 			TensorParallel: TensorParallel{Size: 2, Command: []string{"/bin/false"}},

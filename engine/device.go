@@ -104,11 +104,11 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 	}
 	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - reserve(o)
 	if left <= 0 {
-		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are taken by others, weights need %s, a step %s, and %s are kept",
+		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are in use, weights need %s, a step %s, and %s are reserved",
 			ErrOption, o.GPUMemory, memory.Bytes(c.total), memory.Bytes(c.total-c.free), memory.Bytes(weights), memory.Bytes(step), memory.Bytes(reserve(o)))
 	}
 	if most := int64(float64(o.MemoryLimit) * mirrorShare); o.SharedKV && most > 0 && left > most {
-		o.Logger.Warn("KV memory is less than the GPU has room for: nodes that send or receive KV keep a copy of it, pinned, in the host's memory; --kv-cache-memory-bytes sets it",
+		o.Logger.Warn("KV memory limited by host memory: nodes that transfer KV keep a pinned copy of it on the host; --kv-cache-memory-bytes sets it",
 			"kv_memory", memory.Bytes(most), "gpu", memory.Bytes(left), "limit", memory.Bytes(o.MemoryLimit))
 		left = most
 	}
@@ -132,9 +132,9 @@ func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Worke
 			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
 		}
 		if version, why := b.BLAS(); version != 0 {
-			o.Logger.Info("cuBLASLt multiplies many rows", "version", version)
+			o.Logger.Info("cuBLASLt used for large matrix products", "version", version)
 		} else {
-			o.Logger.Info("own kernels multiply many rows", "why", why)
+			o.Logger.Info("cuBLASLt not used for large matrix products", "why", why)
 		}
 		return b, nil
 	}

@@ -44,7 +44,7 @@ var (
 	ErrConfig = errors.New("engine: options do not fit together")
 	ErrToken  = errors.New("engine: token id outside the vocabulary")
 	ErrStep   = errors.New("engine: the step failed")
-	ErrStuck  = errors.New("engine: all blocks wait for pushes of jobs that wait for blocks")
+	ErrStuck  = errors.New("engine: all KV blocks are pinned by jobs that wait for blocks")
 )
 
 // Model is what the step loop needs of a loaded model. *model.Model implements it.
@@ -230,7 +230,7 @@ func (e *Engine) Run(ctx context.Context) {
 		more := e.stepOnce()
 		e.reserveWaiting()
 		if !more && e.stopErr == nil {
-			e.blockEvents() // an arrival nobody waits for changes the cache without a step
+			e.blockEvents() // an arrival for an aborted request changes the cache without a step
 			e.publish()
 			select {
 			case <-e.wake:
@@ -240,7 +240,7 @@ func (e *Engine) Run(ctx context.Context) {
 		}
 	}
 	for len(e.inflight) > 0 {
-		e.collect(nil) // with none behind it, or it would go on to the requests' ends
+		e.collect(nil) // submits no further step, which would continue to the requests' ends
 	}
 	e.shutdown()
 }
@@ -391,12 +391,12 @@ func (e *Engine) complete(b scheduler.Batch) bool {
 	e.results, e.sampled = e.results[:0], e.sampled[:0]
 	if len(b.Seqs) == 0 && len(done) == 0 {
 		if len(b.Preempted) > 0 {
-			return true // who gave way was kept out of this step only
+			return true // a preempted request is kept out of this step only
 		}
 		e.unstick()
 		return false
 	}
-	e.publish() // before anybody can act on what the step brought
+	e.publish() // before a receiver acts on the results of the step
 	for _, id := range done {
 		e.finish(id)
 	}
@@ -420,7 +420,7 @@ func (e *Engine) unstick() {
 		}
 	}
 	if youngest != 0 {
-		e.log.Warn("job gives up its blocks", "id", youngest, "err", ErrStuck)
+		e.log.Warn("prefill job failed: all KV blocks are pinned", "id", youngest, "err", ErrStuck)
 		e.abort(youngest)
 		e.fail(youngest, ErrStuck)
 	}
@@ -605,7 +605,7 @@ func (e *Engine) blockEvents() {
 // PublishBlocks requests a call of OnBlocks with a snapshot of the prefix cache. It
 // does not wait for the call.
 func (e *Engine) PublishBlocks() {
-	// An engine that has stopped has nothing to tell.
+	// An engine that has stopped has no blocks to publish.
 	_ = e.post(func() {
 		if e.o.OnBlocks == nil {
 			return

@@ -320,6 +320,7 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.plan(o, &config); err != nil {
 		return err
 	}
+	l.Source.SetContext(l.Scheduler.MaxModelLen)
 	limits := backend.Limits{
 		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs, Seqs: o.MaxSeqs,
 		Blocks: (l.Scheduler.MaxModelLen + o.BlockTokens - 1) / o.BlockTokens,

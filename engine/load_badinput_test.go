@@ -113,3 +113,25 @@ func TestFP8TakesWhatItHasOnDisk(t *testing.T) {
 		t.Errorf("the class is %s", l.Class)
 	}
 }
+
+// The rotation is that of the longest sequence that is served: nodes with contexts on different
+// sides of the training's compute different keys, and are of different classes.
+func TestLoadContextChoosesRotation(t *testing.T) {
+	classes := map[int]string{}
+	for _, n := range []int{100, 128, 129, 0} {
+		l, err := Load(LoadOptions{Model: "model/testdata/phi3", Threads: 1, KVMemory: 8 << 20, MaxModelLen: n, Device: "cpu"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if long := n == 0 || n > 128; l.Source.Config.Rope.Stretched != long {
+			t.Errorf("a context of %d: long factors are %v", n, l.Source.Config.Rope.Stretched)
+		}
+		classes[n] = l.Class
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if classes[100] != classes[128] || classes[129] != classes[0] || classes[128] == classes[129] {
+		t.Errorf("classes %v", classes)
+	}
+}

@@ -50,17 +50,17 @@ func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	row, at, scoring, others := 0, len(e.results), false, false
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		scored := q.ScoreTo - q.ScoreFrom
-		row += scored
+		scoreRows := q.ScoreTo - q.ScoreFrom
+		row += scoreRows
 		if q.Sample {
 			var result scheduler.Result
-			if scored == 0 {
+			if scoreRows == 0 {
 				result, others = e.emitSampled(e.live[q.ID], q, sampled, row), true
 			}
 			e.results = append(e.results, result)
 			row += 1 + q.Drafts
 		}
-		scoring = scoring || scored > 0
+		scoring = scoring || scoreRows > 0
 	}
 	if !scoring {
 		return
@@ -72,13 +72,13 @@ func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	row = 0
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		r, scored := e.live[q.ID], q.ScoreTo-q.ScoreFrom
-		if r != nil && scored > 0 {
+		r, scoreRows := e.live[q.ID], q.ScoreTo-q.ScoreFrom
+		if r != nil && scoreRows > 0 {
 			e.emitPromptLogprobs(r.req, q, row)
 		}
-		row += scored
+		row += scoreRows
 		if q.Sample {
-			if scored > 0 {
+			if scoreRows > 0 {
 				e.results[at] = e.emitSampled(r, q, sampled, row)
 			}
 			at++
@@ -156,13 +156,13 @@ func (e *Engine) sampledLogprobs(b scheduler.Batch, sampled []int32) {
 // emitPromptLogprobs emits the log-probabilities of the prompt's tokens after those that
 // were scored. row is the first row of these.
 func (e *Engine) emitPromptLogprobs(req *Request, q *scheduler.Seq, row int) {
-	probs := make([]LogProbs, q.ScoreTo-q.ScoreFrom)
+	logprobs := make([]LogProbs, q.ScoreTo-q.ScoreFrom)
 	e.logprobRows = e.logprobRows[:0]
-	for i := range probs {
-		e.logprobRows = append(e.logprobRows, logprobRow{row + i, req.TopPromptLogProbs, req.Prompt[q.ScoreFrom+i+1], nil, &probs[i]})
+	for i := range logprobs {
+		e.logprobRows = append(e.logprobRows, logprobRow{row + i, req.TopPromptLogProbs, req.Prompt[q.ScoreFrom+i+1], nil, &logprobs[i]})
 	}
 	e.computeLogprobs(e.logprobRows)
-	req.EmitPrompt(q.ScoreFrom+1, probs)
+	req.EmitPrompt(q.ScoreFrom+1, logprobs)
 }
 
 // emitSampled emits the token after the last known one. While each token equals its

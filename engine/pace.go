@@ -95,7 +95,8 @@ func (p *stepPace) record(tokens int, took time.Duration) {
 	}
 }
 
-// average returns the mean of now and before, which has weight 3; before 0 means that there is none.
+// average returns the mean of now and before, which has weight 3. before 0 means that there is
+// none.
 func average(before, now time.Duration) time.Duration {
 	if before == 0 {
 		return now

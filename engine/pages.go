@@ -129,7 +129,7 @@ func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest
 		r, live := e.sched.Reservation(res)
 		if live {
 			if err := e.loadArrived(&r, pages); err != nil {
-				e.log.Error("KV that arrived cannot be used on the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
+				e.log.Error("received KV cannot be used on the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
 				e.logErr("release", uint64(res), e.sched.Release(res))
 				e.logErr("proceed", uint64(r.Request), e.sched.Proceed(r.Request))
 				return err

@@ -34,7 +34,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 		return memory.Plan{}, err
 	}
 	if o.KVMemory <= 0 {
-		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d: say how many bytes are left for KV, such as --kv-memory 8GiB", ErrOption, o.KVMemory)
+		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d: give the bytes left for KV, such as --kv-memory 8GiB", ErrOption, o.KVMemory)
 	}
 	for _, v := range []struct {
 		flag  string
@@ -68,14 +68,14 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 		}
 		return n
 	}
-	line := fmt.Sprintf("%-14s%s beside the KV memory", "weights", memory.Bytes(weights(q)))
+	line := fmt.Sprintf("%-14s%s in addition to the KV memory", "weights", memory.Bytes(weights(q)))
 	if q != model.AsStored {
 		line += fmt.Sprintf(", in %s; %s as they are stored", q, memory.Bytes(weights(model.AsStored)))
 	}
 	lines := []string{line}
 	if o.TensorParallel > 1 {
-		lines = append(lines, fmt.Sprintf("%-14s%d, and all of this is of each, with the weights of the one that has most; by itself a process has %s of weights",
-			"ranks", o.TensorParallel, memory.Bytes(all.WeightBytes(q))))
+		lines = append(lines, fmt.Sprintf("%-14s%d; all figures are per process, with the weights of the largest; one process alone has %s of weights",
+			"workers", o.TensorParallel, memory.Bytes(all.WeightBytes(q))))
 	}
 	p.Lines = append(lines, p.Lines...)
 	return p, nil

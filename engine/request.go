@@ -110,12 +110,11 @@ type Job struct {
 	// support it.
 	Direct bool
 
-	// Layer is called when the KV of the first upTo tokens of this layer is stored in
-	// the blocks of tables, as far as the tokens are still in the group's window. It
-	// is called on the step goroutine, in order of layers for each chunk, and again
-	// with the same or smaller upTo after a preemption. The blocks from First on do
-	// not change until ReleaseJob. The slices, one per group, are valid during the
-	// call.
+	// Layer is called when the KV of the first upTo tokens of this layer is stored in the
+	// blocks of tables. Tokens that fell out of the group's window are left out. It is
+	// called on the step goroutine, in order of layers for each chunk, and again with the
+	// same or smaller upTo after a preemption. The blocks from First on do not change
+	// until ReleaseJob. The slices, one per group, are valid during the call.
 	Layer func(layer, upTo int, tables [][]kvcache.BlockID)
 	// Done is called once on the step goroutine, unless ReleaseJob came first. err
 	// is nil if Layer was called for every layer.
@@ -174,7 +173,7 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 		return 0, 0, err
 	}
 	if j.Direct && e.direct == nil {
-		return 0, 0, fmt.Errorf("%w: a push that reads the device's memory, which nobody reaches", ErrConfig)
+		return 0, 0, fmt.Errorf("%w: a push from device memory, which the network cannot reach", ErrConfig)
 	}
 	id = scheduler.RequestID(e.next.Add(1))
 	came := e.now()

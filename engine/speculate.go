@@ -36,7 +36,7 @@ func (e *Engine) draftAll(requests []scheduler.DraftRequest) {
 	if err := e.o.Drafter.Draft(e.draftRequests); err != nil {
 		e.count.FailedDrafts++
 		if n := e.count.FailedDrafts; bits.OnesCount64(n) == 1 { // 1, 2, 4, …: it may fail in each step
-			e.log.Error("guessing failed", "times", n, "err", err)
+			e.log.Error("draft model step failed", "times", n, "err", err)
 		}
 	}
 	for i := range requests {
@@ -75,7 +75,7 @@ func (l *Loaded) lookAtDraft(o *LoadOptions, device choice) (d draftModel, err e
 		return d, fmt.Errorf("--speculative-config: %w", refuse(name, err))
 	}
 	if ours, theirs := l.Source.Config.Vocab, d.config.Vocab; ours != theirs {
-		return d, fmt.Errorf("%w: --speculative-config: the draft model %s has %d tokens in its vocabulary, the model %s %d: guesses need the same ones",
+		return d, fmt.Errorf("%w: --speculative-config: the draft model %s has %d tokens in its vocabulary, the model %s %d: both need the same vocabulary",
 			ErrOption, name, theirs, l.Source.Name, ours)
 	}
 	return d, nil
@@ -127,6 +127,6 @@ func (l *Loaded) loadDraft(o LoadOptions, d *draftModel, kvMemory int64) (err er
 	if err != nil {
 		return fmt.Errorf("%w: --speculative-config: %w", ErrOption, err)
 	}
-	o.Logger.Info("a draft model guesses ahead", "model", name, "tokens", o.Speculation.Tokens, "weights", memory.Bytes(d.weights), "kv_memory", memory.Bytes(kvMemory))
+	o.Logger.Info("draft model loaded", "model", name, "tokens", o.Speculation.Tokens, "weights", memory.Bytes(d.weights), "kv_memory", memory.Bytes(kvMemory))
 	return nil
 }

@@ -141,7 +141,7 @@ func TestDraftFailsQuietly(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := strings.Count(said.String(), "guessing failed"); tokens != 40 || failed < 30 || n != bits.Len64(failed) {
+	if n := strings.Count(said.String(), "draft model step failed"); tokens != 40 || failed < 30 || n != bits.Len64(failed) {
 		t.Errorf("%d tokens, %d failures, said %d times:\n%s", tokens, failed, n, said.String())
 	}
 }

@@ -56,9 +56,9 @@ func (o *LoadOptions) checkTensorParallel() error {
 	case t.Timeout < 0:
 		return fmt.Errorf("%w: --distributed-timeout-seconds %v, want more than 0", ErrOption, t.Timeout)
 	case t.Size > 1 && o.Adapters.Places > 0:
-		return fmt.Errorf("%w: --enable-lora with --tensor-parallel-size %d: adapters are for models that one process computes", ErrOption, t.Size)
+		return fmt.Errorf("%w: --enable-lora with --tensor-parallel-size %d: adapters need a model that one process computes", ErrOption, t.Size)
 	case t.Size > 1 && len(t.Command) == 0:
-		return fmt.Errorf("%w: --tensor-parallel-size %d: this command starts no further processes", ErrOption, t.Size)
+		return fmt.Errorf("%w: --tensor-parallel-size %d: this command cannot start worker processes", ErrOption, t.Size)
 	}
 	if t.Timeout == 0 {
 		t.Timeout = DefaultWorkerTimeout
@@ -72,6 +72,7 @@ type workerSetup struct {
 	Shard                        model.Shard
 	Threads                      int
 	Limits                       backend.Limits
+	Context                      int // positions of the longest sequence
 	FaultBatchOrder              bool
 	SharedKV                     bool // KV is stored in a shared file
 
@@ -106,7 +107,7 @@ func (l *Loaded) startWorkers(o *LoadOptions, device choice, limits backend.Limi
 	}
 	if device.gpu {
 		if o.SharedKV {
-			return nil, fmt.Errorf("%w: --tensor-parallel-size %d on GPUs is of `tandem serve`: KV blocks of several GPUs do not travel between prefill and decode nodes", ErrOption, t.Size)
+			return nil, fmt.Errorf("%w: --tensor-parallel-size %d on GPUs needs `tandem serve`: KV blocks of several GPUs cannot be transferred between prefill and decode nodes", ErrOption, t.Size)
 		}
 		id, err := cuda.NewGroupID(o.CUDALibrary, o.NCCLLibrary)
 		if err != nil {
@@ -134,7 +135,7 @@ func (l *Loaded) startWorkers(o *LoadOptions, device choice, limits backend.Limi
 	err = l.workers.Send(func(rank int) any {
 		return workerSetup{
 			Model: o.Model, Kernels: o.Kernels, Quantization: o.Quantization, Shard: t.shard(rank), Threads: t.threads(o.Threads),
-			Limits: limits, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
+			Limits: limits, Context: l.Scheduler.MaxModelLen, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
 			GPU: device.gpu, Device: device.number + rank, CUDALibrary: o.CUDALibrary, NCCLLibrary: o.NCCLLibrary, EnforceEager: o.EnforceEager, Meet: l.groupID,
 		}
 	})
@@ -203,6 +204,7 @@ func ServeWorker() error {
 	if err != nil {
 		return m.Reply(err)
 	}
+	src.SetContext(setup.Context)
 	r := &worker{Worker: m}
 	if r.model, err = r.load(src, &setup); err == nil {
 		err = r.run()

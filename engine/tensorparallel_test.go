@@ -257,7 +257,7 @@ func TestTensorParallelHangs(t *testing.T) {
 		if err := syscall.Kill(pids[0], syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if a := <-p.ask([]int32{1, 2}, 5); !errors.Is(a.err, ErrLost) || !strings.Contains(a.err.Error(), "rank 1 of 2: it did not come within 300ms") {
+		if a := <-p.ask([]int32{1, 2}, 5); !errors.Is(a.err, ErrLost) || !strings.Contains(a.err.Error(), "rank 1 of 2: no response within 300ms") {
 			t.Errorf("got %v", a.err)
 		}
 		<-p.Done()
@@ -295,7 +295,7 @@ func TestTensorParallelRefused(t *testing.T) {
 		"4 attention heads (num_attention_heads) cannot be shared by 3 ranks": {
 			Model: filepath.Join("model", "testdata", "qwen3"), TensorParallel: rankCommand(3)},
 		"--enable-lora with --tensor-parallel-size 2": {TensorParallel: rankCommand(2), Adapters: Adapters{Places: 1, Rank: 8}},
-		"starts no further processes":                 {TensorParallel: TensorParallel{Size: 2}},
+		"cannot start worker processes":               {TensorParallel: TensorParallel{Size: 2}},
 		"rank 1 of 2: its process has ended":          {TensorParallel: TensorParallel{Size: 2, Command: []string{"/bin/true"}}},
 		"no such file":                                {TensorParallel: TensorParallel{Size: 2, Command: []string{"/does/not/exist"}}},
 	} {

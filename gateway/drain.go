@@ -81,7 +81,7 @@ func (g *Gateway) drainUpstream(ctx *fasthttp.RequestCtx, name string, cancel bo
 		return false
 	}
 	all := g.proxy.Pool.Now().Servers
-	at := slices.IndexFunc(all, func(s *upstream.Server) bool { return s.Called(name) })
+	at := slices.IndexFunc(all, func(s *upstream.Server) bool { return s.HasName(name) })
 	if at < 0 {
 		return false
 	}

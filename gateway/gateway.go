@@ -117,7 +117,7 @@ func New(o Options) (*Gateway, error) {
 	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
 	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: connLimits(&o.Limits), TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{
-			Crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
+			AddressFull: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})
 	g.http = clients
 	g.native = native.New(g.Service, native.Options{
@@ -130,7 +130,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Upstreams.Any() {
 		o.Upstreams.Log, o.Upstreams.StallTimeout = o.Log, max(0, o.StallTimeout)
 		if g.proxy, err = proxy.New(g.Service, proxy.Options{Upstreams: o.Upstreams.Options, ForwardAuthorization: o.Upstreams.ForwardAuthorization, Tokenizers: o.Upstreams.Tokenizers,
-			Crowds: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
+			Pollers: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
 			g.native.Close()
 			l.Close()
 			return nil, err

@@ -80,7 +80,7 @@ func gated(t *testing.T, o Options, names ...string) (b *relayed, gate chan stru
 	for _, s := range b.far {
 		s.does(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
-			look, _ := upstream.Look(body)
+			look, _ := upstream.ParseEnvelope(body)
 			mu.Lock()
 			prompts = append(prompts, strings.Trim(string(look.Prompt), `"`))
 			mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -120,9 +121,10 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		g.fail(ctx, fault)
 		return
 	}
+	var envelope *upstream.Envelope
 	switch {
-	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx)):
-		g.proxy.Serve(ctx, path)
+	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx, &envelope)):
+		g.proxy.Serve(ctx, path, envelope)
 	case here == nil && len(allowed) == 1:
 		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", openai.Clip(path, 100))})
 	case here == nil:

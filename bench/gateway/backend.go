@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,9 +11,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // Between two tokens of a stream; the first comes at once. gap is what the backend is
@@ -21,6 +25,9 @@ const (
 	steady = 10 * time.Millisecond
 	flood  = 2500 * time.Microsecond // of which 1,000 streams are more than two cores can pass on
 	envGap = "BENCH_GAP"
+	// envBackendCerts is a folder of tlsconf by whose certificate the backend serves HTTPS; empty: it
+	// serves HTTP.
+	envBackendCerts = "BENCH_BACKEND_CERTS"
 )
 
 var gap = steady
@@ -54,6 +61,13 @@ func serveBackend() error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		l.Close()
 	}()
+	if dir := os.Getenv(envBackendCerts); dir != "" {
+		cert, err := tls.LoadX509KeyPair(filepath.Join(dir, tlsconf.NodeCertFile), filepath.Join(dir, tlsconf.NodeKeyFile))
+		if err != nil {
+			return err
+		}
+		l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}})
+	}
 	for {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {

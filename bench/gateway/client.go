@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -43,16 +44,16 @@ type client struct {
 	err             error // the first
 }
 
-// drive keeps n connections to addr busy until end is called. Streams begin
-// spread over their own length.
-func drive(addr string, n int, a ask) *client {
+// drive keeps n connections to p busy until end is called. The beginnings of streams are spread over
+// their length.
+func drive(p *proxy, n int, a ask) *client {
 	l := new(client)
 	for i := range n {
 		l.wg.Go(func() {
 			if a.tokens > 0 {
 				time.Sleep(time.Duration(i) * time.Duration(a.tokens) * gap / time.Duration(n))
 			}
-			if err := l.keep(addr, i, a); err != nil {
+			if err := l.keep(p, i, a); err != nil {
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				l.err = errors.Join(l.err, err)
@@ -70,13 +71,13 @@ func (l *client) end() error {
 	return l.err
 }
 
-func (l *client) keep(addr string, i int, a ask) error {
-	k, err := dial(addr)
+func (l *client) keep(p *proxy, i int, a ask) error {
+	k, err := dial(p)
 	if err != nil {
 		return err
 	}
 	defer k.c.Close()
-	request := a.request(addr, i)
+	request := a.request(p.addr, i)
 	for !l.stop.Load() {
 		if _, _, err := k.exchange(request, a.tokens, &l.tokens); err != nil {
 			return err
@@ -93,10 +94,13 @@ type conn struct {
 	buf []byte
 }
 
-func dial(addr string) (*conn, error) {
-	c, err := net.DialTimeout("tcp", addr, clientPatience)
+func dial(p *proxy) (*conn, error) {
+	c, err := net.DialTimeout("tcp", p.addr, clientPatience)
 	if err != nil {
 		return nil, err
+	}
+	if p.tls != nil {
+		c = tls.Client(c, p.tls)
 	}
 	return &conn{c: c, in: bufio.NewReaderSize(c, 4<<10), buf: make([]byte, 8<<10)}, nil
 }
@@ -201,13 +205,13 @@ func (u *unchunk) strip(b []byte) (n int, err error) {
 
 // firstTokens is the times from requests to their first tokens, one request after
 // the other.
-func firstTokens(ctx context.Context, addr string, n int) ([]float64, error) {
-	k, err := dial(addr)
+func firstTokens(ctx context.Context, p *proxy, n int) ([]float64, error) {
+	k, err := dial(p)
 	if err != nil {
 		return nil, err
 	}
 	defer k.c.Close()
-	request, times := ask{prompt: 200, tokens: 1}.request(addr, 1), []float64(nil)
+	request, times := ask{prompt: 200, tokens: 1}.request(p.addr, 1), []float64(nil)
 	var seen atomic.Int64
 	for i := range n + n/10 {
 		if ctx.Err() != nil {

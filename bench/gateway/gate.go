@@ -89,7 +89,7 @@ func gateRound(ctx context.Context, o *options, round int, native bool, samples 
 	defer b.close()
 	var urls []string
 	for range backends {
-		c, addr, err := startOwn("mock-backend", envGap+"="+gap.String())
+		c, addr, err := startBackend("")
 		if err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ func gateRound(ctx context.Context, o *options, round int, native bool, samples 
 		}
 		p := peers[0]
 		p.name, p.binary = name, func(*options) string { return binary }
-		if err := b.startPeer(o, p, urls); err != nil {
+		if err := b.startPeer(o, p, urls, ""); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -145,7 +145,7 @@ func gateRound(ctx context.Context, o *options, round int, native bool, samples 
 func (l *gateLoad) run(ctx context.Context, o *options, proxies []*proxy) (all []usage, err error) {
 	clients := make([]*client, len(proxies))
 	for i, p := range proxies {
-		clients[i] = drive(p.addr, l.conns, l.ask)
+		clients[i] = drive(p, l.conns, l.ask)
 	}
 	defer func() {
 		for i, c := range clients {
@@ -210,7 +210,7 @@ func (l *gateLoad) count(ctx context.Context, p *proxy) (u usage, err error) {
 		}
 	}()
 	for i := range conns {
-		if conns[i], err = dial(p.addr); err != nil {
+		if conns[i], err = dial(p); err != nil {
 			return u, err
 		}
 	}

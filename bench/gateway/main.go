@@ -37,7 +37,13 @@ type options struct {
 }
 
 // parts are what -only picks: each is measured, with all proxies, in one go.
-var parts = []string{"requests", "streams", "many", "flood", "native", "decision"}
+var parts = []string{"requests", "streams", "many", "flood", clientsTLS, upstreamsTLS, "native", "decision"}
+
+// Parts with TLS on one side of the proxies.
+const (
+	clientsTLS   = "clients-tls"
+	upstreamsTLS = "upstreams-tls"
+)
 
 func main() {
 	if len(os.Args) == 2 {
@@ -122,7 +128,7 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 	if gap = steady; part == "flood" {
 		gap = flood
 	}
-	b, err := startBed(ctx, o, part == "native")
+	b, err := startBed(ctx, o, part)
 	if err != nil {
 		return nil, err
 	}
@@ -138,6 +144,9 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 			}
 		}
 		fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", part, round+1, o.rounds)
+	}
+	if info, err := os.Stat(o.binary); err == nil && part == "many" {
+		res.add("tandem", binarySize, float64(info.Size())/1e6)
 	}
 	return res, nil
 }

@@ -146,18 +146,18 @@ func (c *child) cpu() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// rss is the family's resident memory in MB (10⁶ bytes); pages that processes
-// share count in each.
-func (c *child) rss() (mb float64, err error) {
+// anonymous returns the family's resident anonymous memory in MB (10⁶ bytes): what the processes
+// allocated, without the pages of their files. Pages that processes share count in each.
+func (c *child) anonymous() (mb float64, err error) {
 	for _, pid := range c.family() {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			return 0, err
 		}
-		_, rest, ok := strings.Cut(string(data), "VmRSS:")
+		_, rest, ok := strings.Cut(string(data), "RssAnon:")
 		var kb float64
 		if _, err := fmt.Sscan(rest, &kb); !ok || err != nil {
-			return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
+			return 0, fmt.Errorf("/proc/%d/status has no RssAnon", pid)
 		}
 		mb += kb * 1024 / 1e6
 	}

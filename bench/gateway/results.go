@@ -86,6 +86,9 @@ func save(dir string, all map[string]*result) error {
 // column is a figure in a table.
 type column struct{ head, figure, format string }
 
+// binarySize is the figure of a binary's size, in MB (10⁶ bytes).
+const binarySize = "MB of binary"
+
 // tables are how the parts look.
 var tables = []struct {
 	part, title string
@@ -98,12 +101,16 @@ var tables = []struct {
 		{"CPU µs/token", "256 streams, " + perToken, "%.1f"}, {"tokens/s", "256 streams, " + perSecond, "%.0f"},
 		{"first token ms p50", first50, "%.3f"}, {"p99", first99, "%.3f"}}},
 	{"many", "1,000 such streams", []column{
-		{"tokens/s", "1000 streams, " + perSecond, "%.0f"}, {"CPU µs/token", "1000 streams, " + perToken, "%.1f"}, {"MB resident", "1000 streams, " + memory, "%.0f"}}},
+		{"tokens/s", "1000 streams, " + perSecond, "%.0f"}, {"CPU µs/token", "1000 streams, " + perToken, "%.1f"}, {"MB RssAnon", "1000 streams, " + memory, "%.0f"}}},
 	{"flood", fmt.Sprintf("1,000 streams of %d tokens, %v apart: %.0f tokens/s are offered, more than direct gets", nFlood, flood, 1000/flood.Seconds()), []column{
-		{"tokens/s", "flood, " + perSecond, "%.0f"}, {"CPU µs/token", "flood, " + perToken, "%.1f"}, {"MB resident", "flood, " + memory, "%.0f"}}},
+		{"tokens/s", "flood, " + perSecond, "%.0f"}, {"CPU µs/token", "flood, " + perToken, "%.1f"}, {"MB RssAnon", "flood, " + memory, "%.0f"}}},
+	{clientsTLS, "Clients over TLS: 256 streams of 64 tokens, 10 ms apart; direct is without TLS", []column{
+		{"CPU µs/token", "256 streams, " + perToken, "%.1f"}, {"tokens/s", "256 streams, " + perSecond, "%.0f"}, {"MB RssAnon", "256 streams, " + memory, "%.0f"}}},
+	{upstreamsTLS, "Upstreams over TLS: 256 streams of 64 tokens, 10 ms apart; direct is with TLS", []column{
+		{"CPU µs/token", "256 streams, " + perToken, "%.1f"}, {"tokens/s", "256 streams, " + perSecond, "%.0f"}, {"MB RssAnon", "256 streams, " + memory, "%.0f"}}},
 	{"native", "Native mode: a mock decode node behind TLS instead of the backend", []column{
 		{"CPU µs/token, 256 streams", "256 streams, " + perToken, "%.1f"}, {"1,000 streams", "1000 streams, " + perToken, "%.1f"},
-		{"tokens/s there", "1000 streams, " + perSecond, "%.0f"}, {"MB resident there", "1000 streams, " + memory, "%.0f"}}},
+		{"tokens/s there", "1000 streams, " + perSecond, "%.0f"}, {"MB RssAnon there", "1000 streams, " + memory, "%.0f"}}},
 }
 
 // page is the file of results.
@@ -189,7 +196,8 @@ type bar struct {
 	unit               string
 	must, aim          float64 // times nginx's, or the figure itself where absolute
 	absolute           bool
-	added              bool // what comes on top of direct counts
+	added              bool   // what comes on top of direct counts
+	peer               string // whose figure ours is compared with; empty: nginx
 }
 
 var bars = []bar{
@@ -199,7 +207,11 @@ var bars = []bar{
 	{name: "CPU per streamed token, 256 streams", part: "streams", figure: "256 streams, " + perToken, unit: "µs", must: 1.25, aim: 1},
 	{name: "added first-token time, p50", part: "streams", figure: first50, unit: "ms", must: 2, aim: 1.5, added: true},
 	{name: "added first-token time, p99", part: "streams", figure: first99, unit: "ms", must: 2, aim: 1.5, added: true},
-	{name: "memory at 1,000 streams", part: "many", figure: "1000 streams, " + memory, unit: "MB", must: 80, aim: 60, absolute: true},
+	{name: "CPU per streamed token, 1,000 streams", part: "many", figure: "1000 streams, " + perToken, unit: "µs", must: 0.8, aim: 0.7, peer: "vllm-router consistent_hash"},
+	{name: "CPU per streamed token, 256 clients over TLS", part: clientsTLS, figure: "256 streams, " + perToken, unit: "µs", must: 1.3, aim: 1},
+	{name: "CPU per streamed token, 256 streams of upstreams over TLS", part: upstreamsTLS, figure: "256 streams, " + perToken, unit: "µs", must: 1.3, aim: 1},
+	{name: "size of the binary", part: "many", figure: binarySize, unit: "MB", must: 60, aim: 50, absolute: true},
+	{name: "memory at 1,000 streams (RssAnon)", part: "many", figure: "1000 streams, " + memory, unit: "MB", must: 58, aim: 50, absolute: true},
 	{name: "native, CPU per streamed token, 256 streams", part: "native", figure: "256 streams, " + perToken, unit: "µs", must: 1, aim: 0.8},
 }
 
@@ -212,18 +224,22 @@ func verdicts(all map[string]*result) string {
 		if x.part == "native" {
 			ours = "tandem, native"
 		}
-		us, nginx := r.of(ours, x.figure), r.of("nginx", x.figure)
-		if x.added {
-			us, nginx = us-r.of("direct", x.figure), nginx-r.of("direct", x.figure)
+		name, peer := x.name, "nginx"
+		if x.peer != "" {
+			name, peer = name+" (against "+x.peer+")", x.peer
 		}
-		value, sign := us/nginx, "×"
+		us, theirs := r.of(ours, x.figure), r.of(peer, x.figure)
+		if x.added {
+			us, theirs = us-r.of("direct", x.figure), theirs-r.of("direct", x.figure)
+		}
+		value, sign := us/theirs, "×"
 		if x.absolute {
 			value, sign = us, " "+x.unit
 		}
 		if math.IsNaN(value) {
 			continue
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | ≤ %v%s | %s | ≤ %v%s | %s |\n", x.name, short(us, x.unit), short(nginx, x.unit), us/nginx,
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | ≤ %v%s | %s | ≤ %v%s | %s |\n", name, short(us, x.unit), short(theirs, x.unit), ratio(us/theirs),
 			x.must, sign, word(value <= x.must), x.aim, sign, word(value <= x.aim))
 	}
 	// The rate at 1,000 streams is held against the best router of language models, where
@@ -259,9 +275,19 @@ func word(ok bool) string {
 	return "**missed**"
 }
 
+// ratio returns a ratio as text; a dash where the peer has no such figure.
+func ratio(v float64) string {
+	if math.IsNaN(v) {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
 // short is a figure with three digits or so.
 func short(v float64, unit string) string {
 	switch {
+	case math.IsNaN(v):
+		return "–"
 	case v >= 100:
 		return fmt.Sprintf("%.0f %s", v, unit)
 	case v >= 10:

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Total is a histogram's sum and count, since its node started.
+// Total is a histogram's sum and count since its node started.
 type Total struct{ Sum, Count float64 }
 
-// during is how much of a total was added between a node's first and last sample.
+// during returns the increase of a total between a node's first and last sample.
 func (n *Node) during(of func(*Sample) Total) Total {
 	if len(n.Samples) < 2 {
 		return Total{}
@@ -19,12 +19,12 @@ func (n *Node) during(of func(*Sample) Total) Total {
 	return Total{b.Sum - a.Sum, b.Count - a.Count}
 }
 
-// prompted is the prompt tokens that the node computed meanwhile.
+// prompted returns the prompt tokens that the node computed in that time.
 func (n *Node) prompted() float64 {
 	return n.during(func(s *Sample) Total { return Total{Sum: s.Prompted} }).Sum
 }
 
-// running is how many requests were in the node's steps, on average.
+// running returns the mean number of requests in the node's steps.
 func (n *Node) running() (mean float64) {
 	for _, s := range n.Samples {
 		mean += s.Running / float64(len(n.Samples))
@@ -32,21 +32,21 @@ func (n *Node) running() (mean float64) {
 	return mean
 }
 
-// part is a piece of the wait for a first token.
+// part is a part of the wait for a first token.
 type part struct {
 	name string
 	ms   float64 // mean over all requests
 }
 
-// costs are where the time of one load went at one server, over all of its runs:
-// sums that its nodes told, by their own clocks, for each request that was completed.
+// costs is the time of one load at one server, over all of its runs: sums of its nodes'
+// own metrics for each completed request.
 type costs struct {
 	parts               []part  // of the wait for a first token
 	step                float64 // milliseconds of a step of the nodes that generate
 	running             float64 // requests in one of those
 	generated, prompted float64 // tokens in one of those: of answers, and of prompts
 	generators, others  int     // nodes that generate, and that compute prompts only
-	busiest, prefill    float64 // cores: of the busiest node that generates; of each that computes prompts only
+	busiest, prefill    float64 // cores: of the busiest node that generates; of each node that only computes prompts
 	cores               float64 // of all processes
 }
 
@@ -54,11 +54,11 @@ type costs struct {
 const (
 	partTurn    = "waiting for a turn" // at the node that generates or, for its KV, at a prefill node
 	partCompute = "computing prompts"
-	partExposed = "KV that is still on its way when its prompt is computed"
+	partExposed = "KV transfers after the prompt is computed"
 )
 
-// add counts one run.
-func (c *costs) add(p *Point, runs float64, sums map[string]float64, steps *Total) {
+// addRun adds one run.
+func (c *costs) addRun(p *Point, runs float64, sums map[string]float64, steps *Total) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		queue := n.during(func(s *Sample) Total { return s.Queue })
@@ -82,19 +82,19 @@ func (c *costs) add(p *Point, runs float64, sums map[string]float64, steps *Tota
 			exposed := n.during(func(s *Sample) Total { return s.Exposed })
 			sums[partCompute] += prompt.Sum
 			sums[partExposed] += exposed.Sum
-			// Both are waits of the node that wants the KV, as is the one for a grant,
-			// which a prefill node's own queue does not have.
+			// Both are waits of the node that needs the KV, as is the wait for a grant, which
+			// the queue of a prefill node does not include.
 			sums[partTurn] -= prompt.Sum + exposed.Sum
 		}
 	}
 }
 
-// spent is what the runs of a load cost; false where its nodes do not tell.
-func (r repeated) spent() (c costs, told bool) {
+// costs returns the costs of the runs of a load. ok is false if its nodes have no metrics.
+func (r repeated) costs() (c costs, ok bool) {
 	sums, steps, completed := map[string]float64{}, Total{}, 0
 	for _, p := range r {
 		completed += p.Summary.Completed
-		c.add(p, float64(len(r)), sums, &steps)
+		c.addRun(p, float64(len(r)), sums, &steps)
 	}
 	if completed == 0 || steps.Count == 0 {
 		return c, false
@@ -112,20 +112,19 @@ func (r repeated) spent() (c costs, told bool) {
 	return c, true
 }
 
-// apart says whether a figure of two servers is clearly apart, and by which factor.
+// apart reports whether a figure of two servers differs clearly, and returns both medians.
 func apart(a, b repeated, of func(*Point) float64) (mine, theirs float64, clear bool) {
 	mine, low, high := a.figure(of)
 	theirs, otherLow, otherHigh := b.figure(of)
 	return mine, theirs, (low > otherHigh || high < otherLow) && math.Abs(mine/theirs-1) > clearly
 }
 
-// whys says for one load of two servers what their nodes' own figures give as the
-// reason where the one is clearly ahead or behind; nothing where neither is, or
-// nodes do not tell.
+// whys returns, for one load of two servers, the reasons that their nodes' metrics give if
+// one is clearly ahead. It returns nothing if neither is or the nodes have no metrics.
 func whys(a, b repeated) (lines []string) {
-	mine, told := a.spent()
-	theirs, alike := b.spent()
-	if !told || !alike {
+	mine, known := a.costs()
+	theirs, alike := b.costs()
+	if !known || !alike {
 		return nil
 	}
 	nameA, nameB := a[0].Server, b[0].Server
@@ -151,7 +150,7 @@ func whys(a, b repeated) (lines []string) {
 	return lines
 }
 
-// firstWhy names the part of the wait that differs most the way the whole does.
+// firstWhy names the part of the wait that contributes most to the difference.
 func firstWhy(a, b *costs, behind bool) string {
 	var all []string
 	most, by := "", 0.0
@@ -168,20 +167,20 @@ func firstWhy(a, b *costs, behind bool) string {
 	}
 	text := "Of a request's mean wait: " + strings.Join(all, ", ") + ". "
 	if most == "" {
-		return text + "None of these differs that way: it is the few that wait long, or the way between the nodes and the client."
+		return text + "None of these explains the difference: it comes from the few requests that wait long, or from the network between nodes and client."
 	}
-	text += fmt.Sprintf("What makes it is %s, %.3g ms of it", most, by)
+	text += fmt.Sprintf("The main cause is %s, %.3g ms of it", most, by)
 	switch {
 	case most == partTurn && behind && a.others > 0:
-		text += fmt.Sprintf(": %s the prompts that %s beside their answers, and short ones wait behind long ones though it is busy for %.0f %% of the time only", oneNode(a.others, "prefill node has", "prefill nodes have"),
+		text += fmt.Sprintf(": %s the prompts that %s in addition to their answers, and short prompts wait behind long ones although it is busy only %.0f %% of the time", oneNode(a.others, "prefill node has", "prefill nodes have"),
 			oneNode(b.generators, "node computes", "nodes compute"), 100*a.prefill)
 	case most == partTurn && !behind && a.others > 0:
-		text += fmt.Sprintf(": no prompt waits for a node's steps that are full of others' answers (%.3g requests in each)", b.running)
+		text += fmt.Sprintf(": no prompt waits for steps that are full of other requests' tokens (%.3g requests in each)", b.running)
 	}
 	return text + "."
 }
 
-// oneNode is a number of things.
+// oneNode formats a number of nodes.
 func oneNode(n int, one, more string) string {
 	if n == 1 {
 		return "1 " + one
@@ -189,7 +188,7 @@ func oneNode(n int, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-// tokenWhy says what the steps carry that make the tokens.
+// tokenWhy names what the steps that generate tokens contain.
 func tokenWhy(a, b *costs, behind bool) string {
 	text := fmt.Sprintf("A step of the nodes that generate takes %.3g ms against %.3g ms and carries %.3g tokens of answers against %.3g and %.3g of prompts against %.3g; the busiest of them has its core busy for %.0f %% against %.0f %%. ",
 		a.step, b.step, a.generated, b.generated, a.prompted, b.prompted, 100*a.busiest, 100*b.busiest)
@@ -203,14 +202,14 @@ func tokenWhy(a, b *costs, behind bool) string {
 	}
 	switch {
 	case prompts > 0 && prompts >= answers:
-		return text + fmt.Sprintf("What makes it are chunks of others' prompts: %s in each step.", more)
+		return text + fmt.Sprintf("The cause is chunks of other requests' prompts: %s in each step.", more)
 	case answers > 0:
-		return text + fmt.Sprintf("What makes it are the answers in each step: %s, since they are %s (%d against %d).", more, less, a.generators, b.generators)
+		return text + fmt.Sprintf("The cause is the number of answers in each step: %s, because they are %s (%d against %d).", more, less, a.generators, b.generators)
 	}
-	return text + "Neither differs that way: it is the few steps that last long, or the processor that all processes share " + fmt.Sprintf("(%.2f cores of it against %.2f).", a.cores, b.cores)
+	return text + "Neither explains the difference: it comes from the few steps that last long, or from the processor that all processes share " + fmt.Sprintf("(%.2f cores of it against %.2f).", a.cores, b.cores)
 }
 
-// writeWhys says why the first server is ahead of the others or behind them.
+// writeWhys writes why the first server is ahead of the others or behind them.
 func writeWhys(b *strings.Builder, mine, others []repeated) {
 	var lines []string
 	for _, r := range mine {
@@ -221,7 +220,7 @@ func writeWhys(b *strings.Builder, mine, others []repeated) {
 	if len(lines) == 0 {
 		return
 	}
-	b.WriteString("<p>Why, by what the nodes themselves told of these runs:</p>\n<ul>")
+	b.WriteString("<p>Causes, by the nodes' own metrics of these runs:</p>\n<ul>")
 	for _, l := range lines {
 		fmt.Fprintf(b, "<li>%s</li>", html.EscapeString(l))
 	}

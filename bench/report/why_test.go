@@ -36,11 +36,11 @@ func TestWhy(t *testing.T) {
 		want []string
 	}{
 		"a queue": {run("d", 200*time.Millisecond, pair(0.15, 0.02, 0.005, 0.001, 0.003)), run("a", 100*time.Millisecond, alone(0.05, 0.03, 0.002)),
-			[]string{"d is behind of a", "median 200 ms against 100 ms", "What makes it is waiting for a turn, 101 ms of it", "1 prefill node has the prompts that 2 nodes compute", "busy for 30 %"}},
+			[]string{"d is behind of a", "median 200 ms against 100 ms", "The main cause is waiting for a turn, 101 ms of it", "1 prefill node has the prompts that 2 nodes compute", "busy only 30 %"}},
 		"a network": {run("d", 200*time.Millisecond, pair(0.01, 0.02, 0.15, 0.001, 0.003)), run("a", 100*time.Millisecond, alone(0.05, 0.03, 0.002)),
-			[]string{"What makes it is KV that is still on its way when its prompt is computed, 150 ms of it"}},
+			[]string{"The main cause is KV transfers after the prompt is computed, 150 ms of it"}},
 		"none": {run("d", 50*time.Millisecond, pair(0.001, 0.02, 0.005, 0.001, 0.003)), run("a", 100*time.Millisecond, alone(0.08, 0.03, 0.002)),
-			[]string{"d is ahead of a", "What makes it is waiting for a turn, 78 ms of it: no prompt waits"}},
+			[]string{"d is ahead of a", "The main cause is waiting for a turn, 78 ms of it: no prompt waits"}},
 	} {
 		lines := whys(c.a, c.b)
 		if len(lines) != 1 {
@@ -59,13 +59,13 @@ func TestWhy(t *testing.T) {
 		t.Errorf("of a server that tells nothing: %q", lines)
 	}
 	// Tokens: more answers in a step, or fewer prompts.
-	a, _ := run("d", 1, pair(0, 0, 0, 0, 0.004)).spent()
-	b, _ := run("a", 1, alone(0, 0, 0.002)).spent()
+	a, _ := run("d", 1, pair(0, 0, 0, 0, 0.004)).costs()
+	b, _ := run("a", 1, alone(0, 0, 0.002)).costs()
 	if got := tokenWhy(&a, &b, true); !strings.Contains(got, "takes 4 ms against 2 ms and carries 4 tokens of answers against 2 and 0 of prompts against 4") ||
-		!strings.Contains(got, "What makes it are the answers in each step: more, since they are on fewer nodes (1 against 2)") {
+		!strings.Contains(got, "The cause is the number of answers in each step: more, because they are on fewer nodes (1 against 2)") {
 		t.Error(got)
 	}
-	if got := tokenWhy(&a, &b, false); !strings.Contains(got, "What makes it are chunks of others' prompts: fewer in each step") {
+	if got := tokenWhy(&a, &b, false); !strings.Contains(got, "The cause is chunks of other requests' prompts: fewer in each step") {
 		t.Error(got)
 	}
 }

@@ -77,7 +77,7 @@ func TestGatewaysChooseAlike(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Gateways, o.Heartbeat, o.NewsDelay = 2, 100*time.Millisecond, 20*time.Millisecond
+		o.Gateways, o.Heartbeat, o.EventDelay = 2, 100*time.Millisecond, 20*time.Millisecond
 		two, err := Run(trace, o)
 		if err != nil {
 			t.Fatal(err)

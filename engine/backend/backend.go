@@ -3,9 +3,9 @@
 // and Replay, which records a forward pass the first time and repeats it after.
 //
 // Invariant: what an operation computes for one row depends only on that row, the
-// weights and the KV of its own sequence. It depends neither on which other rows share
-// the step nor on how a prompt was cut into chunks, so that the same token at the same
-// position gives the same bits on every path.
+// weights and the KV of its own sequence. It depends neither on the other rows of the
+// step nor on the chunks of a prompt. So the same token at the same position gives the
+// same bits on every path.
 //
 // The package decides nothing and computes nothing. It holds the interface and the
 // plain types of its calls. backend/cpu is the CPU implementation.
@@ -13,6 +13,7 @@ package backend
 
 import (
 	"errors"
+	"math"
 
 	"github.com/tandem-serving/tandem/engine/sample"
 )
@@ -88,7 +89,7 @@ var (
 	ErrShape    = errors.New("backend: shapes do not fit")
 	ErrMemory   = errors.New("backend: out of memory")
 	ErrNoDevice = errors.New("backend: device not available")
-	ErrDigest   = errors.New("backend: a page is not what was sent")
+	ErrDigest   = errors.New("backend: page checksum mismatch")
 )
 
 // Rows is a set of rows of a buffer that are live in a step.
@@ -187,6 +188,19 @@ type Step struct {
 type Rope struct {
 	InvFreq []float32
 	Scale   float32
+
+	// Growth, where not 0, multiplies cosine and sine at position p in addition by
+	// 1 + Growth·ln(1 + floor(p/Span)).
+	Growth float32
+	Span   int
+}
+
+// At returns the factor on cosine and sine at a position.
+func (r *Rope) At(position int32) float32 {
+	if r.Growth == 0 {
+		return r.Scale
+	}
+	return r.Scale * (1 + r.Growth*float32(math.Log(float64(1+int(position)/r.Span))))
 }
 
 // AttentionSpec is one layer's attention.
@@ -196,6 +210,9 @@ type AttentionSpec struct {
 	KVHeads int
 	HeadDim int     // of queries and keys; values of a latent have Latent columns
 	Scale   float32 // of the scores, usually HeadDim^-0.5
+
+	// Softcap, if not 0, bounds the scaled scores: s becomes Softcap·tanh(s/Softcap).
+	Softcap float32
 
 	// Window is how many positions a token attends to, its own included; 0 is all. A
 	// layer with a window reads no block before it, and no place of the table for such
@@ -250,8 +267,12 @@ type MoESpec struct {
 // neighbouring experts. It keeps the Keep groups with the largest sum of their two best
 // experts, and selects the TopK best of these. Their weights are σ(score), divided by
 // their sum if Normalize is set, times Factor.
+//
+// With Softmax the scores are the softmax over all experts, without a bias, and a group's score is
+// that of its best expert.
 type SigmoidRouter struct {
-	Bias         Weight // a vector [experts]
+	Softmax      bool
+	Bias         Weight // a vector [experts]; NoWeight with Softmax
 	Groups, Keep int
 	Factor       float32
 }

@@ -7,7 +7,7 @@ import (
 
 // ErrLost means that a tensor-parallel worker has ended, hangs, or has failed. The
 // other workers cannot continue.
-var ErrLost = errors.New("backend: a rank is lost")
+var ErrLost = errors.New("backend: a tensor-parallel worker is lost")
 
 // WorkerGroup joins the tensor-parallel workers of a model: processes that compute a part of
 // each matrix each. Rank 0 receives the steps and forwards each one to the others. All

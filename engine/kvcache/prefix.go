@@ -88,10 +88,10 @@ func (p *Pool) Find(group int, c *Chain, place int) BlockID {
 }
 
 // Match returns the length of the longest cached prefix of a chain, at most limit
-// tokens. That is the largest n at which blocks of all groups end, for which every
-// group without a window holds [0, n) and every other one its last Window-1 tokens
-// before n. It takes no references and changes nothing: callers Find and Ref what
-// they keep before the next Alloc.
+// tokens. That is the largest n at which blocks of all groups end and the cache has
+// what a request at n reads: [0, n) for groups without a window, the last Window-1
+// tokens before n for the others. It takes no references and changes nothing: callers
+// Find and Ref what they keep before the next Alloc.
 func (p *Pool) Match(c *Chain, limit int) (nTokens int) {
 	n := min(limit, len(c.links)*p.blockTokens) / p.align * p.align
 	for g, spec := range p.groups {

@@ -59,7 +59,7 @@ func (n *Need) check() error {
 		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1 || l.Latent < 0 || l.Latent > l.HeadDim
 	}
 	if bad {
-		return fmt.Errorf("%w: a need without sizes: %+v", ErrBudget, *n)
+		return fmt.Errorf("%w: missing or invalid sizes: %+v", ErrBudget, *n)
 	}
 	return nil
 }
@@ -123,15 +123,15 @@ func (p *Plan) unit() int {
 
 // explain writes the derivation.
 func (p *Plan) explain(n *Need, left int64, capped string) {
-	say := func(what, format string, args ...any) {
+	line := func(what, format string, args ...any) {
 		p.Lines = append(p.Lines, fmt.Sprintf("%-14s", what)+fmt.Sprintf(format, args...))
 	}
 	if n.Weights > 0 || n.Step > 0 {
-		say("budget", "%s", Bytes(n.Budget))
-		say("weights", "-%s", Bytes(n.Weights))
-		say("step buffers", "-%s", Bytes(n.Step))
+		line("budget", "%s", Bytes(n.Budget))
+		line("weights", "-%s", Bytes(n.Weights))
+		line("step buffers", "-%s", Bytes(n.Step))
 	}
-	say("left for KV", "%s", Bytes(left))
+	line("left for KV", "%s", Bytes(left))
 	for i, same := 0, 0; i < len(p.KV.Groups); i += same {
 		g, name := p.KV.Groups[i], fmt.Sprintf("group %d", i)
 		for same = 1; i+same < len(p.KV.Groups) && p.KV.Groups[i+same] == g; same++ {
@@ -145,18 +145,18 @@ func (p *Plan) explain(n *Need, left int64, capped string) {
 		if g.Latent > 0 {
 			what = fmt.Sprintf("a latent of %d and %d rotated", g.Latent, g.HeadDim-g.Latent)
 		}
-		say(name, "%s layers%s: %s x %d bytes (%s) x %d tokens = %s a page%s", layers, window(g.Window),
+		line(name, "%s layers%s: %s x %d bytes (%s) x %d tokens = %s a page%s", layers, window(g.Window),
 			what, p.KV.DType.Size(), p.KV.DType, g.BlockTokens, Bytes(int64(page)), p.unused(g, page))
 	}
-	say("one block", "%d pages of %s = %s", p.KV.Regions, Bytes(int64(p.KV.PageBytes)), Bytes(int64(p.KV.BlockBytes())))
-	say("blocks", "%s / %s = %d fit", Bytes(left), Bytes(int64(p.KV.BlockBytes())), left/int64(p.KV.BlockBytes()))
+	line("one block", "%d pages of %s = %s", p.KV.Regions, Bytes(int64(p.KV.PageBytes)), Bytes(int64(p.KV.BlockBytes())))
+	line("blocks", "%s / %s = %d fit", Bytes(left), Bytes(int64(p.KV.BlockBytes())), left/int64(p.KV.BlockBytes()))
 	if capped != "" {
-		say("", "%s", capped)
+		line("", "%s", capped)
 	}
-	say("KV cache", "%d blocks (%s) / %d %s x %d tokens = %s tokens", p.KV.Blocks, Bytes(p.Bytes), len(p.KV.Groups), plural(len(p.KV.Groups), "group"), p.unit(), thousands(p.Tokens))
-	say("one sequence", "of %s tokens: %s = %d blocks at most", thousands(n.MaxModelLen), p.sequence(n), p.Peak)
-	say("at once", "%d / %d = %.2fx of %s tokens", p.KV.Blocks, p.Peak, p.Concurrency, thousands(n.MaxModelLen))
-	p.compare(n, left, say)
+	line("KV cache", "%d blocks (%s) / %d %s x %d tokens = %s tokens", p.KV.Blocks, Bytes(p.Bytes), len(p.KV.Groups), plural(len(p.KV.Groups), "group"), p.unit(), thousands(p.Tokens))
+	line("one sequence", "of %s tokens: %s = %d blocks at most", thousands(n.MaxModelLen), p.sequence(n), p.Peak)
+	line("at once", "%d / %d = %.2fx of %s tokens", p.KV.Blocks, p.Peak, p.Concurrency, thousands(n.MaxModelLen))
+	p.compare(n, left, line)
 }
 
 // unused returns the part of a block that a group leaves empty, as text.
@@ -194,13 +194,13 @@ func (p *Plan) sequence(n *Need) string {
 
 // compare adds what vLLM's hybrid manager makes of the same memory, if the model has
 // several kinds of layers.
-func (p *Plan) compare(n *Need, left int64, say func(what, format string, args ...any)) {
+func (p *Plan) compare(n *Need, left int64, line func(what, format string, args ...any)) {
 	if len(p.KV.Groups) == 1 {
 		return
 	}
 	spec, ok := usual(*n)
 	if !ok {
-		say("vLLM", "pads the pages of these layers, whose sizes do not divide each other, or refuses them")
+		line("vLLM", "pads the pages of these layers, whose sizes do not divide each other, or refuses them")
 		return
 	}
 	blocks := left / int64(spec.BlockBytes())
@@ -212,16 +212,16 @@ func (p *Plan) compare(n *Need, left int64, say func(what, format string, args .
 		}
 		peak += most
 	}
-	say("vLLM", "%d blocks of %d pages, %d groups: %s tokens, %.2fx", blocks, spec.Regions, len(spec.Groups),
+	line("vLLM", "%d blocks of %d pages, %d groups: %s tokens, %.2fx", blocks, spec.Regions, len(spec.Groups),
 		thousands(int(blocks)/len(spec.Groups)*n.BlockTokens), float64(blocks)/float64(peak))
 	ours, theirs := int64(p.Peak)*int64(p.KV.BlockBytes()), peak*int64(spec.BlockBytes())
 	switch {
 	case ours == theirs:
-		say("", "the same: both give each group %d layers and leave nothing of a block empty", spec.Regions)
+		line("", "the same: both give each group %d layers and leave nothing of a block empty", spec.Regions)
 	case spec.Regions == p.KV.Regions && spec.PageBytes == p.KV.PageBytes:
-		say("", "%s instead of %s for one sequence: a window's run of tokens is counted as the blocks it can touch, not as one more than it fills", Bytes(ours), Bytes(theirs))
+		line("", "%s instead of %s for one sequence: a window's run of tokens is counted as the blocks it can touch, not as one more than it fills", Bytes(ours), Bytes(theirs))
 	default:
-		say("", "%s instead of %s for one sequence: groups of %d layers instead of %d leave less of a block empty", Bytes(ours), Bytes(theirs), p.KV.Regions, spec.Regions)
+		line("", "%s instead of %s for one sequence: groups of %d layers instead of %d leave less of a block empty", Bytes(ours), Bytes(theirs), p.KV.Regions, spec.Regions)
 	}
 }
 

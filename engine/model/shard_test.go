@@ -25,7 +25,12 @@ type sharded struct {
 // loadSharded loads a checkpoint in parts.
 func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantization) *sharded {
 	t.Helper()
-	mailbox := workers.Mailbox(testLimits, 4)
+	return loadShardedWithin(t, src, n, kernels, q, testLimits)
+}
+
+func loadShardedWithin(t testing.TB, src *Source, n int, kernels string, q Quantization, limits backend.Limits) *sharded {
+	t.Helper()
+	mailbox := workers.Mailbox(limits, 4)
 	f, err := workers.NewFile(n, mailbox)
 	if err != nil {
 		t.Skip(err) // only Linux has such memory
@@ -37,15 +42,15 @@ func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantizatio
 		if err != nil {
 			t.Fatal(err)
 		}
-		dev, err := cpu.New(cpu.Options{Threads: 1, Limits: testLimits, Kernels: kernels, Mapped: true, Group: g})
+		dev, err := cpu.New(cpu.Options{Threads: 1, Limits: limits, Kernels: kernels, Mapped: true, Group: g})
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := Load(src, dev, testLimits, Options{Quantization: q, Shard: Shard{r, n}})
+		m, err := Load(src, dev, limits, Options{Quantization: q, Shard: Shard{r, n}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.kv = append(s.kv, testKV(&m.config))
+		s.kv = append(s.kv, kvWithin(&m.config, limits))
 		if err := dev.AllocKV(s.kv[r]); err != nil {
 			t.Fatal(err)
 		}
@@ -163,10 +168,10 @@ func TestShardsAreParts(t *testing.T) {
 			if len(locals) < n {
 				continue
 			}
-			full := architectures[src.Config.Architecture].network(&src.Config).weights()
+			full := src.Config.network().weights()
 			var parts [][]binding
 			for r := range locals {
-				parts = append(parts, architectures[src.Config.Architecture].network(&locals[r]).weights())
+				parts = append(parts, locals[r].network().weights())
 			}
 			for i, b := range full {
 				seen := make([]int, b.shape[0]*b.parts[len(b.parts)-1].of)

@@ -70,7 +70,7 @@ func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
 	a.batch = Batch{Seqs: a.batch.Seqs[:0], Tokens: len(inStep)}
 	for _, r := range inStep {
 		if s.fullTables(r, len(r.tokens)) > 0 && !s.allocBlocks(r, len(r.tokens)) {
-			panic("scheduler: pool has fewer blocks than it says")
+			panic("scheduler: pool has fewer blocks than Available returned")
 		}
 		r.ahead = true
 	}
@@ -93,7 +93,8 @@ func (s *Scheduler) advance() {
 	s.views, s.next.views = s.next.views, s.views
 }
 
-// advance moves r from the step ahead to the running step. It returns false if r is not in the step ahead.
+// advance moves r from the step ahead to the running step. It returns false if r is not in the
+// step ahead.
 func (r *request) advance() bool {
 	if !r.ahead {
 		return false

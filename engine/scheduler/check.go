@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// ErrBroken says that a conservation law of the scheduler does not hold.
+// ErrBroken means that a conservation law of the scheduler does not hold.
 var ErrBroken = errors.New("scheduler: state is inconsistent")
 
 // Check verifies the conservation laws of the scheduler and of the pool. Every
@@ -79,7 +79,7 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 	case r.ahead && !(r.inStep && r.samples):
 		return fmt.Errorf("%w: request %d is given out ahead, in step %v", ErrBroken, r.id, r.inStep)
 	case r.drafts+r.extra > 0 && r.scheduled == 0:
-		return fmt.Errorf("%w: request %d has %d guesses and %d more rows with nothing scheduled", ErrBroken, r.id, r.drafts, r.extra)
+		return fmt.Errorf("%w: request %d has %d drafts and %d more rows with nothing scheduled", ErrBroken, r.id, r.drafts, r.extra)
 	case r.scheduled > 0 && !(s.stepping && r.inStep), r.inStep && !s.stepping:
 		return fmt.Errorf("%w: request %d has %d tokens scheduled, in step %v", ErrBroken, r.id, r.scheduled, r.inStep)
 	case r.reservation != nil && r.state != stateHeld:

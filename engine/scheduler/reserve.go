@@ -161,7 +161,7 @@ func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok
 	r := next.r
 	switch {
 	case s.byID[r.id] != r || r.state != stateHeld:
-		err = fmt.Errorf("%w: request %d went on without it", ErrNotHeld, r.id)
+		err = fmt.Errorf("%w: request %d proceeded without the reservation", ErrNotHeld, r.id)
 	case r.reservation != nil:
 		err = fmt.Errorf("%w: request %d, reservation %d", ErrReserved, r.id, r.reservation.ID)
 	case !s.roomFor(r.reserveBlocks):
@@ -204,7 +204,7 @@ func (s *Scheduler) arriving(n int) (blocks []kvcache.BlockID) {
 	for range n {
 		b, ok := s.pool.Alloc()
 		if !ok {
-			panic("scheduler: pool has fewer blocks than it says")
+			panic("scheduler: pool has fewer blocks than Available returned")
 		}
 		s.pool.PinIn(b)
 		blocks = append(blocks, b)
@@ -214,7 +214,7 @@ func (s *Scheduler) arriving(n int) (blocks []kvcache.BlockID) {
 
 // Reservation returns a live reservation.
 func (s *Scheduler) Reservation(id ReservationID) (Reservation, bool) {
-	at, err := s.findReservation(id, "look at")
+	at, err := s.findReservation(id, "look up")
 	if err != nil || !s.reservations[at].live {
 		return Reservation{}, false
 	}

@@ -55,9 +55,8 @@ const (
 	// DefaultArrivingFraction leaves half the pool to running requests, however
 	// many prompts arrive at once.
 	DefaultArrivingFraction = 0.5
-	// DefaultWatermark is the part of the pool that admission and reservations
-	// leave free, so that running requests can grow for some steps before one of
-	// them has to be preempted.
+	// DefaultWatermark is the part of the pool that admission and reservations leave free.
+	// Running requests can then grow for some steps before one of them is preempted.
 	DefaultWatermark = 0.01
 	// DefaultPriorityHeadStart is how much earlier one priority level makes a
 	// request rank. It is longer than usual queues, so that priorities are strict
@@ -76,14 +75,14 @@ var (
 	ErrQueueFull          = errors.New("scheduler: queue is full")
 	ErrTooLong            = errors.New("scheduler: request is too long")
 	ErrEmpty              = errors.New("scheduler: request has no tokens")
-	ErrDuplicate          = errors.New("scheduler: request is already here")
+	ErrDuplicate          = errors.New("scheduler: duplicate request")
 	ErrUnknownRequest     = errors.New("scheduler: no such request")
 	ErrUnknownReservation = errors.New("scheduler: no such reservation")
 	ErrNotHeld            = errors.New("scheduler: request is not held")
 	ErrReserved           = errors.New("scheduler: request has a live reservation")
 	ErrLost               = errors.New("scheduler: reservation was given up")
 	ErrNoRoom             = errors.New("scheduler: no room for arriving blocks")
-	ErrNeverFits          = errors.New("scheduler: more than may arrive at once")
+	ErrNeverFits          = errors.New("scheduler: more blocks than may ever arrive at once")
 	ErrNothingMissing     = errors.New("scheduler: nothing is missing")
 	ErrRange              = errors.New("scheduler: reservation is out of range")
 	ErrScore              = errors.New("scheduler: request cannot be scored")

@@ -34,7 +34,9 @@ type Batch struct {
 	Seqs      []Seq       // single tokens first, then chunks, each by rank
 	Tokens    int         // sum over Seqs
 	Preempted []RequestID // lost their KV and wait again; only to be counted
-	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq; Update returns them, Tables is valid until then
+	// Completed are ComputeOnly requests that were wholly cached. They have no Seq. Update
+	// returns them, and Tables is valid until then.
+	Completed []RequestID
 	Admitted  []Admission // requests that run for the first time, Completed ones included
 }
 
@@ -307,7 +309,7 @@ func (s *Scheduler) allocBlocks(r *request, end int) bool {
 		if t := &r.tables[g]; len(t.blocks)*spec.BlockTokens == end {
 			id, ok := s.pool.Alloc()
 			if !ok {
-				panic("scheduler: pool has fewer blocks than it says")
+				panic("scheduler: pool has fewer blocks than Available returned")
 			}
 			t.blocks = append(t.blocks, id)
 		}

@@ -19,7 +19,7 @@ import (
 )
 
 // ErrStart means that the workers have not started.
-var ErrStart = errors.New("ranks: they did not come up")
+var ErrStart = errors.New("workers: not started")
 
 // StartTimeout bounds how long a worker may take to load its part, and EndTimeout how
 // long it may take to end before it is killed.
@@ -122,7 +122,7 @@ func (l *Leader) start(rank int, o *Options) error {
 		l.MarkLost(rank, why)
 		select {
 		case l.lost <- l.Err():
-		default: // it has been told of another one
+		default: // another lost worker was reported before
 		}
 	})
 	if err := p.to.Encode(hello{rank, o.Size, o.Mailbox, len(o.Files), o.Timeout}); err != nil {
@@ -135,7 +135,7 @@ func (l *Leader) start(rank int, o *Options) error {
 func pair() (ours net.Conn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("ranks: socket pair: %w", err)
+		return nil, nil, fmt.Errorf("workers: socket pair: %w", err)
 	}
 	unix.CloseOnExec(fds[0])
 	unix.CloseOnExec(fds[1])
@@ -245,7 +245,7 @@ func Join() (*Worker, error) {
 	control := os.NewFile(connFile, "rank")
 	conn, err := net.FileConn(control)
 	if err != nil {
-		return nil, fmt.Errorf("%w: a rank is started by its node, with --tensor-parallel-size: %w", ErrStart, err)
+		return nil, fmt.Errorf("%w: this command is started by a node with --tensor-parallel-size: %w", ErrStart, err)
 	}
 	control.Close()
 	unix.CloseOnExec(memoryFile)

@@ -15,12 +15,12 @@ import (
 func newMemory(name string, bytes int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("ranks: memory file: %w", err)
+		return nil, fmt.Errorf("workers: memory file: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), name)
 	if err := f.Truncate(bytes); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("ranks: memory file of %d bytes: %w", bytes, err)
+		return nil, fmt.Errorf("workers: memory file of %d bytes: %w", bytes, err)
 	}
 	return f, nil
 }
@@ -29,7 +29,7 @@ func newMemory(name string, bytes int64) (*os.File, error) {
 func Map(f *os.File, at int64, bytes int) ([]byte, error) {
 	b, err := unix.Mmap(int(f.Fd()), at, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("ranks: mapping %d bytes of shared memory at %d: %w", bytes, at, err)
+		return nil, fmt.Errorf("workers: mapping %d bytes of shared memory at %d: %w", bytes, at, err)
 	}
 	return b, nil
 }

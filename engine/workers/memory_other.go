@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-var errSystem = errors.New("ranks: processes that compute together need Linux")
+var errSystem = errors.New("workers: tensor parallelism needs Linux")
 
 func newMemory(string, int64) (*os.File, error) { return nil, errSystem }
 

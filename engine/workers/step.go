@@ -77,7 +77,8 @@ func (w *writer) put(v ...int32) {
 	w.more += len(v) - n
 }
 
-// reader reads numbers that rank 0 wrote. It does not check them, because rank 0 is the same program.
+// reader reads numbers that rank 0 wrote. It does not check them, because rank 0 is the same
+// program.
 type reader struct{ from []int32 }
 
 func (r *reader) take(n int) []int32 {

@@ -31,7 +31,7 @@ import (
 const MaxWorkers = 16
 
 // ErrClosed means that rank 0 has ended the group.
-var ErrClosed = errors.New("ranks: the group has ended")
+var ErrClosed = errors.New("workers: the group has ended")
 
 // Sizes in shared memory, in bytes.
 const (
@@ -44,7 +44,7 @@ const (
 )
 
 // spins is how often a word is polled before sleeping, which takes a few microseconds.
-// nap bounds one sleep.
+// maxSleep bounds one sleep.
 const (
 	spins    = 4000
 	maxSleep = 250 * time.Millisecond
@@ -103,7 +103,7 @@ func NewFile(ranks, mailbox int) (*os.File, error) {
 // the group after timeout.
 func Open(f *os.File, rank, ranks, mailbox int, timeout time.Duration) (*Group, error) {
 	if ranks < 1 || ranks > MaxWorkers || rank < 0 || rank >= ranks || mailbox < 0 || mailbox%headBytes != 0 || timeout <= 0 {
-		return nil, fmt.Errorf("ranks: rank %d of %d, steps of %d bytes, and %v to wait; want at most %d ranks", rank, ranks, mailbox, timeout, MaxWorkers)
+		return nil, fmt.Errorf("workers: rank %d of %d, steps of %d bytes, timeout %v: want at most %d workers", rank, ranks, mailbox, timeout, MaxWorkers)
 	}
 	mem, err := Map(f, 0, size(ranks, mailbox))
 	if err != nil {
@@ -168,7 +168,7 @@ func (g *Group) Err() error {
 	case lost == 0:
 		return nil
 	}
-	why := "another rank has found it so"
+	why := "reported by another worker"
 	if r := g.reason.Load(); r != nil {
 		why = *r
 	}
@@ -222,7 +222,7 @@ func (g *Group) await(w *word, value uint32, rank int, bound time.Duration) erro
 		rest := maxSleep
 		if bound > 0 {
 			if rest = min(maxSleep, bound-time.Since(began)); rest <= 0 {
-				g.MarkLost(rank, fmt.Sprintf("it did not come within %v", bound))
+				g.MarkLost(rank, fmt.Sprintf("no response within %v", bound))
 				continue
 			}
 		}

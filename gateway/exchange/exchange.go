@@ -142,7 +142,7 @@ func (x *Exchange) ReadHeaders() (fault *openai.Error) {
 // LetIn takes a place of the client's key for a request with nTokens prompt tokens.
 func (x *Exchange) LetIn(nTokens int) *openai.Error {
 	k := x.S.KeyOf(x.Ctx)
-	if no := k.LetIn(nTokens); no != nil {
+	if no := k.Acquire(nTokens); no != nil {
 		x.S.Refused(no.Limit)
 		return openai.TooMany(no.RetryAfter, "%s", no.Message)
 	}
@@ -398,7 +398,7 @@ func (x *Exchange) close() {
 	if x.Cause != "" {
 		x.S.Meters.Set.Counter(metrics.GatewayStreamsAborted, x.Cause).Inc()
 	}
-	x.key.Done(e.Output)
+	x.key.Release(e.Output)
 	x.S.InFlight.Add(-1)
 	x.b.Free()
 }

@@ -214,7 +214,7 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 	}
 	if n, scores := x.scores(c); scores {
 		// An earlier attempt may have delivered a part.
-		c.prompt.Probs = openai.PromptProbs{Tokens: c.prompt.Tokens}
+		c.prompt.Probs = openai.PromptLogprobs{Tokens: c.prompt.Tokens}
 		m.PromptLogprobs = &n
 	}
 	for _, p := range d.Prefill {
@@ -365,7 +365,7 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 		c.output = append(c.output, e.Token)
 		c.state.Token()
 		if e.Probs != nil {
-			c.delta.Probs = append(c.delta.Probs, x.model.logprob(c, e.Token, e.Probs, x.req.TokensAsIDs))
+			c.delta.Logprobs = append(c.delta.Logprobs, x.model.logprob(c, e.Token, e.Probs, x.req.TokensAsIDs))
 		}
 		if !x.hidden(e) {
 			piece, hit = c.push(e.Token)

@@ -96,7 +96,7 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 // What a client may ask for at most takes no memory before it comes.
 func TestEchoTakesWhatItTells(t *testing.T) {
 	x := &request{req: &openai.Request{Endpoint: openai.Completions, Echo: true, Logprobs: true, MaxTokens: 1 << 30}, model: &Model{}}
-	c := &choice{prompt: &render.Prompt{Tokens: []int32{1, 2, 3}, Probs: openai.PromptProbs{Tokens: []int32{1, 2, 3}, LogProbs: []float32{-1, -2}, Ranks: []uint32{1, 1}}}}
+	c := &choice{prompt: &render.Prompt{Tokens: []int32{1, 2, 3}, Probs: openai.PromptLogprobs{Tokens: []int32{1, 2, 3}, Logprobs: []float32{-1, -2}, Ranks: []uint32{1, 1}}}}
 	if all := x.promptProbs(c); len(all) != 3 || cap(all) > 16 {
 		t.Errorf("%d log-probabilities in room for %d", len(all), cap(all))
 	}

@@ -28,7 +28,7 @@ func (x *request) controls(s *nodepb.Sampling) {
 }
 
 // logprob returns one token's log-probabilities in the API's form.
-func (m *Model) logprob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenProb {
+func (m *Model) logprob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenLogprob {
 	t := m.TokenProb(id, p.Logprob, asIDs)
 	t.Offset = c.textEnd
 	c.textEnd += len(m.TokenText(id))

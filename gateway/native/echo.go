@@ -30,10 +30,10 @@ func (x *request) echoProbs() bool {
 
 // addPromptProbs adds the next log-probabilities of a prompt. Package nodes delivers them in order.
 func addPromptProbs(p *render.Prompt, m *nodepb.PromptLogProbs) {
-	p.Probs.LogProbs = append(p.Probs.LogProbs, m.Logprobs...)
+	p.Probs.Logprobs = append(p.Probs.Logprobs, m.Logprobs...)
 	p.Probs.Ranks = append(p.Probs.Ranks, m.Ranks...)
 	p.Probs.TopTokens = append(p.Probs.TopTokens, m.TopTokens...)
-	p.Probs.TopLogProbs = append(p.Probs.TopLogProbs, m.TopLogprobs...)
+	p.Probs.TopLogprobs = append(p.Probs.TopLogprobs, m.TopLogprobs...)
 }
 
 // echoed ends a choice that asked for no token. The token that arrived marks the prompt's end.
@@ -60,7 +60,7 @@ func (x *request) promptInfo(c *choice) *openai.PromptInfo {
 		t.Text = &c.prompt.Text
 	}
 	if r.PromptLogprobs != nil {
-		t.Probs, t.Best, t.Decode = &c.prompt.Probs, *r.PromptLogprobs, x.model.TokenText
+		t.Logprobs, t.Best, t.Decode = &c.prompt.Probs, *r.PromptLogprobs, x.model.TokenText
 	}
 	return t
 }
@@ -74,22 +74,22 @@ func (x *request) begin(c *choice) {
 	}
 	d.Text = append([]byte(c.prompt.Echo), d.Text...)
 	if x.echoProbs() {
-		d.Probs = append(x.promptProbs(c), d.Probs...)
+		d.Logprobs = append(x.promptProbs(c), d.Logprobs...)
 	}
 }
 
 // promptProbs returns the prompt's tokens with their log-probabilities, in the form of the
 // answer's.
-func (x *request) promptProbs(c *choice) []openai.TokenProb {
-	all := make([]openai.TokenProb, 0, len(c.prompt.Tokens)+len(c.delta.Probs))
+func (x *request) promptProbs(c *choice) []openai.TokenLogprob {
+	all := make([]openai.TokenLogprob, 0, len(c.prompt.Tokens)+len(c.delta.Logprobs))
 	offset := 0
 	for i, id := range c.prompt.Tokens {
-		t := openai.TokenProb{First: true}
+		t := openai.TokenLogprob{First: true}
 		if i == 0 {
 			t = x.model.TokenProb(id, 0, x.req.TokensAsIDs)
 			t.First = true
 		} else {
-			t = x.model.TokenProb(id, c.prompt.Probs.LogProbs[i-1], x.req.TokensAsIDs)
+			t = x.model.TokenProb(id, c.prompt.Probs.Logprobs[i-1], x.req.TokensAsIDs)
 			ids, probs := c.prompt.Probs.Best(i-1, x.req.TopLogprobs)
 			for k := range ids {
 				t.Top = append(t.Top, x.model.TokenProb(ids[k], probs[k], x.req.TokensAsIDs))
@@ -110,7 +110,7 @@ func (x *request) emit(c *choice, piece string) {
 	if n := x.req.StreamInterval; !x.req.Stream || n > 1 && !d.Begin && !c.done() && len(c.output)-c.sent < n {
 		return
 	}
-	if len(d.Text) == 0 && len(d.Probs) == 0 && !c.done() && !x.req.ContinuousUsage && !x.req.TokenIDs {
+	if len(d.Text) == 0 && len(d.Logprobs) == 0 && !c.done() && !x.req.ContinuousUsage && !x.req.TokenIDs {
 		return
 	}
 	if x.req.ContinuousUsage {
@@ -125,7 +125,7 @@ func (x *request) emit(c *choice, piece string) {
 		x.begin(c)
 	}
 	x.buf = x.encoder.AppendDelta(x.buf, d)
-	d.Begin, d.Prompt, d.Text, d.Probs = false, nil, d.Text[:0], d.Probs[:0]
+	d.Begin, d.Prompt, d.Text, d.Logprobs = false, nil, d.Text[:0], d.Logprobs[:0]
 }
 
 // response returns the whole answer.

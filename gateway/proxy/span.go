@@ -5,7 +5,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// describe adds to an attempt's span what is asked, and of which prefill server; nil: none.
+// describe adds the model and the prefill server, which may be nil, to an attempt's span.
 func (r *relay) describe(prefill *upstream.Server) {
 	r.try.Set(trace.RequestModel.String(r.model.Name))
 	if prefill != nil {

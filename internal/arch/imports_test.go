@@ -39,13 +39,13 @@ var mayImport = map[string][]string{
 	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/limits", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
-	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
+	"gateway/proxy/upstream":              {"gateway/route", "internal/breaker", "internal/jsonscan", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
-	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/rpc/nodepb"},
-	"gateway/render/jinja":                {"internal/jsonscan"}, // reads values from JSON
+	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
+	"gateway/render/jinja":                {},
 	"gateway/route":                       {"engine/kvcache", "internal/lengths"},
 	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/breaker", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/native/nodes/nodestest":      {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
@@ -66,6 +66,7 @@ var mayImport = map[string][]string{
 	"bench/checkpoint/write": {"bench/checkpoint"},
 	"bench/demo":             {"bench", "bench/checkpoint", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route", "internal/launch"},
 	"bench/engine":           {"bench/checkpoint", "engine/backend", "engine/backend/cpu", "engine/model"},
+	"bench/grammar":          {"engine/grammar"},
 	"bench/kvtransfer":       {"bench/report"},
 	"bench/gateway":          {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/links":            {"bench/report", "internal/netlab", "kvtransfer"},
@@ -92,9 +93,10 @@ var mayImport = map[string][]string{
 	"engine/workers":             {"engine/backend"},
 	"engine/ngram":               {},
 	"engine/scheduler":           {"engine/kvcache"},
+	"engine/grammar":             {},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
-	"engine/model":               {"engine/backend", "engine/safetensors", "internal/regular"},
+	"engine/model":               {"engine/backend", "engine/safetensors", "engine/tokenizer", "internal/regular"},
 	"engine/backend":             {"engine/sample"}, // sampling is an op
 	"engine/backend/cpu":         {"engine/backend", "engine/backend/cpu/kernels", "engine/sample"},
 	"engine/backend/cpu/kernels": {}, // C
@@ -107,7 +109,7 @@ var mayImport = map[string][]string{
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/cli":             {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
-	"internal/config":          {"internal/regular"},
+	"internal/config":          {"internal/limits", "internal/regular"},
 	"internal/console":         {},
 	"internal/e2e":             {},
 	"internal/arch":            {},
@@ -137,7 +139,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

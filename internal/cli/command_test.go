@@ -56,7 +56,7 @@ func TestStatusesAndWords(t *testing.T) {
 		{"ca " + t.TempDir() + " d1", nil, 0, "warning: the certificate of d1 has no role: `tandem ca DIR gateway/NAME`"},
 		{"plan", nil, 2, "name the kind of plan"},
 		{"plan memory ./none --kv-memory 1GiB", nil, 2, "no such file"},
-		{"plan memory ../../engine/model/testdata/gqa-tied", nil, 2, "--kv-memory 0: say how many bytes"},
+		{"plan memory ../../engine/model/testdata/gqa-tied", nil, 2, "--kv-memory 0: give the bytes left"},
 		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1GiB --block-size -1", nil, 2, "--block-size -1, want"},
 		{"plan memory ../../engine/model/testdata --kv-memory 1GiB", nil, 2, "../../engine/model/testdata: model: not a checkpoint folder: the folder has no config.json"},
 		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1KiB", nil, 2, "--kv-memory 1 KiB: memory: budget too small: a sequence of 256 tokens needs 16 blocks"},

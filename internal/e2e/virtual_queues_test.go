@@ -286,7 +286,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		for _, role := range "GPD" {
 			full += m.value(byte(role), "tandem:rpc_outbox_full_total", "")
 		}
-		m.shows("Lost on the side", 1, full)
+		m.shows("Dropped events and frames", 1, full)
 		for _, d := range m.nodes[:2] {
 			m.net.Silence(d.addr, false)
 		}

@@ -106,7 +106,7 @@ func secure(ctx context.Context, raw net.Conn, o Options, wrap func(net.Conn, *t
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
 	defer cancel()
-	t := wrap(sock.Under(raw), o.TLS)
+	t := wrap(sock.Wrap(raw), o.TLS)
 	if err := t.HandshakeContext(ctx); err != nil {
 		raw.Close()
 		return nil, fmt.Errorf("%w: TLS with %s: %w", ErrHandshake, raw.RemoteAddr(), err)

@@ -41,7 +41,7 @@ func (c *CPU) AllocAdapters(places, rank int, targets []backend.Weight) error {
 	for _, id := range targets {
 		w := c.weight(id)
 		if w.in == 0 {
-			return fmt.Errorf("%w: %s is no matrix to adapt", backend.ErrShape, w.name)
+			return fmt.Errorf("%w: %s is not a matrix that adapters can change", backend.ErrShape, w.name)
 		}
 		widest = max(widest, w.out)
 		m := &adapted{}
@@ -129,7 +129,7 @@ func (c *CPU) adaptLinear(dst, x *buffer, w *weight) {
 func (t *adapters) check(step *backend.Step) error {
 	for i := range step.Spans {
 		if a := int(step.Spans[i].Adapter); a < 0 || a > t.places || a > 0 && !t.loaded[a-1] {
-			return fmt.Errorf("%w: span %d goes through adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
+			return fmt.Errorf("%w: span %d uses adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
 		}
 	}
 	return nil

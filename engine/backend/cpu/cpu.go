@@ -1,17 +1,16 @@
 // Package cpu runs forward passes on the processor.
 //
-// A step is a recorded list of operations (plan.go) that one of several kernel
-// variants repeats: portable Go, which is the oracle and the only one with
-// CGO_ENABLED=0, or C for AVX-512, AVX2, NEON and any other processor. C packs each
-// weight matrix at load into tiles of 16 outputs, k-major, so that one vector lane is
-// one output and every output is one sequential chain of fused multiply-adds.
-// Attention cuts the positions into segments at fixed absolute positions and merges
-// them in order. A fixed set of threads claims work tile by tile from an atomic
-// counter, and sleeps when there is none.
+// A step is a recorded list of operations (plan.go) that one of several kernel variants
+// repeats: portable Go, which is the oracle and the only one with CGO_ENABLED=0, or C
+// for AVX-512, AVX2, NEON and any other processor. C packs each weight matrix at load
+// into tiles of 16 outputs, k-major. So one vector lane is one output, and every output
+// is one sequential chain of fused multiply-adds. Attention cuts the positions into
+// segments at fixed absolute positions and merges them in order. A fixed set of threads
+// claims work tile by tile from an atomic counter, and sleeps when there is none.
 //
-// Invariant: no reduction depends on how many rows share a step, on how a
-// prompt was cut into chunks, on the number of threads or on which thread
-// claimed a tile. AVX2, AVX-512 and NEON compile one source and give the same bits.
+// Invariant: no reduction depends on the number of rows in a step, on the chunks of a
+// prompt, on the number of threads or on the thread that claimed a tile. AVX2, AVX-512
+// and NEON compile one source and give the same bits.
 //
 // Weights are float32, bfloat16, MXFP4, FP8 with the scales of the checkpoint (fp8.h),
 // or converted to int8 or int4 at load. Activations are float32; for int8 and int4 they

@@ -6,7 +6,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// checkFP8 returns an error for an FP8 matrix without valid scales or with a value that is not finite.
+// checkFP8 returns an error for an FP8 matrix without valid scales or with a value that is not
+// finite.
 func checkFP8(t *backend.Tensor) error {
 	if t.DType != backend.FP8 {
 		return nil
@@ -15,7 +16,7 @@ func checkFP8(t *backend.Tensor) error {
 		return fmt.Errorf("%w: scales of tensor %s %v", backend.ErrShape, t.Name, t.Shape)
 	}
 	if !t.Finite() {
-		return fmt.Errorf("tensor %s: fp8 with a value or a scale that is no finite number", t.Name)
+		return fmt.Errorf("tensor %s: fp8 with a value or a scale that is not finite", t.Name)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"math"
+	"slices"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 )
@@ -71,9 +72,20 @@ func (r *routing) pickGroups(row int, scores, bias []float32, s *backend.Sigmoid
 	size := r.experts / s.Groups
 	var p, choice, together [maxExperts]float32
 	var dropped, taken [maxExperts]bool
-	for e, z := range scores {
-		p[e] = float32(1 / (1 + math.Exp(-float64(z))))
-		choice[e] = p[e] + bias[e]
+	if s.Softmax {
+		most, total := float64(slices.Max(scores)), 0.0
+		for _, z := range scores {
+			total += math.Exp(float64(z) - most)
+		}
+		for e, z := range scores {
+			p[e] = float32(math.Exp(float64(z)-most) / total)
+			choice[e] = p[e]
+		}
+	} else {
+		for e, z := range scores {
+			p[e] = float32(1 / (1 + math.Exp(-float64(z))))
+			choice[e] = p[e] + bias[e]
+		}
 	}
 	for g := range s.Groups {
 		first, second := float32(math.Inf(-1)), float32(math.Inf(-1))
@@ -85,7 +97,7 @@ func (r *routing) pickGroups(row int, scores, bias []float32, s *backend.Sigmoid
 			}
 		}
 		together[g], dropped[g] = first, true
-		if size > 1 {
+		if size > 1 && !s.Softmax {
 			together[g] += second
 		}
 	}

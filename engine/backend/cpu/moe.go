@@ -111,7 +111,9 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	if s := m.Sigmoid; s != nil {
 		need(s.Groups > 0 && n%s.Groups == 0 && s.Keep > 0 && s.Keep <= s.Groups && m.TopK <= n/s.Groups*s.Keep && m.Scale == nil,
 			"MoE: top %d of the best %d of %d groups of %d experts", m.TopK, s.Keep, s.Groups, n)
-		route.sigmoid, route.bias = s, c.vector(s.Bias, n)
+		if route.sigmoid = s; !s.Softmax {
+			route.bias = c.vector(s.Bias, n)
+		}
 	}
 	c.record(route)
 	c.record(op{kind: opGroup, rows: a.rows, route: r})

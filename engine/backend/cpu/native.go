@@ -136,10 +136,10 @@ func newNative(c *CPU) (runner, error) {
 
 func (n *native) close() { C.tandem_pool_free(n.pool) }
 
-// load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16] and bf16
-// [tile, in/2, 16, 2], so that one 64-byte line feeds 16 lanes, and MXFP4 unchanged as
-// [tile, in/32] of 16 blocks and their exponents. The layouts of int8 and int4 are in
-// quant.h, that of FP8 in fp8.h.
+// load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16] and bf16 [tile,
+// in/2, 16, 2], so that one 64-byte line feeds 16 lanes. MXFP4 is [tile, in/32] of 16
+// blocks and their exponents, unchanged. The layouts of int8 and int4 are in quant.h,
+// that of FP8 in fp8.h.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
 	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
 	if w.dtype == backend.BF16 {
@@ -209,6 +209,7 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 		to.output_rows = 1
 	}
 	to.heads, to.kv_heads, to.dim = C.int32_t(o.heads), C.int32_t(o.kvHeads), C.int32_t(o.dim)
+	to.cap = C.float(o.cap)
 	to.scale, to.window, to.slots = C.float(o.scale), C.int32_t(o.window), C.int32_t(o.slots)
 	if o.a != nil {
 		to.a, to.k = floats(o.a.data), C.int32_t(o.width(o.a))

@@ -48,6 +48,7 @@ type op struct {
 	dim     int     // of a head; of opRope the rotated columns, of opSplit and opJoin the copied ones
 	latent  int     // of opStoreKV and opAttention: see KVShape
 	scale   float32 // of the scores, or epsilon of a norm
+	cap     float32 // bounds the scores of opAttention; 0: not bounded
 	window  int     // positions that a row attends to; 0: all
 
 	// For MoE. Buffers of slots hold slots rows in each row.
@@ -300,7 +301,7 @@ func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 	need(a.Window >= 0 && a.Window <= maxCols && (g.Window == 0 || a.Window > 0 && a.Window <= g.Window),
 		"Attention: window of %d over KV that keeps %d", a.Window, g.Window)
 	o := op{kind: opAttention, rows: d.rows, dst: d, a: x, layer: a.Layer,
-		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, latent: g.Latent, scale: a.Scale, window: a.Window}
+		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, latent: g.Latent, scale: a.Scale, cap: a.Softcap, window: a.Window}
 	if a.Sinks != nil {
 		o.sinks = c.vector(*a.Sinks, a.Heads)
 	}
@@ -376,7 +377,7 @@ func (c *CPU) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
 	need(d.rows == a.rows, "AllGather: row sets %d and %d", a.rows, d.rows)
 	if c.opts.Group == nil {
-		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
+		need(d == a, "AllGather: %d of %d columns with one worker", a.cols, d.cols)
 		return
 	}
 	from, end := backend.Cut(d.cols, 1, c.rank(), c.opts.Group.Size())

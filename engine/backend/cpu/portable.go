@@ -169,7 +169,11 @@ func (p *portable) item(worker, i int) {
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:
 		if o.sigmoid != nil {
-			o.route.pickGroups(i, o.a.row(i), o.bias.vector, o.sigmoid, o.normalize)
+			var bias []float32
+			if o.bias != nil {
+				bias = o.bias.vector
+			}
+			o.route.pickGroups(i, o.a.row(i), bias, o.sigmoid, o.normalize)
 		} else {
 			o.route.pick(i, o.a.row(i), o.normalize, o.scales)
 		}
@@ -381,7 +385,9 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		for d, qd := range q {
 			sum += float64(qd) * get(k, key(t, d), dtype)
 		}
-		scores[t] = sum * float64(o.scale)
+		if scores[t] = sum * float64(o.scale); o.cap > 0 {
+			scores[t] = float64(o.cap) * math.Tanh(scores[t]/float64(o.cap))
+		}
 		most = max(most, scores[t])
 	}
 	total, out := 0.0, s.out[:wide]

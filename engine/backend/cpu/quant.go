@@ -25,7 +25,8 @@ func quantLayout(cols int) quantRow {
 	return quantRow{pad, pad + each, pad + 2*each, (pad + 3*each + 63) / 64 * 64}
 }
 
-// quantForm is the content of a buffer's q: rows of so many slots, as 8-bit integers or, for AMX, bf16.
+// quantForm is the content of a buffer's q: rows of so many slots, as 8-bit integers or, for AMX,
+// bf16.
 type quantForm struct {
 	dtype backend.DType // INT8 or BF16; 0: nothing
 	slots int

@@ -223,7 +223,7 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 		}
 		for r := next; r < next+int(sp.Tokens); r++ {
 			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
-				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
+				return fmt.Errorf("%w: row %d has position %d, its span has %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
 			s.rowSpan[r] = int32(i)
 		}
@@ -235,7 +235,8 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 	return nil
 }
 
-// tablePart is the number of entries of a block table that are compared at once: one page of memory.
+// tablePart is the number of entries of a block table that are compared at once: one page of
+// memory.
 const tablePart = 1024
 
 // takeTable checks one span's block table of a group. It copies the parts that differ
@@ -283,10 +284,11 @@ func raw(s []int32) []byte {
 func (t *ropeTable) fill(positions []int32) {
 	for row, pos := range positions {
 		cs := t.table[row*2*t.half : (row+1)*2*t.half]
+		scale := t.rope.At(pos)
 		for i, inv := range t.rope.InvFreq {
 			sin, cos := math.Sincos(float64(float32(pos) * inv))
-			cs[i] = float32(cos) * t.rope.Scale
-			cs[t.half+i] = float32(sin) * t.rope.Scale
+			cs[i] = float32(cos) * scale
+			cs[t.half+i] = float32(sin) * scale
 		}
 	}
 }

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 9
+const version = 10
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -130,7 +130,7 @@ type op struct {
 	act, from                          int32
 	slots                              int32
 	topK, experts, normalize           int32
-	scale                              float32
+	scale, cap                         float32
 	dst, a, b, w, bias, extra          address
 	kv                                 address
 	pageBytes, vAt                     int64

@@ -39,7 +39,7 @@ func (c *CUDA) AllocAdapters(places, rank int, targets []backend.Weight) error {
 		return fmt.Errorf("%w: %d adapters of rank %d, at most %d, once and before the first step", backend.ErrShape, places, rank, maxAdapters)
 	}
 	if r := c.opts.Group; r != nil {
-		return fmt.Errorf("%w: adapters of a model that %d GPUs compute", backend.ErrShape, r.Size())
+		return fmt.Errorf("%w: adapters with %d GPUs", backend.ErrShape, r.Size())
 	}
 	t := adapters{
 		places: places, rank: rank, targets: map[*weight]*adapted{}, loaded: make([]bool, places), plans: map[backend.Key]*plan{},
@@ -52,7 +52,7 @@ func (c *CUDA) AllocAdapters(places, rank int, targets []backend.Weight) error {
 	for _, id := range targets {
 		w := c.weight(id)
 		if w.in == 0 {
-			return fmt.Errorf("%w: %s is no matrix to adapt", backend.ErrShape, w.name)
+			return fmt.Errorf("%w: %s is not a matrix that adapters can change", backend.ErrShape, w.name)
 		}
 		m := &adapted{}
 		if m.a, err = c.reserve(t.header()+places*rank*w.in*4, "adapters of "+w.name); err != nil {
@@ -131,7 +131,7 @@ func (t *adapters) used(step *backend.Step) (any bool, err error) {
 	for i := range step.Spans {
 		a := int(step.Spans[i].Adapter)
 		if a < 0 || a > t.places || a > 0 && !t.loaded[a-1] {
-			return false, fmt.Errorf("%w: span %d goes through adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
+			return false, fmt.Errorf("%w: span %d uses adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
 		}
 		any = any || a > 0
 	}

@@ -2,10 +2,10 @@
 // made by `make cuda`) at run time, so that one binary serves with and without a GPU.
 //
 // A step is a recorded list of operations over device memory. What varies from step to
-// step is written into pinned memory that the shared object owns and that the
-// operations read, so that decode steps replay one graph per bucket. The device samples
-// the tokens and then writes the step's number, which the host polls. Two steps can be
-// queued at once: the second reads the first one's tokens from device memory.
+// step is written into pinned memory that the shared object owns and the operations
+// read. So decode steps replay one graph per bucket. The device samples the tokens and
+// then writes the step's number, which the host polls. Two steps can be queued at once:
+// the second reads the first one's tokens from device memory.
 //
 // Invariant: apart from the step's memory, the inputs of a plan's operations are fixed
 // when they are recorded. The shared object may be the host twin, which runs the same
@@ -185,7 +185,7 @@ func open(path string) (*library, error) {
 	}
 	l, err := openLibrary(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the CUDA kernels cannot be opened (`make cuda` makes them): %w", backend.ErrNoDevice, err)
+		return nil, fmt.Errorf("%w: the CUDA kernels cannot be opened (`make cuda` builds them): %w", backend.ErrNoDevice, err)
 	}
 	return l, nil
 }
@@ -208,7 +208,7 @@ func New(o Options) (*CUDA, error) {
 		return nil, fmt.Errorf("%w: limits %+v", backend.ErrShape, l)
 	}
 	if o.Deterministic && o.Group != nil && o.Group.Size() > 2 {
-		return nil, fmt.Errorf("%w: one order for all sums holds at one or two GPUs, not at %d: NCCL chooses an order of ranks by the size of what it adds up", backend.ErrShape, o.Group.Size())
+		return nil, fmt.Errorf("%w: a fixed order of sums needs one or two GPUs, not %d: NCCL chooses the order of ranks by the size of a sum", backend.ErrShape, o.Group.Size())
 	}
 	lib, err := open(o.Library)
 	if err != nil {
@@ -250,12 +250,12 @@ func (c *CUDA) openBLAS() error {
 	path := c.opts.BLAS
 	switch {
 	case path == BLASNone:
-		c.noBLAS = errors.New("it is not asked for")
+		c.noBLAS = errors.New("not requested")
 		return nil
 	case c.opts.Deterministic && path != BLASAuto:
-		return fmt.Errorf("%w: cuBLASLt adds up in orders of its own: it and one order for all do not go together", backend.ErrShape)
+		return fmt.Errorf("%w: cuBLASLt does not fix the order of sums, so that it cannot be deterministic", backend.ErrShape)
 	case c.opts.Deterministic:
-		c.noBLAS = errors.New("it adds up in orders of its own")
+		c.noBLAS = errors.New("it does not fix the order of sums")
 		return nil
 	case path == BLASAuto:
 		path = ""

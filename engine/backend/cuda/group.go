@@ -23,7 +23,7 @@ func NewGroupID(libraryPath, nccl string) ([]byte, error) {
 	}
 	id, err := l.ncclID(nccl)
 	if err != nil {
-		return nil, fmt.Errorf("%w: NCCL, by which GPUs compute a model together: %w", backend.ErrNoDevice, err)
+		return nil, fmt.Errorf("%w: NCCL, which tensor parallelism on GPUs needs: %w", backend.ErrNoDevice, err)
 	}
 	return id, nil
 }
@@ -32,10 +32,10 @@ func NewGroupID(libraryPath, nccl string) ([]byte, error) {
 func (c *CUDA) JoinGroup(nccl string, id []byte) error {
 	r := c.opts.Group
 	if r == nil || len(id) != ncclIDBytes {
-		return fmt.Errorf("%w: a name of %d bytes for ranks", backend.ErrShape, len(id))
+		return fmt.Errorf("%w: a communicator id of %d bytes", backend.ErrShape, len(id))
 	}
 	if !c.dev.joinGroup(nccl, id, r.Rank(), r.Size()) {
-		return c.failed("meeting the other ranks")
+		return c.failed("joining the communicator")
 	}
 	return nil
 }
@@ -53,7 +53,7 @@ func (c *CUDA) AllReduce(x backend.Buf) {
 func (c *CUDA) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
 	if c.opts.Group == nil {
-		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
+		need(d == a, "AllGather: %d of %d columns with one worker", a.cols, d.cols)
 		return
 	}
 	n := c.opts.Group.Size()

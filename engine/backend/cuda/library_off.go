@@ -4,7 +4,7 @@ package cuda
 
 import "errors"
 
-var errBuild = errors.New("this build opens no shared objects: build it on Linux, with cgo")
+var errBuild = errors.New("this build cannot open shared objects: build it on Linux, with cgo")
 
 type (
 	library  struct{}

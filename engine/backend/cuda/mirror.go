@@ -137,7 +137,7 @@ func (c *CUDA) await(what string, there func() bool) error {
 				return fmt.Errorf("cuda: %s: %w", what, err)
 			}
 			if idle && !there() {
-				return fmt.Errorf("cuda: the device ended %s without saying so: %w", what, c.dev.err())
+				return fmt.Errorf("cuda: the device finished %s without its completion write: %w", what, c.dev.err())
 			}
 		}
 	}

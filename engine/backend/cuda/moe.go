@@ -67,7 +67,10 @@ func (c *CUDA) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	if g := m.Sigmoid; g != nil {
 		need(g.Groups > 0 && n%g.Groups == 0 && g.Keep > 0 && g.Keep <= g.Groups && m.TopK <= n/g.Groups*g.Keep && m.Scale == nil,
 			"MoE: top %d of the best %d of %d groups of %d experts", m.TopK, g.Keep, g.Groups, n)
-		o.kind, o.heads, o.kvHeads, o.scale, o.bias = opRouteGroups, int32(g.Groups), int32(g.Keep), g.Factor, c.vector(g.Bias, n)
+		o.kind, o.heads, o.kvHeads, o.scale = opRouteGroups, int32(g.Groups), int32(g.Keep), g.Factor
+		if !g.Softmax {
+			o.bias = c.vector(g.Bias, n)
+		}
 	}
 	c.record(a, o)
 	c.record(a, part(opGroup))

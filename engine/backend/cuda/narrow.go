@@ -33,7 +33,7 @@ func shareScales(t *backend.Tensor) (scales, error) {
 		return scales{}, fmt.Errorf("%w: tensor %s %s %v of %d bytes and its scales", backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
 	}
 	if !t.Finite() {
-		return scales{}, fmt.Errorf("tensor %s: fp8 with a value or a scale that is no finite number", t.Name)
+		return scales{}, fmt.Errorf("tensor %s: fp8 with a value or a scale that is not finite", t.Name)
 	}
 	out, in, s := t.Shape[0], t.Shape[1], t.Scales
 	shared := scales{powerOfTwo(s.Rows, s.Row, out), powerOfTwo(s.Cols, s.Col, in)}

@@ -140,7 +140,7 @@ func (c *CUDA) Rope(x backend.Buf, heads, headDim int, r *backend.Rope) {
 	}
 	if p := c.plan(); !p.turned[r] {
 		p.turned[r] = true
-		c.record(a, op{kind: opAngles, dim: int32(dim), scale: r.Scale, dst: t.table, w: t.freq})
+		c.record(a, op{kind: opAngles, dim: int32(dim), scale: r.Scale, cap: r.Growth, from: int32(r.Span), dst: t.table, w: t.freq})
 	}
 	c.record(a, op{kind: opRope, n: int32(a.cols), k: int32(headDim), dim: int32(dim), dst: a.data, b: t.table})
 }
@@ -187,7 +187,7 @@ func (c *CUDA) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 		"Attention: %+v over KV %+v in %d columns", a, *g, d.cols)
 	need(a.Window >= 0 && a.Window <= maxCols && (g.Window == 0 || a.Window > 0 && a.Window <= g.Window),
 		"Attention: window of %d over KV that keeps %d", a.Window, g.Window)
-	o.heads, o.scale, o.window, o.n = int32(a.Heads), a.Scale, int32(a.Window), int32(d.cols)
+	o.heads, o.scale, o.cap, o.window, o.n = int32(a.Heads), a.Scale, a.Softcap, int32(a.Window), int32(d.cols)
 	o.dst, o.a = d.data, x.data
 	if a.Sinks != nil {
 		o.extra = c.vector(*a.Sinks, a.Heads)

@@ -75,7 +75,7 @@ func (c *CUDA) Replay(key backend.Key, step *backend.Step, record func(), onMark
 
 func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
 	if len(c.started) > 0 {
-		return fmt.Errorf("%w: a step while %d that were started have not been finished", backend.ErrShape, len(c.started))
+		return fmt.Errorf("%w: Replay while %d started steps are not finished", backend.ErrShape, len(c.started))
 	}
 	p, err := c.prepare(key, step, record, 0)
 	if err != nil {
@@ -318,7 +318,7 @@ func (c *CUDA) takeSpans(step *backend.Step) error {
 		}
 		for r := next; r < next+int(sp.Tokens); r++ {
 			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
-				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
+				return fmt.Errorf("%w: row %d has position %d, its span has %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
 			rowSpan[r], adapters[r] = int32(i), sp.Adapter
 		}

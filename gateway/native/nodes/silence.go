@@ -33,11 +33,11 @@ func (f *Fleet) watchSilence() {
 				continue
 			}
 			at := l.conn.ReceivedAt()
-			nodes = append(nodes, liveness.Node{Name: n.Name, HeardAt: at, Unread: now.Sub(at) > liveness.LookInterval && l.conn.Unread()})
+			nodes = append(nodes, liveness.Node{Name: n.Name, ReadAt: at, Unread: now.Sub(at) > liveness.Interval && l.conn.Unread()})
 			links = append(links, l)
 		}
 		holding := 0
-		for i, verdict := range d.Look(now, nodes) {
+		for i, verdict := range d.Observe(now, nodes) {
 			l, name := links[i], nodes[i].Name
 			switch verdict {
 			case liveness.Ask:

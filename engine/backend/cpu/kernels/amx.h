@@ -1,10 +1,10 @@
 // Products with bf16 weights by AMX; part of body.h.
 //
 // Rows are rounded to bf16 first (OP_QUANTIZE) and k is padded with zeros to a multiple
-// of 32. A result is one chain of TDPBF16PS from the start of the reduction, 32 elements
-// each, for one row as for many, so that it does not depend on a step's batch and chunks.
-// No other variant gives these bits: products lose the bits of a row that bf16 does not
-// have, and denormal numbers count as zero.
+// of 32. A result is one chain of TDPBF16PS from the start of the reduction, 32
+// elements each, for one row as for many. So it does not depend on a step's batch and
+// chunks. No other variant gives these bits: products lose the bits of a row that bf16
+// does not have, and denormal numbers count as zero.
 
 FN size_t amx_row(int k) { return (size_t)(k + AMX_DEPTH - 1) / AMX_DEPTH * AMX_DEPTH * 2; }
 

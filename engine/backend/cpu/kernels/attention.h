@@ -184,14 +184,25 @@ static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass
 	}
 }
 
+// Bounds n scores by cap. tanh y is twice the logistic function of 2y, less one.
+FN void cap_scores(float *w, int n, float cap) {
+	const v16 twice = v16_set1(2 / cap), limit = v16_set1(cap);
+	for (int t = 0; t < n; t += TILE) {
+		v16 s = v16_sigmoid(v16_mul(v16_load(w + t), twice));
+		v16_store(w + t, v16_mul(limit, v16_sub(v16_add(s, s), v16_set1(1.0f))));
+	}
+}
+
 // Turns one query's scores of keys [lo, keys) into weights and stores their sum in *sum. A
 // key's lane is its place in the segment, wherever the window begins.
-FN float softmax(float *w, int lo, int keys, float scale, float *sum) {
+FN float softmax(float *w, int lo, int keys, float scale, float cap, float *sum) {
 	int begin = lo / TILE * TILE, end = (keys + TILE - 1) / TILE * TILE;
 	const v16 factor = v16_set1(scale);
 	v16 top = v16_set1(-INFINITY);
 	for (int t = begin; t < end; t += TILE)
 		v16_store(w + t, v16_mul(v16_load(w + t), factor));
+	if (cap > 0)
+		cap_scores(w + begin, end - begin, cap);
 	for (int t = begin; t < lo; t++)
 		w[t] = -INFINITY;
 	for (int t = keys; t < end; t++)
@@ -337,7 +348,7 @@ static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, t
 		float most[QUERIES], sum[QUERIES];
 		for (int i = i0; i < i1; i++) {
 			int lo = p->first[i] > from ? p->first[i] - from : 0;
-			most[i] = softmax(s->scores[i], lo, min_int(keys, p->keys[i] - from), op->scale, &sum[i]);
+			most[i] = softmax(s->scores[i], lo, min_int(keys, p->keys[i] - from), op->scale, op->cap, &sum[i]);
 		}
 		mix_segment(op, st, p, i0, i1, from, keys, s);
 		for (int i = i0; i < i1; i++)

@@ -62,6 +62,7 @@ typedef struct {
 	int32_t groups, keep; // of OP_ROUTE by the logistic function; 0: by softmax
 	int32_t bf16;      // element type of w
 	float scale;       // of scores, or epsilon
+	float cap;         // of OP_ATTENTION: scores become cap tanh(score / cap); 0: not bounded
 	int32_t window;    // positions that a row attends to, 0 all
 	int32_t act;       // of OP_GATEDACT
 	int32_t from;      // of OP_COLUMNS; of OP_EMBED the token of w's first row; of OP_PACK the element type of a

@@ -4,8 +4,26 @@
 // products read each matrix once for all rows that selected it. A row's slots are summed
 // in the order of its selections, best first.
 
-// Selects a row's experts by the logistic function of their scores plus a bias, only from
-// the best groups of neighbours. The bias is not part of the weights.
+// The softmax of n scores, stored twice.
+static TARGET void softmax_scores(const float *z, int n, float *one, float *other) {
+	float most = z[0];
+	for (int e = 1; e < n; e++)
+		most = z[e] > most ? z[e] : most;
+	v16 total = v16_zero();
+	for (int e = 0; e < n; e += TILE) {
+		int lanes = min_int(TILE, n - e);
+		v16_store(one + e, v16_exp(v16_sub(v16_loadn(z + e, lanes), v16_set1(most))));
+		if (lanes < TILE)
+			memset(one + n, 0, (TILE - lanes) * sizeof *one);
+		total = v16_add(total, v16_load(one + e));
+	}
+	float sum = v16_sum(total);
+	for (int e = 0; e < n; e++)
+		other[e] = one[e] = one[e] / sum;
+}
+
+// Selects a row's experts, only from the best groups of neighbours: by the logistic function of
+// their scores plus a bias, which is not part of the weights, or by softmax without a bias.
 static TARGET void route_groups(const tandem_op *op, int row) {
 	int n = op->n_experts, size = n / op->groups;
 	const float *z = op->a + (size_t)row * n;
@@ -13,7 +31,9 @@ static TARGET void route_groups(const tandem_op *op, int row) {
 	float *weights = op->weights + (size_t)row * op->top_k;
 	float p[MAX_EXPERTS + TILE], choice[MAX_EXPERTS + TILE], together[MAX_EXPERTS], sum = 0;
 	uint8_t kept[MAX_EXPERTS] = {0}, taken[MAX_EXPERTS] = {0};
-	for (int e = 0; e < n; e += TILE) {
+	if (!op->bias)
+		softmax_scores(z, n, choice, p);
+	for (int e = 0; op->bias && e < n; e += TILE) {
 		int lanes = min_int(TILE, n - e);
 		v16 s = v16_sigmoid(v16_loadn(z + e, lanes));
 		v16_store(p + e, s);
@@ -29,7 +49,7 @@ static TARGET void route_groups(const tandem_op *op, int row) {
 				second = choice[e];
 			}
 		}
-		together[g] = size > 1 ? first + second : first;
+		together[g] = size > 1 && op->bias ? first + second : first;
 	}
 	for (int j = 0; j < op->keep; j++) {
 		int best = -1;
