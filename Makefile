@@ -214,7 +214,7 @@ apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please i
 # steps run in a soak, or by name.
 FIRST      := gofmt vet staticcheck build-nocgo build-arm64 cuda rules prometheus fuzz race
 TOGETHER   := plain portable sanitize sanitize-cuda arm64
-LAST       := binary guidellm kills policies hostile mutants build-race binary-race
+LAST       := release binary guidellm kills policies hostile mutants build-race binary-race
 LONG       := fuzz guidellm kills policies hostile mutants
 STEPS      := $(filter-out $(LONG),$(FIRST) $(TOGETHER) $(LAST))
 SOAK_STEPS := fuzz race plain portable sanitize sanitize-cuda binary guidellm policies mutants build-race binary-race
@@ -282,6 +282,9 @@ step-sanitize-cuda: # the kernels for GPUs, on their host twin; bits that are eq
 	@$(call gotest,sanitize-cuda,CGO_ENABLED=1 TANDEM_CUDA_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0,-asan -gcflags=-asan=false -skip 'Barriers|Deterministic|FusedBits' ./engine/backend/cuda)
 step-arm64: # the kernels for 64-bit ARM, emulated
 	@$(call gotest,arm64,$(ARM64),-exec 'qemu-aarch64 -L /usr/aarch64-linux-gnu' -run '/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$$/^neon$$/^random$$' -skip '$(DISTORTED)' ./engine/backend/cpu ./engine/model)
+step-release: # packages and wheels, with a small program in them
+	@cd deploy/release && $(GO) vet ./... && staticcheck ./...
+	@$(call gotest,release,-C deploy/release,./...)
 step-binary: # the built binary, end to end
 	@$(call gotest,binary,,-run ^TestBinary -skip '^TestBinary(GuideLLM|HostileStopped|HostileLoad|Policies)$$' ./internal/e2e)
 step-guidellm: # guidellm, which is gigabytes, before nodes and before a server of another kind
@@ -303,6 +306,7 @@ step-binary-race: # that binary, which ends at its first race
 # is current, and a compiler and an emulator for ARM, to run its kernels anywhere.
 debian:
 	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
+	@command -v systemd-analyze >/dev/null || $(call apt,systemd)
 	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] \
 		|| $(call apt,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 

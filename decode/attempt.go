@@ -25,8 +25,8 @@ func (n *Node) run(ctx context.Context, a *attempt, g *nodepb.Generate) {
 	ctx, stop := context.WithTimeoutCause(ctx, timeout, ErrDeadline)
 	defer stop()
 
-	// Accepted is sent at once, because the engine may be in a long step. The number of cached tokens
-	// follows before any token.
+	// Accepted is sent at once, because the engine may be in a long step. The number of cached
+	// tokens follows before any token.
 	n.accepted(a, 0)
 	r := n.request(a, g)
 	r.OnAdded = func(cached int) {
@@ -300,7 +300,7 @@ func (n *Node) sendEnd(gw *gateway, stream uint64, m *nodepb.End) {
 	gw.pendingEnds = append(gw.pendingEnds, pendingEnd{stream, m})
 	n.flushEnds(gw)
 	if len(gw.pendingEnds) > n.o.MaxRequests {
-		gw.conn.Close(fmt.Errorf("%w: %d streams have ended and the gateway takes no word of it", rpc.ErrOutboxFull, len(gw.pendingEnds)))
+		gw.conn.Close(fmt.Errorf("%w: %d streams have ended and the gateway does not read their ends", rpc.ErrOutboxFull, len(gw.pendingEnds)))
 	}
 }
 

@@ -50,7 +50,9 @@ func (p *prefillBreakers) breaker(addr string) *breaker.Breaker {
 		if len(p.by) >= maxBreakers { // their state is a second old at most
 			clear(p.by)
 		}
-		b = breaker.New(breaker.Options{Failures: breakerFailures, Pause: breakerPause, Ignore: func(err error) bool { return err != nil && !broken(err) }})
+		b = breaker.New(breaker.Options{
+			Failures: breakerFailures, Pause: breakerPause, Ignore: func(err error) bool { return err != nil && !broken(err) },
+		})
 		p.by[addr] = b
 	}
 	return b

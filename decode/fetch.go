@@ -52,7 +52,7 @@ const maxFetchEvents = 16
 
 // Errors after which a prompt is sent to the next prefill node.
 var (
-	errSilent   = errors.New("decode: prefill node said nothing in time")
+	errSilent   = errors.New("decode: prefill node sent nothing in time")
 	errNoRoom   = errors.New("decode: no room for the KV in time")
 	errMismatch = errors.New("decode: prefill node does not match")
 	errPrefill  = errors.New("decode: prefill node gave up")

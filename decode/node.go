@@ -203,8 +203,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		n.end(key{c, stream}, ErrCancelled, false)
 	case rpc.FrameHello:
 		n.register(c)
-		// Before the bundle, without which a gateway is not ready, so that a ready gateway knows the
-		// node's adapters.
+		// Before the bundle, without which a gateway is not ready, so that a ready gateway knows
+		// the node's adapters.
 		n.send(c, rpc.FrameStats, 0, n.Stats())
 	case rpc.FrameBundleRequest:
 		n.send(c, rpc.FrameBundle, stream, n.o.Bundle)

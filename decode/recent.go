@@ -10,7 +10,7 @@ const maxRecent = 1024
 // be transferred each time. It keeps the last maxRecent and is guarded by Node.mu.
 type recent struct {
 	set  map[kvcache.Hash]struct{}
-	ring []kvcache.Hash
+	ring [maxRecent]kvcache.Hash // in order of add, from next on; 0: none
 	next int
 }
 
@@ -32,12 +32,8 @@ func (r *recent) add(k kvcache.Hash) {
 	if r.has(k) {
 		return
 	}
-	if len(r.ring) < maxRecent {
-		r.ring = append(r.ring, k)
-	} else {
-		delete(r.set, r.ring[r.next])
-		r.ring[r.next] = k
-		r.next = (r.next + 1) % maxRecent
-	}
+	delete(r.set, r.ring[r.next])
+	r.ring[r.next] = k
+	r.next = (r.next + 1) % maxRecent
 	r.set[k] = struct{}{}
 }

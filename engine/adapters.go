@@ -258,7 +258,7 @@ func (e *Engine) setRunning(r *run, runs bool) {
 func (e *Engine) remove(id scheduler.RequestID, r *run) {
 	delete(e.live, id)
 	if e.o.Drafter != nil && r.req != nil {
-		e.o.Drafter.Forget(uint64(id))
+		e.o.Drafter.Remove(uint64(id))
 	}
 	p := r.adapter
 	if p == nil {

@@ -37,7 +37,7 @@ func adapterBench(t *testing.T) *bench {
 	return b.start()
 }
 
-// say is n tokens computed with an adapter, by a request whose name is its root.
+// say returns n tokens computed with an adapter, for a request whose root is its name.
 func say(t *testing.T, b *bench, adapter string, n int) []int32 {
 	t.Helper()
 	var out []int32

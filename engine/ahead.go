@@ -117,7 +117,7 @@ func (e *Engine) collect(err error) {
 	e.complete(b)
 }
 
-// removeFirst removes the first step on the device from e.flights.
+// removeFirst removes the first step on the device from e.inflight.
 func (e *Engine) removeFirst() {
 	e.inflight[0], e.inflight[len(e.inflight)-1] = e.inflight[len(e.inflight)-1], e.inflight[0]
 	e.inflight = e.inflight[:len(e.inflight)-1]

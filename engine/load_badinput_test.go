@@ -81,8 +81,8 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// A checkpoint in fp8 takes about the memory that it has on disk, which plans say
-// before there are weights, and is a class of its own.
+// A checkpoint in fp8 takes about the memory that it has on disk. Plans state this before
+// weights exist, and it is a numerics class of its own.
 func TestFP8TakesWhatItHasOnDisk(t *testing.T) {
 	const dir = "model/testdata/deepseek-fp8"
 	l, err := Load(LoadOptions{Model: dir, Device: "cpu", KVMemory: 4 << 20})

@@ -110,14 +110,14 @@ type logprobRow struct {
 	to        *LogProbs
 }
 
-// computeLogprobs computes ratings, which are independent of each other.
-func (e *Engine) computeLogprobs(ratings []logprobRow) {
-	if e.rows != nil && len(ratings) > 1 {
-		e.rows.EachRow(len(ratings), func(i int) { e.computeLogprob(&ratings[i]) })
+// computeLogprobs computes rows, which are independent of each other.
+func (e *Engine) computeLogprobs(rows []logprobRow) {
+	if e.rows != nil && len(rows) > 1 {
+		e.rows.EachRow(len(rows), func(i int) { e.computeLogprob(&rows[i]) })
 		return
 	}
-	for i := range ratings {
-		e.computeLogprob(&ratings[i])
+	for i := range rows {
+		e.computeLogprob(&rows[i])
 	}
 }
 

@@ -14,11 +14,11 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// Random lives at once, from many goroutines, on a pool that is too small for
-// them: requests that finish, are aborted, wait for KV that arrives, is lost or
-// never asked for, and jobs whose pushes last. Every token must be the one the
-// request gets alone, everybody is told one end, announced blocks stay as they
-// are until their release, and nothing is left behind.
+// Random requests and jobs from many goroutines share a pool that is too small for them:
+// requests that finish, are aborted, or wait for KV that arrives, is lost or never
+// requested, and jobs whose pushes last. Every token must be the one that the request gets
+// alone, and each request receives one end. Announced blocks do not change until their
+// release, and nothing is left.
 
 type lives struct {
 	mu sync.Mutex
@@ -216,8 +216,8 @@ func TestStepDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// A node may run more requests than its steps were meant to have tokens: the
-// device must have been told the same bound as the scheduler.
+// A node may run more requests than its steps were meant to have tokens. The device and the
+// scheduler must have the same bound.
 func TestLoadAgreesOnTheBoundsOfAStep(t *testing.T) {
 	l, err := Load(LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 8 << 20, MaxSeqs: 12, MaxBatchedTokens: 4})
 	if err != nil {

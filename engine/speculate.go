@@ -16,7 +16,7 @@ import (
 // called on the step goroutine.
 type Drafter interface {
 	Draft(requests []draft.Request) error
-	Forget(id uint64)
+	Remove(id uint64)
 	Check() error
 }
 

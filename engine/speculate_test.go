@@ -104,7 +104,7 @@ func TestDraftModelChangesNothing(t *testing.T) {
 type unable struct{}
 
 func (unable) Draft([]draft.Request) error { return draft.ErrStep }
-func (unable) Forget(uint64)               {}
+func (unable) Remove(uint64)               {}
 func (unable) Check() error                { return nil }
 
 // A drafter that fails in every step costs no token, and is not spoken of in each.

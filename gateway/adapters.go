@@ -26,20 +26,6 @@ const (
 	maxAdapterValues = 256
 )
 
-// LoadAdapter lets every connected node load a low-rank adapter from a folder that the node can
-// read. With replace, the name may belong to another adapter. The error joins the nodes' refusals,
-// as *nodes.CodeError each with the node's address: CODE_INVALID if the folder, the name or the
-// room is at fault. The next heartbeats have the adapter.
-func (g *Gateway) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
-	return g.native.Nodes.LoadAdapter(ctx, name, path, replace)
-}
-
-// UnloadAdapter removes an adapter's name on every connected node. Running requests keep the
-// adapter. The error is CODE_NOT_FOUND if no node had it.
-func (g *Gateway) UnloadAdapter(ctx context.Context, name string) error {
-	return g.native.Nodes.UnloadAdapter(ctx, name)
-}
-
 // adapterBody is the body of the adapters' routes, with vLLM's names.
 type adapterBody struct {
 	Name    string `json:"lora_name"`
@@ -53,7 +39,7 @@ func parseAdapter(body []byte) (a adapterBody, fault *openai.Error) {
 		return a, openai.BadRequest("", "the body has more than %d values: want lora_name, lora_path and load_inplace", maxAdapterValues)
 	}
 	if err := json.Unmarshal(body, &a); err != nil {
-		return a, openai.BadRequest("", "the body is no such request: %s", openai.Clip(err.Error(), 200))
+		return a, openai.BadRequest("", "the body is not valid: %s", openai.Clip(err.Error(), 200))
 	}
 	if a.Name == "" {
 		return a, badAdapter("lora_name", "lora_name is missing: give the adapter's name")
@@ -87,7 +73,7 @@ func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	if fault == nil {
 		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
 		defer cancel()
-		fault = adapterFault("lora_path", g.LoadAdapter(wait, a.Name, a.Path, a.InPlace))
+		fault = adapterFault("lora_path", g.native.Nodes.LoadAdapter(wait, a.Name, a.Path, a.InPlace))
 	}
 	g.adapterDone(ctx, a.Name, "added", fault)
 }
@@ -98,7 +84,7 @@ func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
 	if fault == nil {
 		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
 		defer cancel()
-		fault = adapterFault("lora_name", g.UnloadAdapter(wait, a.Name))
+		fault = adapterFault("lora_name", g.native.Nodes.UnloadAdapter(wait, a.Name))
 	}
 	g.adapterDone(ctx, a.Name, "removed", fault)
 }
@@ -116,7 +102,7 @@ func adapterFault(param string, err error) *openai.Error {
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_INVALID:
 		return openai.BadRequest(param, "%s", openai.Clip(err.Error(), 600))
 	}
-	return openai.Unavailable(retryAfter, "the nodes cannot be told: %s", openai.Clip(err.Error(), 600))
+	return openai.Unavailable(retryAfter, "the nodes cannot be notified: %s", openai.Clip(err.Error(), 600))
 }
 
 // adapterDone answers as vLLM does.

@@ -56,7 +56,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	}
 	n := all[at]
 	if err := n.Drain(timeout, cancel); err != nil {
-		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be told: %s", openai.Clip(err.Error(), 300)))
+		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be notified: %s", openai.Clip(err.Error(), 300)))
 		return
 	}
 	m := n.Member()

@@ -40,7 +40,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// Fixed bounds of the HTTP side.
+// Fixed bounds.
 const (
 	cutGrace       = time.Second      // for error events to be sent after the shutdown timeout
 	retryAfter     = 1                // seconds, of 503 answers
@@ -234,7 +234,7 @@ func (g *Gateway) drain() {
 		}
 		return
 	}
-	g.Log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.InFlight.Load())
+	g.Log.Warn("shutdown timeout reached, aborting running requests", "in_flight", g.InFlight.Load())
 	close(g.Cut)
 	if g.proxy != nil {
 		g.proxy.Pool.AbortAll()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
@@ -28,15 +29,7 @@ type fleetView struct {
 
 // nodeView is a member as this gateway sees it.
 type nodeView struct {
-	ID          string  `json:"id"`
-	Role        string  `json:"role"`
-	RPC         string  `json:"rpc"`
-	HTTP        string  `json:"http,omitempty"`
-	Model       string  `json:"model"`
-	Version     string  `json:"version,omitempty"` // with build; unset: not known
-	Class       string  `json:"class"`
-	Ready       bool    `json:"ready"`
-	Draining    bool    `json:"draining"`
+	nodes.Member
 	Connected   bool    `json:"connected"`
 	Running     int     `json:"running"`
 	Waiting     int     `json:"waiting"`
@@ -53,12 +46,9 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	}
 	fleet := g.native.Nodes.Now()
 	for _, n := range slices.Concat(fleet.Prefill, fleet.Decode) {
-		m := n.Member()
-		s := n.Status()
-		v.Nodes = append(v.Nodes, nodeView{
-			ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Version: m.Build, Class: m.Class, Ready: m.Ready, Draining: m.Draining || s.Draining,
-			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.native.Blocks.Count(m.ID),
-		})
+		m, s := n.Member(), n.Status()
+		m.Draining = m.Draining || s.Draining
+		v.Nodes = append(v.Nodes, nodeView{m, s.Connected, s.Running, s.Waiting + s.Held, s.KVUsage, g.native.Blocks.Count(m.ID)})
 	}
 	if g.proxy != nil {
 		for _, s := range g.proxy.Pool.Now().Servers {

@@ -22,8 +22,8 @@ import (
 
 // Defaults of Options. Package limits has the others.
 const (
-	// DefaultMinRemotePrefillTokens is one block. A transfer of fewer tokens adds half to the time to
-	// the first token and saves the decode node's other streams next to nothing. From there on,
+	// DefaultMinRemotePrefillTokens is one block. A transfer of fewer tokens adds half to the time
+	// to the first token and saves the decode node's other streams next to nothing. From there on,
 	// predicted times decide; see bench/results/min-remote-prefill.md.
 	DefaultMinRemotePrefillTokens = 16
 	// DefaultDrainDelay is how long a draining gateway keeps accepting, until load balancers have

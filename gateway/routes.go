@@ -59,12 +59,12 @@ var routes = []endpoint{
 	{openai.Operation{Method: "GET", Path: "/debug/targets", Key: true, Summary: "The fleet's addresses of metrics, for Prometheus' http_sd_configs", Answer: "Targets", Errors: []int{401}}, (*Gateway).targets, operators},
 	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Key: true, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Key: true, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
-	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Have a node (its name or address) take no more work; what runs after ?timeout=30s goes on elsewhere", Answer: "Object",
+	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Drain a node, by name or address; streams that run after ?timeout=30s resume on other nodes", Answer: "Object",
 		Errors: []int{400, 401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Have it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "POST", Path: openai.LoadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Have every node load an adapter (LoRA) from a folder that it can read",
+	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Let it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
+	{openai.Operation{Method: "POST", Path: openai.LoadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Load an adapter (LoRA) on every node, from a folder that it can read",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).loadAdapter, operators},
-	{openai.Operation{Method: "POST", Path: openai.UnloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Take an adapter's name away; what runs goes on",
+	{openai.Operation{Method: "POST", Path: openai.UnloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Remove an adapter's name; running requests keep the adapter",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).unloadAdapter, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
 	{openai.Operation{Method: "GET", Path: "/docs", Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
@@ -103,8 +103,8 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	if here == nil {
 		allowed = g.allowed(path, port)
 	}
-	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients
-	// cannot enumerate routes.
+	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients cannot
+	// enumerate routes.
 	if port == clients && (here == nil || here.Key) && !(method == "OPTIONS" && probe(path)) && !g.keys.Allow(g.keyOf(ctx)) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,

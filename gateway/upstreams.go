@@ -12,9 +12,8 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// ownModel reports whether native nodes serve the model that a request names. A request that names
-// none is theirs, because their model is the first of /v1/models. envelope is set to what the body's
-// outermost members say, if it was read.
+// ownModel reports whether own nodes serve the model of a request. They serve a request without a
+// model, because theirs is the first of /v1/models. envelope is set if the body was parsed.
 func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Envelope) bool {
 	if g.native.Models.Load() == nil {
 		return false

@@ -101,8 +101,8 @@ func codeOf(err error) nodepb.Code {
 
 // serve asks for the grant, computes and pushes.
 func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
-	// Ask without knowing what the engine has cached: its answer would wait for the running step, and
-	// the grant is to arrive during that step.
+	// Ask without knowing what the engine has cached: its answer would wait for the running step,
+	// and the grant is to arrive during that step.
 	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})
 	j.span.Event("asked for a grant", time.Now())
 	g, err := n.awaitGrant(ctx, j)

@@ -91,7 +91,7 @@ func run(o *options) error {
 	if o.out == "" {
 		return nil
 	}
-	all, err := kept(o.dir)
+	all, err := loadResults(o.dir)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func compare(o *options, r row) (*result, error) {
 	res := &result{Row: r, Kernels: o.kernels, Peer: filepath.Base(o.peer), Threads: o.threads,
 		WeightBytes: ours.weights, Machine: machine(), Commit: commit()}
 	if o.more {
-		if err := join(o.dir, res); err != nil {
+		if err := joinRounds(o.dir, res); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +129,7 @@ func compare(o *options, r row) (*result, error) {
 		}
 		fmt.Fprintln(os.Stderr, line)
 		res.Bandwidth, res.Ours = append(res.Bandwidth, read), append(res.Ours, f)
-		if err := keep(o.dir, res); err != nil { // later rounds may be interrupted
+		if err := saveResult(o.dir, res); err != nil { // later rounds may be interrupted
 			return nil, err
 		}
 	}

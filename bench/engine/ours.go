@@ -153,7 +153,7 @@ type reader struct {
 
 func newReader(threads, words int) *reader {
 	r := &reader{data: make([][]uint64, threads), sums: make([]uint64, threads), words: words}
-	r.all(func(i int) { r.data[i] = slices.Repeat([]uint64{1}, passes*words) })
+	r.onEachThread(func(i int) { r.data[i] = slices.Repeat([]uint64{1}, passes*words) })
 	best, least := 0, time.Hour
 	for try := range 2 * passes { // both ways in turn, so that others on the machine slow both
 		r.ahead = try % 2 * 256
@@ -173,11 +173,11 @@ func (r *reader) bytes() int { return len(r.data) * r.words * 8 }
 func (r *reader) pass() time.Duration {
 	from := r.at * r.words
 	r.at = (r.at + 1) % passes
-	return r.all(func(i int) { r.sums[i] += read(r.data[i][from:from+r.words], r.ahead) })
+	return r.onEachThread(func(i int) { r.sums[i] += read(r.data[i][from:from+r.words], r.ahead) })
 }
 
-// all calls do once on every thread.
-func (r *reader) all(do func(i int)) time.Duration {
+// onEachThread calls do once on every thread.
+func (r *reader) onEachThread(do func(i int)) time.Duration {
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i := range r.data {

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// keep stores a row's result and replaces that of an earlier run.
-func keep(dir string, r *result) error {
+// saveResult stores a row's result and replaces that of an earlier run.
+func saveResult(dir string, r *result) error {
 	data, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
@@ -25,9 +25,9 @@ func (r *result) file(dir string) string {
 	return filepath.Join(dir, fmt.Sprintf("result-%s-%s.json", r.Kernels, r.Row.Ours))
 }
 
-// join puts the rounds of an earlier result before those of r, if both have the same
+// joinRounds puts the rounds of an earlier result before those of r, if both have the same
 // code, machine, threads and peer.
-func join(dir string, r *result) error {
+func joinRounds(dir string, r *result) error {
 	data, err := os.ReadFile(r.file(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -47,8 +47,8 @@ func join(dir string, r *result) error {
 	return nil
 }
 
-// kept returns the results so far, by kernels and in the order of rows.
-func kept(dir string) (all []result, err error) {
+// loadResults returns the results so far, by kernels and in the order of rows.
+func loadResults(dir string) (all []result, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "result-*.json"))
 	if err != nil {
 		return nil, err

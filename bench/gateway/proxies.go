@@ -20,16 +20,16 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// apiKey is what the client presents; only our gateway checks it.
+// apiKey is the client's API key. Only Tandem checks it.
 const apiKey = "sk-bench-0123456789abcdef"
 
-// startPatience is how long a proxy may take until it answers.
-const startPatience = 60 * time.Second
+// startTimeout is the longest time until a proxy answers.
+const startTimeout = 60 * time.Second
 
-// backends stand behind every proxy.
+// backends is the number of backends of every proxy.
 const backends = 2
 
-// proxy is something to send requests to.
+// proxy is a server that gets requests: a proxy, or a backend.
 type proxy struct {
 	name     string
 	addr     string
@@ -37,12 +37,11 @@ type proxy struct {
 	children []*child    // whose CPU time and memory count
 }
 
-// peer is how a proxy is run: its command, and what it reads. Everything that is
-// not said here is at its default.
+// peer has the command and the files of a proxy. All other settings are the proxy's defaults.
 type peer struct {
 	name    string
 	binary  func(*options) string
-	version []string // arguments that have it print its version
+	version []string // arguments that print its version
 	files   func(w *place) map[string]string
 	args    func(w *place) []string
 }
@@ -106,7 +105,7 @@ func names() (all []string) {
 	return all
 }
 
-// router is one of the two that began as SGLang's; their flags are alike.
+// router returns vllm-router or smg, which both come from SGLang's router and have the same flags.
 func router(name, policy string, binary func(*options) string) peer {
 	return peer{name: name, binary: binary, args: func(w *place) []string {
 		a := []string{"--host", "127.0.0.1", "--port", strconv.Itoa(w.port), "--policy", policy, "--log-level", "warn", "--prometheus-port", strconv.Itoa(w.extra), "--worker-urls"}
@@ -192,7 +191,7 @@ backend mock
 %s`, w.port, servers.String())}
 }
 
-// bed is everything that runs in a part.
+// bed has the processes of a part.
 type bed struct {
 	proxies  []*proxy
 	tls      *tls.Config // of the proxies' clients; nil: plain TCP
@@ -201,7 +200,8 @@ type bed struct {
 	children []*child
 }
 
-// startBackend starts a backend, over HTTPS where certs is a folder of tlsconf, and returns its URL.
+// startBackend starts a backend, over HTTPS where certs is a folder of tlsconf, and returns its
+// URL.
 func startBackend(certs string) (c *child, url string, err error) {
 	c, addr, err := startOwn("mock-backend", envGap+"="+gap.String(), envBackendCerts+"="+certs)
 	if certs != "" {
@@ -281,7 +281,7 @@ func (b *bed) close() {
 func (b *bed) startPeer(o *options, p peer, urls []string, certs string) error {
 	binary, err := exec.LookPath(p.binary(o))
 	if err != nil {
-		return fmt.Errorf("%w (its flag says where it is)", err)
+		return fmt.Errorf("%w (set its flag)", err)
 	}
 	if binary, err = filepath.Abs(binary); err != nil {
 		return err
@@ -320,7 +320,8 @@ func (b *bed) startPeer(o *options, p peer, urls []string, certs string) error {
 
 var number = regexp.MustCompile(`[0-9]+\.[0-9]+[^\s,]*`)
 
-// version asks a binary, or for what came from PyPI, the installed package.
+// version returns the version of a binary or, without arguments for it, of the package that pip
+// installed.
 func version(binary string, p peer) (string, error) {
 	argv := append([]string{binary}, p.version...)
 	if p.version == nil {
@@ -345,7 +346,7 @@ func makeCerts(o *options) (string, error) {
 	return tlsconf.IssueNode(dir, "mock", []string{"127.0.0.1"})
 }
 
-// startNative starts our gateway over a mock of a decode node.
+// startNative starts Tandem's gateway with a mock of a decode node.
 func (b *bed) startNative(o *options, folder, binary string) (*proxy, error) {
 	dir, err := o.folder(folder)
 	if err != nil {
@@ -356,7 +357,7 @@ func (b *bed) startNative(o *options, folder, binary string) (*proxy, error) {
 		return nil, err
 	}
 	at := map[string]string{}
-	for _, name := range []string{"gateway", "node"} { // and roles
+	for _, name := range []string{"gateway", "node"} { // names of nodes are also their roles
 		if at[name], err = tlsconf.IssueNode(certs, name+"/"+name, nil); err != nil {
 			return nil, err
 		}
@@ -394,10 +395,10 @@ func (b *bed) startNative(o *options, folder, binary string) (*proxy, error) {
 
 // await waits until a proxy answers requests.
 func (p *proxy) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	body := `{"model":"mock","messages":[{"role":"user","content":"hello"}],"max_tokens":1}`
-	last := errors.New("it was never asked")
+	last := errors.New("no request was sent")
 	scheme, client := "http://", http.DefaultClient
 	if p.tls != nil {
 		scheme, client = "https://", &http.Client{Transport: &http.Transport{TLSClientConfig: p.tls.Clone()}}
@@ -426,7 +427,7 @@ func (p *proxy) await(ctx context.Context) error {
 		last = err
 		time.Sleep(100 * time.Millisecond)
 	}
-	return fmt.Errorf("%s: it does not answer within %v: %w", p.name, startPatience, last)
+	return fmt.Errorf("%s: it does not answer within %v: %w", p.name, startTimeout, last)
 }
 
 func (p *proxy) cpu() (sum time.Duration, err error) {

@@ -145,7 +145,7 @@ func Run(ctx context.Context, c Doer, p Plan) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the run was stopped: %w", err)
 	}
-	r.Self = judge(r, CPUTime()-cpu, <-w)
+	r.Self = judgeClient(r, CPUTime()-cpu, <-w)
 	return r, nil
 }
 
@@ -228,8 +228,8 @@ func p99(sorted []time.Duration) time.Duration {
 	return sorted[min(len(sorted)-1, int(math.Ceil(0.99*float64(len(sorted))))-1)]
 }
 
-// judge determines whether the client kept up.
-func judge(r *Record, cpu time.Duration, timers []time.Duration) Self {
+// judgeClient determines whether the client kept up.
+func judgeClient(r *Record, cpu time.Duration, timers []time.Duration) Self {
 	var lags []time.Duration
 	burst := true // all at once: sending one after the other is not lateness
 	for i := range r.Outcomes {

@@ -282,7 +282,7 @@ func WritePage(w io.Writer, title string, facts []string, points []Point) error 
 	writeNodes(&b, points)
 	b.WriteString("<main>\n")
 	objectives := len(points) > 0 && len(points[0].Summary.Options.Goodput) > 0
-	for _, p := range append(curves(points, objectives), runPlots(middles(points))...) {
+	for _, p := range append(curves(points, objectives), runPlots(representatives(points))...) {
 		b.WriteString(p.svg())
 	}
 	b.WriteString("</main></html>\n")
@@ -318,10 +318,10 @@ func writeRuns(b *strings.Builder, points []Point) {
 	}
 }
 
-// clearly is the least relative difference of two servers' figures that counts, because
+// leastDifference is the least relative difference of two servers' figures that counts, because
 // the noise of single runs is of this size. If runs were repeated, all runs of one server
 // must also be on the same side of all runs of the other.
-const clearly = 0.05
+const leastDifference = 0.05
 
 // writeContest compares the first server with each other one under equal load.
 func writeContest(b *strings.Builder, points []Point) {
@@ -331,7 +331,7 @@ func writeContest(b *strings.Builder, points []Point) {
 	}
 	for _, server := range servers[1:] {
 		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>Figures of %s as a share of the other's. Green: better by more than %.0f %%; red: worse.</p>\n<table><tr><th>load</th>",
-			html.EscapeString(servers[0]), html.EscapeString(server), html.EscapeString(servers[0]), 100*clearly)
+			html.EscapeString(servers[0]), html.EscapeString(server), html.EscapeString(servers[0]), 100*leastDifference)
 		for _, c := range sweepColumns {
 			if c.better != 0 {
 				fmt.Fprintf(b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
@@ -353,7 +353,7 @@ func writeContest(b *strings.Builder, points []Point) {
 			b.WriteString("</tr>\n")
 		}
 		b.WriteString("</table>\n")
-		writeWhys(b, loads(of[servers[0]]), others)
+		writeCauses(b, loads(of[servers[0]]), others)
 	}
 }
 
@@ -380,9 +380,9 @@ func contestCell(mine, others repeated, of func(*Point) float64, better int) str
 	class := ""
 	switch d := (a/other - 1) * float64(better); {
 	case !apart:
-	case d > clearly:
+	case d > leastDifference:
 		class = ` class="ahead"`
-	case d < -clearly:
+	case d < -leastDifference:
 		class = ` class="behind"`
 	}
 	return fmt.Sprintf("<td%s>%.0f %%</td>", class, 100*a/other)
@@ -394,7 +394,7 @@ func writeNodes(b *strings.Builder, points []Point) {
 		return
 	}
 	b.WriteString("<h2>What the server's processes and the client used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>prompt tokens computed</th><th>requests in its steps</th><th>a step, ms</th><th>queue, ms</th><th>prompt, ms</th><th>KV exposed, ms</th><th>peak KV fill</th></tr>\n")
-	for _, p := range middles(points) {
+	for _, p := range representatives(points) {
 		for k := range p.Nodes {
 			n := &p.Nodes[k]
 			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.0f</td><td>%.1f</td>",

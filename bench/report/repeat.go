@@ -32,9 +32,9 @@ func (r repeated) figure(of func(*Point) float64) (median, low, high float64) {
 	return Quantile(v, 50), v[0], v[len(v)-1]
 }
 
-// middle returns the run with the median TTFT in the middle, which represents all runs in
+// representative returns the run with the median TTFT in the middle, which represents all runs in
 // plots of one.
-func (r repeated) middle() *Point {
+func (r repeated) representative() *Point {
 	byTTFT := slices.Clone(r)
 	slices.SortStableFunc(byTTFT, func(a, b *Point) int {
 		return cmp.Compare(a.Summary.quantile("ttft", 50), b.Summary.quantile("ttft", 50))
@@ -51,11 +51,11 @@ func (r repeated) cell(of func(*Point) float64) string {
 	return fmt.Sprintf("%.5g<br><small>%.4g – %.4g</small>", median, low, high)
 }
 
-// middles returns the representative run of each load.
-func middles(points []Point) []Point {
+// representatives returns the representative run of each load.
+func representatives(points []Point) []Point {
 	var out []Point
 	for _, r := range loads(pointers(points)) {
-		out = append(out, *r.middle())
+		out = append(out, *r.representative())
 	}
 	return out
 }

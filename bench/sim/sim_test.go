@@ -63,8 +63,8 @@ func TestPrefixOnMooncake(t *testing.T) {
 	}
 }
 
-// Two gateways before one fleet, each of which knows of the other's requests what
-// nodes tell twice a second, send a request to the same node.
+// Two gateways of one fleet send a request to the same node. Each knows the other's
+// requests from the nodes' reports twice a second.
 func TestGatewaysChooseAlike(t *testing.T) {
 	trace := mooncake(t)
 	for _, load := range []float64{0.5, 0.7, 0.9} {

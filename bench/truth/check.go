@@ -189,7 +189,7 @@ func Check(ctx context.Context, o Options) error {
 		}
 		return err
 	}
-	if err := o.alone(ctx, keep); err != nil {
+	if err := o.runTandem(ctx, keep); err != nil {
 		return err
 	}
 	if o.Guidellm != "" && slices.Contains(o.Runs, "guidellm") {
@@ -202,9 +202,9 @@ func Check(ctx context.Context, o Options) error {
 	return errors.Join(wrong...)
 }
 
-// alone makes the runs without guidellm, if requested. keep collects the failed checks
+// runTandem makes the runs without guidellm, if requested. keep collects the failed checks
 // from their errors.
-func (o *Options) alone(ctx context.Context, keep func(error) error) error {
+func (o *Options) runTandem(ctx context.Context, keep func(error) error) error {
 	if !slices.ContainsFunc(o.Runs, func(r string) bool { return r != "guidellm" }) {
 		return nil
 	}
@@ -215,7 +215,7 @@ func (o *Options) alone(ctx context.Context, keep func(error) error) error {
 				continue
 			}
 			fmt.Fprintf(o.ErrOut, "%d streams, stall: %v\n", n, stall)
-			if err := keep(o.one(ctx, n, stall)); err != nil {
+			if err := keep(o.runStreams(ctx, n, stall)); err != nil {
 				return err
 			}
 		}
@@ -223,8 +223,8 @@ func (o *Options) alone(ctx context.Context, keep func(error) error) error {
 	return nil
 }
 
-// one makes a run with n streams.
-func (o *Options) one(ctx context.Context, n int, stall bool) error {
+// runStreams makes a run with n streams.
+func (o *Options) runStreams(ctx context.Context, n int, stall bool) error {
 	args := []string{"--random-output-len", strconv.Itoa(tokensPerStream), "--num-prompts", strconv.Itoa(n * requestsPerPlace),
 		"--max-concurrency", strconv.Itoa(n), "--request-rate", strconv.Itoa(n)}
 	var pace []string

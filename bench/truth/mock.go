@@ -79,8 +79,8 @@ func (m *Mock) Streams() []*Stream {
 	return all
 }
 
-// Forget drops the record. The next request is the first again.
-func (m *Mock) Forget() {
+// Clear drops the record. The next request is the first again.
+func (m *Mock) Clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.streams, m.ended = nil, 0
@@ -145,7 +145,7 @@ func (m *Mock) answer(c net.Conn, r *http.Request, came time.Duration) error {
 	case "GET /truth/start":
 		return plain(c, 200, strconv.FormatInt(m.start.UnixNano(), 10))
 	case "POST /truth/forget":
-		m.Forget()
+		m.Clear()
 		return plain(c, 200, `{}`)
 	case "POST /tokenize":
 		return plain(c, 200, `{"count":3,"max_model_len":1048576,"tokens":[1,2,3]}`)

@@ -1,8 +1,8 @@
-// Package course decides where the KV of a held request comes from: from which prefill
-// node, in the order in which the gateway ranked them, or from the decode node itself.
+// Package course decides where the KV of a held request comes from: from which prefill node, in the
+// order in which the gateway ranked them, or from the decode node itself.
 //
-// Invariant: a course asks each node at most once, in order, and ends either with the KV
-// delivered, with the decode node's own computing, or with the request.
+// Invariant: a course asks each node at most once, in order, and ends either with the KV delivered,
+// with the decode node's own computing, or with the request.
 //
 // The package sends nothing, keeps no time and knows no node but by its place.
 package course
@@ -24,8 +24,7 @@ type Prompt struct {
 	Nodes  int  // prefill nodes that may be asked
 }
 
-// Short reports whether the prompt leaves nothing that a later request could find in the
-// cache.
+// Short reports whether the prompt leaves nothing that a later request could find in the cache.
 func (p Prompt) Short() bool { return p.UpTo < p.Block }
 
 // worth reports whether the transfer is worth its round trip. The part that a hit leaves may be

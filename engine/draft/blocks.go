@@ -82,7 +82,7 @@ func (d *Drafter) evict() bool {
 	if turn == d.turn {
 		return false
 	}
-	d.Forget(oldest)
+	d.Remove(oldest)
 	return true
 }
 

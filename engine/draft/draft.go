@@ -139,7 +139,7 @@ func (d *Drafter) Draft(requests []Request) error {
 		}
 		if err := d.cfg.Model.Step(&d.step, nil); err != nil {
 			for _, a := range d.inStep {
-				d.Forget(a.ID)
+				d.Remove(a.ID)
 			}
 			return fmt.Errorf("%w: %d tokens of %d sequences: %w", ErrStep, len(d.step.Tokens), len(d.inStep), err)
 		}
@@ -228,9 +228,9 @@ func (d *Drafter) appendSampled() {
 	}
 }
 
-// Forget frees a sequence. Its cached blocks stay in the prefix cache until they are
+// Remove frees a sequence. Its cached blocks stay in the prefix cache until they are
 // evicted.
-func (d *Drafter) Forget(id uint64) {
+func (d *Drafter) Remove(id uint64) {
 	s := d.byID[id]
 	if s == nil {
 		return

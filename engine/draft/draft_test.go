@@ -161,13 +161,13 @@ func TestGuessesAreTheModels(t *testing.T) {
 				live[a.ID] = append(slices.Clone(a.Tokens[:kept]), int32(rng.IntN(vocab)))
 				if len(live[a.ID]) >= 78 || rng.IntN(12) == 0 {
 					delete(live, a.ID)
-					d.Forget(a.ID)
+					d.Remove(a.ID)
 				}
 			}
 		}
 		cached += d.Usage().Cached
 		for id := range live {
-			d.Forget(id)
+			d.Remove(id)
 		}
 		if u := d.Usage(); u.Used != 0 {
 			t.Fatalf("seed %d: %+v when all are gone", seed, u)
@@ -189,8 +189,8 @@ func randomTokens(rng *rand.Rand, n int) []int32 {
 	return ts
 }
 
-// A long prompt catches up a chunk per call, and whoever is nearly there is guessed
-// for meanwhile; a second sequence with the same prompt starts from its blocks.
+// A long prompt catches up a chunk per call, and sequences that are nearly complete get
+// drafts meanwhile. A second sequence with the same prompt starts from its blocks.
 func TestLongPromptsCatchUpBesideOthers(t *testing.T) {
 	d, dev := newDrafter(t, kvcache.Config{Blocks: 200}, 16, 400)
 	rng := rand.New(rand.NewPCG(1, 7))
@@ -213,7 +213,7 @@ func TestLongPromptsCatchUpBesideOthers(t *testing.T) {
 		t.Errorf("100 tokens caught up in %d calls of at most 16 tokens, the widest of %d", calls, dev.widest)
 	}
 	again := []Request{{ID: 3, Tokens: append(slices.Clone(long), 5), MaxDrafts: 1}}
-	d.Forget(1)
+	d.Remove(1)
 	if err := d.Draft(again[:1]); err != nil || len(again[0].Tokens) != len(long)+2 {
 		t.Errorf("%d tokens, %v: the prompt was not found in the cache", len(again[0].Tokens), err)
 	}

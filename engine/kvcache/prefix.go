@@ -70,8 +70,8 @@ func (d digest) next(tokens []int32) (out digest) {
 	}
 }
 
-// at returns the link at the end of a group's place, and the hash of the place before.
-func (p *Pool) at(group int, c *Chain, place int) (l *link, parent Hash) {
+// linkAt returns the link at the end of a group's place, and the hash of the place before.
+func (p *Pool) linkAt(group int, c *Chain, place int) (l *link, parent Hash) {
 	units := p.groups[group].BlockTokens / p.blockTokens
 	parent = c.root
 	if place > 0 {
@@ -83,7 +83,7 @@ func (p *Pool) at(group int, c *Chain, place int) (l *link, parent Hash) {
 // Find returns the cached block for a group's place of a chain, or NoBlock. The chain
 // must reach to the end of the place.
 func (p *Pool) Find(group int, c *Chain, place int) BlockID {
-	l, _ := p.at(group, c, place)
+	l, _ := p.linkAt(group, c, place)
 	return p.find(group, l)
 }
 
@@ -150,7 +150,7 @@ func (p *Pool) Store(id BlockID, group int, c *Chain, place int) BlockID {
 		panic(fmt.Sprintf("kvcache: Store of block %d: references %d, incoming pins %d, hashed %v",
 			id, b.refs, b.pinIn, b.hashed))
 	}
-	l, parent := p.at(group, c, place)
+	l, parent := p.linkAt(group, c, place)
 	if have := p.find(group, l); have != NoBlock {
 		return have
 	}

@@ -124,10 +124,10 @@ func Groups(s backend.KVSpec) []kvcache.Group {
 	return groups
 }
 
-// usual returns the arrangement of vLLM's hybrid manager. A group has as many layers
+// vllmArrangement returns the arrangement of vLLM's hybrid manager. A group has as many layers
 // as the rarest kind, unless the kinds have nearly the same size. Every group is padded
 // to that, and blocks of the largest shape hold BlockTokens.
-func usual(n Need) (backend.KVSpec, bool) {
+func vllmArrangement(n Need) (backend.KVSpec, bool) {
 	all := kinds(n.Layers)
 	least, most := len(n.Layers), 0
 	for _, k := range all {

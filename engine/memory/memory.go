@@ -198,7 +198,7 @@ func (p *Plan) compare(n *Need, left int64, line func(what, format string, args 
 	if len(p.KV.Groups) == 1 {
 		return
 	}
-	spec, ok := usual(*n)
+	spec, ok := vllmArrangement(*n)
 	if !ok {
 		line("vLLM", "pads the pages of these layers, whose sizes do not divide each other, or refuses them")
 		return

@@ -18,7 +18,7 @@
 //   - min_p keeps weights of at least min_p.
 //   - top_p keeps the smallest set of largest weights whose sum is at least top_p of
 //     the whole: by a threshold, see topP. Of the tokens whose weight is the
-//     threshold, those with lower ids stay: as many as the exact quotient asks for.
+//     threshold, those with lower ids stay: as many as the exact quotient requires.
 //   - The draw is u times the sum of what is kept. It goes to the first block whose
 //     sum is larger than what the blocks before it leave of the draw, and in the
 //     block to the first token whose weight is larger than what the tokens before

@@ -116,7 +116,7 @@ type Config struct {
 	MaxBatchedTokens  int           // tokens per step, at least MaxSeqs so that decoding never waits for chunks
 	MaxSeqs           int           // running requests
 	MaxOutputs        int           // rows of logits per step; 0 means MaxSeqs, one for each running request
-	MaxQueued         int           // held and waiting requests; preempted ones are not counted
+	MaxQueued         int           // held and waiting requests; preemption may exceed it
 	MaxModelLen       int           // tokens per request, output included; 0 means what the pool holds
 	ArrivingFraction  float64       // part of the pool that may have incoming pins, (0, 1]
 	Watermark         float64       // part of the pool kept for running requests, [0, 1); less than a block is none
@@ -167,7 +167,7 @@ type Scheduler struct {
 	// The step between Schedule and Update; the slices are reused.
 	stepping      bool
 	budget        int        // tokens left while a batch is made
-	spare         int        // rows of logits left after one for each request
+	spareRows     int        // rows of logits left after one for each request
 	scoreRows     int        // prompt rows that may still be scored in this step
 	placed        []*request // in batch order, preempted ones included
 	inStep        []*request // requests of the batch, then those of Completed

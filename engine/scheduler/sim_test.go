@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// counts says how often each path ran, by name.
+// counts is how often each path ran, by name.
 type counts map[string]int
 
 // paths are those that a campaign has to have run.
@@ -76,7 +76,7 @@ type push struct {
 	want   []cell
 }
 
-// name is a cached block as events tell it.
+// name identifies a cached block in events.
 type name struct {
 	group int
 	hash  kvcache.Hash
@@ -256,8 +256,7 @@ func (m *sim) event() error {
 	return m.after(name)
 }
 
-// after checks the laws, and overwrites the content of every block that nobody
-// may expect to find as it was.
+// after checks the laws, and overwrites the content of every block that no request may read.
 func (m *sim) after(op string) error {
 	if err := m.s.Check(); err != nil {
 		return fmt.Errorf("after %s: %w", op, err)
@@ -601,7 +600,7 @@ func (m *sim) unpin(p *push) {
 	}
 }
 
-// events drains them, and holds what they tell against what is there.
+// events drains the events and compares them with the cache.
 func (m *sim) events() error {
 	events, gap := m.s.Events(nil)
 	m.n["events"] += len(events)

@@ -277,7 +277,7 @@ func (m *sim) run(b Batch) (results []Result, err error) {
 	return results, nil
 }
 
-// draw samples after the last token, and goes on while a guess was right.
+// draw samples after the last token, and continues while a draft is accepted.
 func (m *sim) draw(q *simRequest, seq Seq) (r Result) {
 	guesses := seq.Tokens[len(seq.Tokens)-seq.Drafts:]
 	for at := seq.Start + len(seq.Tokens) - seq.Drafts; ; at++ {
@@ -518,8 +518,8 @@ func (m *sim) reserved(q *simRequest, upTo, arriving int, res Reservation) error
 	return nil
 }
 
-// network moves one transfer: bytes in any order, right ones and torn ones,
-// also when nobody waits for them any more, until the lease has ended.
+// network moves one transfer: bytes in any order, correct and incomplete ones, also after the
+// request is gone, until the lease has ended.
 func (m *sim) network() error {
 	if len(m.transfers) == 0 {
 		return nil

@@ -62,7 +62,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	}
 	s.stepping = true
 	s.budget = s.stepTokens()
-	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
+	s.spareRows = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
 	s.scoreRows = cmp.Or(s.maxScores, s.cfg.MaxOutputs)
 	s.placed, s.inStep, s.views = s.placed[:0], s.inStep[:0], s.views[:0]
 	if s.order != nil {
@@ -106,7 +106,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 		}
 		end := r.computed + r.scheduled
 		q := Seq{
-			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.drafts], Tables: s.view(r),
+			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.drafts], Tables: s.tablesOf(r),
 			Sample: r.samples, Drafts: r.drafts,
 		}
 		if from, to := max(r.computed, r.scored), min(end, r.score); from < to {
@@ -127,7 +127,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 // grow places as many of r's missing tokens as budget and memory allow, and
 // returns how many. If none fits, r is unchanged and tries again in the next step.
 func (s *Scheduler) grow(r *request) int {
-	want := r.computed + s.rows(r, s.share(r))
+	want := r.computed + s.limitRows(r, s.share(r))
 	end := s.capacity(r)
 	for end < want && s.allocBlocks(r, end) {
 		end = s.capacity(r)
@@ -135,13 +135,13 @@ func (s *Scheduler) grow(r *request) int {
 	n := min(want, end) - r.computed
 	if n > 0 {
 		r.scheduled = n
-		r.extra = r.scores()
+		r.extra = r.scoredRows()
 		s.scoreRows -= r.extra
 		if r.computed+n < len(r.tokens) {
 			r.extra = max(0, r.extra-1) // it samples nothing, so that its first row is free
 		}
 		s.budget = max(0, s.budget-n)
-		s.spare -= r.extra
+		s.spareRows -= r.extra
 		s.placed = append(s.placed, r)
 	}
 	return n
@@ -176,9 +176,9 @@ func (s *Scheduler) stepTokens() int {
 // row beyond the bound. 0 means MaxOutputs.
 func (s *Scheduler) LimitScores(rows int) { s.maxScores = max(0, rows) }
 
-// rows reduces a chunk of n of r's tokens to the rows of logits that are left. One
+// limitRows reduces a chunk of n of r's tokens to the rows of logits that are left. One
 // row is r's own, so that a single token always has its row.
-func (s *Scheduler) rows(r *request, n int) int {
+func (s *Scheduler) limitRows(r *request, n int) int {
 	from := max(r.computed, r.scored)
 	if from >= r.score {
 		return n
@@ -187,14 +187,14 @@ func (s *Scheduler) rows(r *request, n int) int {
 	if r.state == stateWaiting {
 		most = max(1, most) // else requests behind it in the queue would wait as well
 	}
-	if r.score-from > min(most, s.spare) {
-		n = min(n, from+min(most, 1+s.spare)-r.computed)
+	if r.score-from > min(most, s.spareRows) {
+		n = min(n, from+min(most, 1+s.spareRows)-r.computed)
 	}
 	return n
 }
 
-// scores returns the number of prompt rows of r that this step scores.
-func (r *request) scores() int {
+// scoredRows returns the number of prompt rows of r that this step scores.
+func (r *request) scoredRows() int {
 	return max(0, min(r.computed+r.scheduled, r.score)-max(r.computed, r.scored))
 }
 
@@ -223,7 +223,7 @@ func (s *Scheduler) draftAll() {
 			s.drafting = append(s.drafting, r)
 		}
 	}
-	left := min(s.budget, s.spare)
+	left := min(s.budget, s.spareRows)
 	if len(s.drafting) == 0 || left < 1 || s.cfg.MaxDrafts < 1 {
 		return
 	}
@@ -241,7 +241,7 @@ func (s *Scheduler) draftAll() {
 
 // maxDrafts returns how many of n drafts r may have.
 func (s *Scheduler) maxDrafts(r *request, n int) int {
-	return min(n, s.budget, s.spare, s.cfg.MaxModelLen-len(r.tokens)-1)
+	return min(n, s.budget, s.spareRows, s.cfg.MaxModelLen-len(r.tokens)-1)
 }
 
 // placeDrafts places the drafts that follow r's tokens in all, as far as free memory allows.
@@ -256,15 +256,15 @@ func (s *Scheduler) placeDrafts(r *request, all []int32, most int) {
 	r.drafts = max(0, min(nDrafts, end-n))
 	r.uncomputed = min(1, len(all)-n-r.drafts)
 	s.budget -= r.drafts
-	s.spare -= r.drafts
+	s.spareRows -= r.drafts
 	if r.drafts > 0 {
 		s.counters.drafts++
 		s.counters.drafted += uint64(r.drafts)
 	}
 }
 
-// view returns r's block tables as the batch's Seq has them.
-func (s *Scheduler) view(r *request) [][]kvcache.BlockID {
+// tablesOf returns r's block tables as the batch's Seq has them.
+func (s *Scheduler) tablesOf(r *request) [][]kvcache.BlockID {
 	at := len(s.views)
 	s.views = r.appendTables(s.views)
 	return s.views[at:len(s.views):len(s.views)]
@@ -340,8 +340,8 @@ func (s *Scheduler) preempt(r *request) {
 	}
 	if r.state == stateRunning {
 		s.budget += r.scheduled
-		s.spare += r.extra
-		s.scoreRows += r.scores()
+		s.spareRows += r.extra
+		s.scoreRows += r.scoredRows()
 		r.scheduled, r.extra = 0, 0
 		s.running = remove(s.running, r)
 		s.waiting = insert(s.waiting, r)

@@ -44,17 +44,17 @@ func (g *Group) Next(step *backend.Step) error {
 		return err
 	}
 	r := reader{from: g.mailbox}
-	tokens, outputs, spans := r.one(), r.one(), r.one()
-	step.Tokens = append(step.Tokens[:0], r.take(tokens)...)
-	step.Positions = append(step.Positions[:0], r.take(tokens)...)
+	tokens, outputs, spans := r.nextInt(), r.nextInt(), r.nextInt()
+	step.Tokens = append(step.Tokens[:0], r.next(tokens)...)
+	step.Positions = append(step.Positions[:0], r.next(tokens)...)
 	step.Outputs, step.Spans = step.Outputs[:0], step.Spans[:0]
 	for range outputs {
-		step.Outputs = append(step.Outputs, backend.Output{Row: int32(r.one()), Position: int32(r.one())})
+		step.Outputs = append(step.Outputs, backend.Output{Row: int32(r.nextInt()), Position: int32(r.nextInt())})
 	}
 	for range spans {
-		s := backend.Span{Row: int32(r.one()), Tokens: int32(r.one()), Start: int32(r.one()), Adapter: int32(r.one())}
-		for range r.one() {
-			s.Tables = append(s.Tables, r.take(r.one())) // the backend copies it before its first meeting
+		s := backend.Span{Row: int32(r.nextInt()), Tokens: int32(r.nextInt()), Start: int32(r.nextInt()), Adapter: int32(r.nextInt())}
+		for range r.nextInt() {
+			s.Tables = append(s.Tables, r.next(r.nextInt())) // the backend copies it before its first meeting
 		}
 		step.Spans = append(step.Spans, s)
 	}
@@ -81,10 +81,10 @@ func (w *writer) put(v ...int32) {
 // program.
 type reader struct{ from []int32 }
 
-func (r *reader) take(n int) []int32 {
+func (r *reader) next(n int) []int32 {
 	v := r.from[:n:n]
 	r.from = r.from[n:]
 	return v
 }
 
-func (r *reader) one() int { return int(r.take(1)[0]) }
+func (r *reader) nextInt() int { return int(r.next(1)[0]) }

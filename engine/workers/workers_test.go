@@ -43,7 +43,7 @@ func group(t testing.TB, n int, timeout time.Duration) []*Group {
 	return all
 }
 
-// together runs f as each rank and returns what each said.
+// together runs f as each worker and returns their errors.
 func together(all []*Group, f func(g *Group) error) []error {
 	errs := make([]error, len(all))
 	var done sync.WaitGroup
@@ -54,8 +54,8 @@ func together(all []*Group, f func(g *Group) error) []error {
 	return errs
 }
 
-// Sums and gathered rows are those of a plain loop in rank order, to the bit and on
-// every rank, whatever the size and whoever comes late.
+// Sums and gathered rows are those of a plain loop in order of ranks, to the bit and on every
+// worker, whatever the size and whichever worker is late.
 func TestMeetings(t *testing.T) {
 	for _, n := range []int{1, 2, 4} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -191,8 +191,8 @@ func TestStepTooLarge(t *testing.T) {
 	}
 }
 
-// Whoever does not come is lost: all others end within the bound and say who it
-// was; and whatever a rank does afterwards fails at once.
+// A worker that does not respond is lost. All others end within the timeout with its rank in
+// the error, and every later call of any worker fails at once.
 func TestLost(t *testing.T) {
 	all := group(t, 3, 50*time.Millisecond)
 	for r, err := range together(all[:2], func(g *Group) error { return g.AllReduce(nil) }) {

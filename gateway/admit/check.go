@@ -9,7 +9,7 @@ import (
 )
 
 // ErrBroken reports a violation that Check found.
-var ErrBroken = errors.New("admit: the queue's accounts do not hold")
+var ErrBroken = errors.New("admit: invariant violated")
 
 // Check verifies that the queue's sums are those of its requests, that every flow with requests is
 // in its class's heap in order and not behind the class's virtual time, that requests of one size

@@ -250,7 +250,7 @@ func (r *Keyring) Watch(ctx context.Context, log *slog.Logger, bad *metrics.Valu
 		}
 		if err != nil {
 			if bad.Get() == 0 {
-				log.Error("the file of API keys is not taken", "file", r.path, "error", err)
+				log.Error("cannot reload API keys", "file", r.path, "error", err)
 			}
 			bad.Set(1)
 			continue
@@ -259,7 +259,7 @@ func (r *Keyring) Watch(ctx context.Context, log *slog.Logger, bad *metrics.Valu
 		keys = withPlain(keys, r.plain)
 		r.renew(keys, kept)
 		bad.Set(0)
-		log.Info("API keys read anew", "file", r.path, "keys", len(keys))
+		log.Info("API keys reloaded", "file", r.path, "keys", len(keys))
 	}
 }
 
@@ -277,7 +277,7 @@ func (k *Key) Acquire(nTokens int) *Refusal {
 	}
 	if n, limit := k.use.running.Add(1), k.Limits.Concurrency; limit > 0 && n > int64(limit) {
 		k.use.running.Add(-1)
-		return &Refusal{"concurrency", retryAfter, fmt.Sprintf("this API key has %d requests running, as many as it may", limit)}
+		return &Refusal{"concurrency", retryAfter, fmt.Sprintf("this API key has %d running requests, which is its limit", limit)}
 	}
 	if k.tokens == nil {
 		return nil

@@ -215,8 +215,7 @@ func Begin[N comparable](x *Exchange, c *fsm.Choice[N], node string, at time.Tim
 	return s
 }
 
-// AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or
-// "upstream".
+// AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or "upstream".
 func (x *Exchange) AttemptFailed(f *Failure, s *trace.Span, who, name string) {
 	FailSpan(s, f)
 	x.S.Meters.Set.Counter(metrics.GatewayAttemptFailures, f.Kind).Inc()

@@ -86,7 +86,7 @@ func (s *Service) WarnUnknown(names []string) {
 		}
 		if _, seen := s.warned.LoadOrStore(name, true); !seen {
 			s.nWarned.Add(1)
-			s.Log.Warn("requests carry a field that is unknown here and ignored", "field", name)
+			s.Log.Warn("unknown request field ignored", "field", name)
 		}
 	}
 }

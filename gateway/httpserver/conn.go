@@ -89,7 +89,7 @@ func (l *listener) Admit(nc net.Conn) *Conn {
 	if most > 0 && c.from.IsValid() && l.from[c.from] >= most {
 		l.mu.Unlock()
 		l.meters.AddressFull.Inc()
-		l.refuse(nc, 429, "Too Many Requests", "your address has %d connections to this gateway, as many as it may (--max-connections-per-address)", most)
+		l.refuse(nc, 429, "Too Many Requests", "your address has %d connections to this gateway, which is the limit (--max-connections-per-address)", most)
 		return nil
 	}
 	var victim *Conn
@@ -100,7 +100,7 @@ func (l *listener) Admit(nc net.Conn) *Conn {
 		if victim = l.unlinkIdle(); victim == nil {
 			l.mu.Unlock()
 			l.meters.Full.Inc()
-			l.refuse(nc, 503, "Service Unavailable", "connection limit exceeded: the gateway has %d connections, as many as it may (--max-connections), and each has a request", l.most)
+			l.refuse(nc, 503, "Service Unavailable", "connection limit exceeded: the gateway has %d connections, which is the limit (--max-connections), and each has a request", l.most)
 			return nil
 		}
 	}

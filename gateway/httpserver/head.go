@@ -14,10 +14,10 @@ var ErrFraming = errors.New("Transfer-Encoding must be chunked, without Content-
 
 // Errors of heads that fasthttp accepts and the gateway refuses.
 var (
-	ErrVersion    = errors.New("the request's version of HTTP is not served here: send HTTP/1.1 or HTTP/1.0")
+	ErrVersion    = errors.New("the request's HTTP version is not supported: send HTTP/1.1 or HTTP/1.0")
 	ErrHeaderName = errors.New("a header's name has a space in it")
 	ErrHost       = errors.New("the request has no Host header, which HTTP/1.1 requires")
-	ErrExpect     = errors.New("the only expectation that is known here is Expect: 100-continue")
+	ErrExpect     = errors.New("the only supported expectation is Expect: 100-continue")
 )
 
 // headFaults has the errors of checkHead, and the marks by which refuseHead passes them to expect.

@@ -176,7 +176,7 @@ func (d *Decider) Silence(name string) time.Duration {
 func (d *Decider) Next() time.Duration { return d.next }
 
 // ErrBroken reports a violation that Check found.
-var ErrBroken = errors.New("liveness: the state does not hold")
+var ErrBroken = errors.New("liveness: invariant violated")
 
 // Check verifies that the Lost nodes are in order, each once, within Window, and at most half of
 // all.
@@ -195,7 +195,7 @@ func (d *Decider) Check() error {
 		return fmt.Errorf("%w: %d nodes moved within %v, at most %d may", ErrBroken, len(d.moved), Window, d.room)
 	}
 	if len(d.spare) != 0 {
-		return fmt.Errorf("%w: %d nodes of an earlier look are kept", ErrBroken, len(d.spare))
+		return fmt.Errorf("%w: %d nodes of an earlier observation are kept", ErrBroken, len(d.spare))
 	}
 	return nil
 }

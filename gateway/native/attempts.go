@@ -223,9 +223,10 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 	return m
 }
 
-// leave removes the choice from the counters of its nodes.
+// leave ends the choice's attempt here and removes it from the counters of its nodes.
 func (x *request) leave(c *choice) {
 	c.span.End(time.Now())
+	c.stream = nil
 	if c.node != nil {
 		c.node.InFlight.Add(-1)
 		c.node = nil
@@ -338,7 +339,6 @@ func (x *request) handle(e *nodes.Event, at time.Time) *openai.Error {
 	case nodes.Overflow:
 		x.leave(c)
 		c.state.Pause()
-		c.stream = nil
 		x.S.Meters.Paused.Inc()
 	}
 	return nil
@@ -408,7 +408,6 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 func (x *request) finish(c *choice, piece string) {
 	x.leave(c)
 	c.state.Finish()
-	c.stream = nil
 	x.Release()
 	x.live--
 	x.emit(c, piece)
@@ -530,7 +529,6 @@ func (x *request) Stop() {
 		c := &x.choices[i]
 		if c.stream != nil {
 			c.stream.Cancel("request ended")
-			c.stream = nil
 		}
 		x.leave(c)
 		most = max(most, len(c.output))

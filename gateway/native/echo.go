@@ -46,6 +46,17 @@ func (x *request) echoed(c *choice) *openai.Error {
 	return nil
 }
 
+// logprob returns one token's log-probabilities in the API's form.
+func (m *Model) logprob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenLogprob {
+	t := m.TokenProb(id, p.Logprob, asIDs)
+	t.Offset = c.textEnd
+	c.textEnd += len(m.TokenText(id))
+	for i, top := range p.TopTokens[:min(len(p.TopTokens), len(p.TopLogprobs))] {
+		t.Top = append(t.Top, m.TokenProb(top, p.TopLogprobs[i], asIDs))
+	}
+	return t
+}
+
 // promptInfo returns what the client requested about a choice's prompt; nil: nothing.
 func (x *request) promptInfo(c *choice) *openai.PromptInfo {
 	r := x.req

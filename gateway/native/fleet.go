@@ -46,9 +46,10 @@ type Fleet struct {
 	Models   models        // being served
 	Buffered atomic.Int64  // bytes of streams' buffers
 
-	o              Options
-	failedModels   map[uint64]time.Time // when loading last failed, by fingerprint; owned by keepModel
-	pendingModels  map[uint64]string    // names of newer versions that wait until no node serves the current one, by fingerprint; owned by keepModel
+	o Options
+	// By fingerprint; owned by keepModel.
+	failedModels   map[uint64]time.Time // when loading last failed
+	pendingModels  map[uint64]string    // newer versions that wait until no node serves the current one
 	membersChanged chan struct{}
 	bus            *cluster.Bus  // nil: there are no block events
 	events         subscriptions // of the present models; set by keepModel

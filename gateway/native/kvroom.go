@@ -11,11 +11,11 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// stepTokens is the step that KV groups with a window are sized for: nodes
-// compute prompts in chunks of about as many tokens.
+// stepTokens is the step that KV groups with a window are sized for, because nodes compute prompts
+// in chunks of about as many tokens.
 const stepTokens = 2048
 
-// kvBlocks is how many KV blocks a request of so many tokens holds at most.
+// kvBlocks returns how many KV blocks a request of so many tokens holds at most.
 func (m *Model) kvBlocks(tokens int) int {
 	if len(m.groups) == 0 {
 		return (tokens + m.BlockTokens - 1) / m.BlockTokens

@@ -47,7 +47,7 @@ func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Mo
 		}
 		m.groups = append(m.groups, kvcache.Group{BlockTokens: int(g.BlockTokens), Window: int(g.Window)})
 	}
-	// Short, since every event of a stream carries it.
+	// Short, because every event of a stream has it.
 	m.systemPrint = fmt.Sprintf("fp_%010x", xxhash.Sum64String(fmt.Sprintf("%x %s", b.Fingerprint, b.NumericsClass))>>24)
 	if len(b.TokenizerJson) > 0 {
 		t, err := render.NewTextModel(b, template)

@@ -103,7 +103,7 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 		}
 		if m.bundle.Model == b.Model {
 			fl.pendingModels[b.Fingerprint] = b.Model
-			fl.Log.Info("another model of the same name waits until nobody serves the present one", "model", b.Model, "node", n.Name,
+			fl.Log.Info("newer model of the same name waits until no node serves the current one", "model", b.Model, "node", n.Name,
 				"fingerprint", strconv.FormatUint(b.Fingerprint, 16))
 			return nil, nil
 		}
@@ -115,14 +115,14 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 	m, err := NewModel(b, name, fl.o.ChatTemplate, time.Now())
 	if err != nil {
 		fl.failedModels[b.Fingerprint] = time.Now()
-		fl.Log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
+		fl.Log.Warn("a node's model cannot be loaded", "node", n.Name, "error", err)
 		return nil, err
 	}
 	if m.Text != nil {
 		m.Text.RejectSpecial = fl.o.RejectSpecialTokens
 	}
 	m.queue = fl.queueFor(m, next)
-	fl.Log.Info("model taken up", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
+	fl.Log.Info("model added", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
 		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
 	return m, nil
 }

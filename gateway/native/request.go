@@ -119,29 +119,35 @@ func (x *request) parse() (fault *openai.Error) {
 // sampling returns how a choice samples: as the request asks, else as the checkpoint does by
 // default, else as the API does.
 func (x *request) sampling(c *choice) *nodepb.Sampling {
-	s := &nodepb.Sampling{Seed: x.seed, Choice: uint32(c.number), Temperature: 1, TopP: 1}
-	if d := x.model.bundle.Defaults; d != nil {
-		if d.Temperature != nil {
-			s.Temperature = *d.Temperature
+	r, d := x.req, x.model.bundle.Defaults
+	if d == nil {
+		d = new(nodepb.GenerationDefaults)
+	}
+	s := &nodepb.Sampling{
+		Seed: x.seed, Choice: uint32(c.number),
+		Temperature: first(1, r.Temperature, d.Temperature), TopP: first(1, r.TopP, d.TopP), TopK: first(0, r.TopK, d.TopK),
+		MinP: first(0, r.MinP), RepetitionPenalty: first(0, r.RepetitionPenalty), PresencePenalty: r.PresencePenalty, FrequencyPenalty: r.FrequencyPenalty,
+		MinTokens: uint32(r.MinTokens), AllowedTokenIds: r.AllowedTokens,
+	}
+	for _, b := range r.LogitBias {
+		s.LogitBias = append(s.LogitBias, &nodepb.LogitBias{Token: b.Token, Value: b.Value})
+	}
+	for _, w := range r.BadWords {
+		for _, ids := range x.model.BadWord(w) {
+			s.BadWords = append(s.BadWords, &nodepb.TokenSequence{Tokens: ids})
 		}
-		if d.TopP != nil {
-			s.TopP = *d.TopP
-		}
-		if d.TopK != nil {
-			s.TopK = *d.TopK
-		}
 	}
-	if x.req.Temperature != nil {
-		s.Temperature = *x.req.Temperature
-	}
-	if x.req.TopP != nil {
-		s.TopP = *x.req.TopP
-	}
-	if x.req.TopK != nil {
-		s.TopK = *x.req.TopK
-	}
-	x.controls(s)
 	return s
+}
+
+// first returns the first value that is set, or else otherwise.
+func first[T any](otherwise T, values ...*T) T {
+	for _, v := range values {
+		if v != nil {
+			return *v
+		}
+	}
+	return otherwise
 }
 
 // now returns the time in the API's unit, seconds.

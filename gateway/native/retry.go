@@ -19,7 +19,6 @@ func (x *request) retry(c *choice, err error) *openai.Error {
 	node, f := c.node, nodeFailure(err)
 	exchange.FailSpan(&c.span, f)
 	x.leave(c)
-	c.stream = nil
 	if fault := x.failed(c, node, f); fault != nil {
 		return fault
 	}

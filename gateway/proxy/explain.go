@@ -42,7 +42,7 @@ var reasonText = map[route.Reason]string{
 	route.ReasonPrefix: "it is the home of prompts that begin like this one",
 	route.ReasonLoad:   "the home of prompts that begin like this one has too many requests",
 	route.ReasonHealth: "the home of prompts that begin like this one is not usable",
-	route.ReasonPolicy: "the policy does not look at prompts",
+	route.ReasonPolicy: "the policy does not use prompts",
 }
 
 // Explain returns where a prompt for a model would be sent, and why. raw is the value of the member
@@ -74,17 +74,17 @@ func (p *Proxy) Explain(m *upstream.Model, how exchange.RouteHints, path, member
 	}
 	switch {
 	case why == nil:
-		e.Words = append(e.Words, fmt.Sprintf("Its prompt is known by its %d tokens, in blocks of %d.", r.nPrompt, kvcache.DefaultBlockTokens))
+		e.Words = append(e.Words, fmt.Sprintf("Its key is the hash of the prompt's %d tokens, in blocks of %d.", r.nPrompt, kvcache.DefaultBlockTokens))
 	case why != errNoHash:
-		e.Words = append(e.Words, fmt.Sprintf("Its prompt is known by its first bytes: %s.", why.Message))
+		e.Words = append(e.Words, fmt.Sprintf("Its key is the hash of the prompt's first bytes: %s.", why.Message))
 	}
 	if forced.Server {
-		e.Words = append(e.Words, "No upstream is up with its breaker closed, so that those that are not are asked all the same.")
+		e.Words = append(e.Words, "No upstream is up with a closed breaker, so that the others are tried.")
 	}
 	switch {
 	case prefill != nil:
 		e.Prefill = prefill.Name
-		e.Words = append(e.Words, fmt.Sprintf("%s computes the prompt, joined as %s does it.", prefill.Name, p.Pool.Protocol()))
+		e.Words = append(e.Words, fmt.Sprintf("%s computes the prompt, with the protocol of %s.", prefill.Name, p.Pool.Protocol()))
 	case s.Role == upstream.Decode:
 		e.Words = append(e.Words, "No prefill server of the model is usable.")
 	}

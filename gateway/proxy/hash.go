@@ -58,7 +58,7 @@ func (r *relay) hash(body []byte) *openai.Error {
 
 // Reasons for a key of bytes, other than faults of the prompt.
 var (
-	errNoHash      = openai.BadRequest("", "the policy does not look at it")
+	errNoHash      = openai.BadRequest("", "the policy does not use it")
 	errNoTokenizer = openai.BadRequest("", "there is no tokenizer for the model")
 	errNoPrompt    = openai.BadRequest("", "only chats, completions and requests of tokens have one that is tokenized")
 )

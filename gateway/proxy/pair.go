@@ -65,11 +65,11 @@ func (r *relay) relayVLLM(s, prefill *upstream.Server, force upstream.Forced) er
 		return nil
 	}
 	if !r.full {
-		return fmt.Errorf("%w: the prefill leg's answer is longer than %d bytes, or cut off", upstream.ErrServer, maxParams)
+		return fmt.Errorf("%w: the prefill server's answer is longer than %d bytes, or cut off", upstream.ErrServer, maxParams)
 	}
 	params, err := upstream.TransferParams(r.held)
 	if err != nil {
-		return fmt.Errorf("%w: the prefill leg's answer: %w", upstream.ErrServer, err)
+		return fmt.Errorf("%w: the prefill server's answer: %w", upstream.ErrServer, err)
 	}
 	r.patched = upstream.DecodeRequest(r.patched[:0], r.body, params)
 	r.end(nil)

@@ -148,7 +148,7 @@ func (r *relay) Prepare() (fault *openai.Error) {
 		if r.parsed != nil {
 			r.envelope = *r.parsed
 		} else if r.envelope, err = upstream.ParseEnvelope(r.body); err != nil {
-			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "foreign: "))
+			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "upstream: "))
 		}
 	}
 	if fault := r.checkLimits(); fault != nil {
@@ -196,7 +196,7 @@ func (r *relay) find() *openai.Error {
 	}
 	switch {
 	case now.Unknown > 0 || len(now.Servers) == 0:
-		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: %d of %d have not told their models yet", openai.Clip(r.envelope.Model, 200), now.Unknown, len(now.Servers))
+		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: the models of %d of %d upstreams are not known yet", openai.Clip(r.envelope.Model, 200), now.Unknown, len(now.Servers))
 	case r.envelope.Model == "":
 		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
 	}

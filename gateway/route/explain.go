@@ -16,10 +16,10 @@ func (t *Table) Explain(d Decision, v View, nTokens, minRemote int) []string {
 	lines, name, s := []string(nil), t.decode.nodes[d.Decode].Name, v.Decode[d.Decode]
 	why := map[Reason]string{
 		ReasonPrefix: "it is the home of prompts that begin like this one, and no other node is clearly faster",
-		ReasonLoad:   "the home of prompts that begin like this one has too much to do",
+		ReasonLoad:   "the home of prompts that begin like this one is overloaded",
 		ReasonHealth: "the home of prompts that begin like this one is not usable",
 		ReasonCached: "it holds more of the prompt than its home, and is clearly faster for it",
-		ReasonPolicy: "the policy looks at neither prefixes nor queues",
+		ReasonPolicy: "the policy uses neither prefixes nor queues",
 	}[d.Reason]
 	lines = append(lines, fmt.Sprintf("Decode on %s: %s.", name, why))
 	lines = append(lines, fmt.Sprintf("It has %d requests, %d tokens queued, and %d of the prompt's %d tokens cached.", s.Load, s.Queued, s.Held, nTokens))

@@ -26,7 +26,7 @@ const MaxDepth = 300
 var (
 	ErrElements = errors.New("jsonscan: too many elements")
 	ErrValues   = errors.New("jsonscan: too many values")
-	errEnd      = errors.New("it ends too early")
+	errEnd      = errors.New("unexpected end")
 	errDepth    = fmt.Errorf("its values nest deeper than %d", MaxDepth)
 )
 
@@ -114,7 +114,7 @@ func Skip(b []byte, at, depth int, most Bounds) (end int, n Counts, err error) {
 				at++
 				level--
 			default:
-				return at, n, fmt.Errorf("%q where a comma or %q is due", b[at], c+2)
+				return at, n, fmt.Errorf("%q instead of a comma or %q", b[at], c+2)
 			}
 		}
 		if !more {
@@ -128,7 +128,7 @@ func Valid(b []byte, most Bounds) (Counts, error) {
 	end, n, err := Skip(b, 0, 0, most)
 	if err == nil {
 		if end = Space(b, end); end < len(b) {
-			err = errors.New("there is more behind it")
+			err = errors.New("there is more after the value")
 		}
 	}
 	return n, at(err, end)
@@ -156,7 +156,7 @@ func skipKey(b []byte, at int) (int, error) {
 		return at, errEnd
 	}
 	if b[at] != '"' {
-		return at, fmt.Errorf("%q where a member's name is due", b[at])
+		return at, fmt.Errorf("%q instead of a member's name", b[at])
 	}
 	at, err := skipString(b, at)
 	if err != nil {
@@ -166,12 +166,12 @@ func skipKey(b []byte, at int) (int, error) {
 	case at >= len(b):
 		return at, errEnd
 	case b[at] != ':':
-		return at, fmt.Errorf("%q where a colon is due", b[at])
+		return at, fmt.Errorf("%q instead of a colon", b[at])
 	}
 	return at + 1, nil
 }
 
-// ordinary returns the number of bytes at the beginning of b that a string may contain unescaped:
+// ordinary returns the number of bytes at the beginning of b that need no escape in a string:
 // all but control characters, quotes and backslashes.
 func ordinary(b []byte) int {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
@@ -216,10 +216,10 @@ func skipString(b []byte, at int) (int, error) {
 				}
 				at += 6
 			default:
-				return at, fmt.Errorf("no escape begins with %q", b[at+1])
+				return at, fmt.Errorf("invalid escape: %q", b[at+1])
 			}
 		default:
-			return at, fmt.Errorf("the control character %q in a string", b[at])
+			return at, fmt.Errorf("control character %q in a string", b[at])
 		}
 	}
 }
@@ -244,7 +244,7 @@ func hex4(b []byte) (r rune, ok bool) {
 
 func skipWord(b []byte, at int, word string) (int, error) {
 	if len(b)-at < len(word) || string(b[at:at+len(word)]) != word {
-		return at, fmt.Errorf("%q begins no value", b[at])
+		return at, fmt.Errorf("invalid character %q at the beginning of a value", b[at])
 	}
 	return at + len(word), nil
 }
@@ -268,7 +268,7 @@ func skipNumber(b []byte, at int) (int, error) {
 		if first == '-' {
 			return at, errors.New("a minus without a digit")
 		}
-		return at, fmt.Errorf("%q begins no value", first)
+		return at, fmt.Errorf("invalid character %q at the beginning of a value", first)
 	}
 	if at < len(b) && b[at] == '.' {
 		at++
@@ -440,7 +440,7 @@ func Object(b []byte) Scanner {
 	case s.at >= len(b):
 		s.err = errEnd
 	case b[s.at] != '{':
-		s.err = fmt.Errorf("%q where an object is due", b[s.at])
+		s.err = fmt.Errorf("%q instead of an object", b[s.at])
 	default:
 		s.at++
 	}
@@ -459,11 +459,11 @@ func (s *Scanner) Next() bool {
 		return s.fail(errEnd)
 	case s.b[s.at] == s.open+2:
 		if s.at = Space(s.b, s.at+1); s.at < len(s.b) {
-			return s.fail(errors.New("there is more behind it"))
+			return s.fail(errors.New("there is more after the value"))
 		}
 		return false
 	case s.started && s.b[s.at] != ',':
-		return s.fail(fmt.Errorf("%q where a comma or %q is due", s.b[s.at], s.open+2))
+		return s.fail(fmt.Errorf("%q instead of a comma or %q", s.b[s.at], s.open+2))
 	case s.started:
 		s.at = Space(s.b, s.at+1)
 	}

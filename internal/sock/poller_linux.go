@@ -65,7 +65,7 @@ func NewRegistration(from, to *Conn, b BufferSource, onRead func(n int) bool) *R
 }
 
 // ErrPeerClosed reports that the second connection of a registration has ended.
-var ErrPeerClosed = fmt.Errorf("sock: the peer that is written to has gone: %w", net.ErrClosed)
+var ErrPeerClosed = fmt.Errorf("sock: the second connection was closed: %w", net.ErrClosed)
 
 // start starts the goroutine if it does not run yet. It returns false if epoll fails or the poller
 // is closed. w.mu must be held.

@@ -1,18 +1,18 @@
-// Package line decides in which order a prefill node computes its jobs: which job asks
-// for its grant next, and which jobs get a step's tokens first.
+// Package line decides in which order a prefill node computes its jobs: which job asks for its
+// grant next, and which jobs get a step's tokens first.
 //
-// A job takes its place when it arrives. From the end of the line it passes each job of
-// its priority that has more work left and whose allowance covers the newcomer's work,
-// and stops at the first job that it cannot pass. Each pass is charged to the allowance
-// of the job that was passed. So the least work left goes first, and a job that was
-// passed often enough keeps its place: this is the ageing. Jobs ask for their grants and
-// get the tokens of a step in the order of the line, so that short prompts are computed
-// in one step with a part of a long one. A job whose decode node has no room steps aside:
-// it keeps its place, and others may be computed, but only so many and for so long.
+// A job takes its place when it arrives. From the end of the line it passes each job of its
+// priority that has more work left and whose allowance covers the newcomer's work, and stops at the
+// first job that it cannot pass. Each pass is charged to the allowance of the job that was passed.
+// So the least work left goes first, and a job that was passed often enough keeps its place: this
+// is the ageing. Jobs ask for their grants and get the tokens of a step in the order of the line,
+// so that short prompts are computed in one step with a part of a long one. A job whose decode node
+// has no room steps aside: it keeps its place, and others may be computed, but only so many and for
+// so long.
 //
-// Invariant: later jobs of the same priority are put before a job with at most
-// Bound(its tokens) tokens in all. While no job of a better priority arrives, a job so
-// ends at most the time of those tokens and of one step later than in order of arrival.
+// Invariant: later jobs of the same priority are put before a job with at most Bound(its tokens)
+// tokens in all. While no job of a better priority arrives, a job so ends at most the time of those
+// tokens and of one step later than in order of arrival.
 //
 // The package has no clock, sends nothing and computes nothing.
 package line
@@ -31,9 +31,9 @@ import (
 
 const (
 	// LineBound is how many tokens of later jobs may be computed before a job, in addition to as
-	// many as the job has itself. A prompt waits for at most its own length and one step
-	// of the default size (2048) longer than in order of arrival: a short prompt for
-	// about a step, a long one for twice its own time.
+	// many as the job has itself. A prompt waits for at most its own length and one step of the
+	// default size (2048) longer than in order of arrival: a short prompt for about a step, a long
+	// one for twice its own time.
 	LineBound = 2048
 	// shortShare is the part of the run-ahead, 1/shortShare, that short jobs may ask for in
 	// addition to it.

@@ -21,8 +21,8 @@ type gateway struct {
 	draw            *rand.Rand
 	turn            uint64
 	hashes          []kvcache.Hash
-	asked           route.Request // the last routed request
-	kept            int           // decode node that gets no requests now; -1: none
+	lastRequest     route.Request // the last routed request
+	reservedNode    int           // decode node that the next waiting request waits for; -1: none
 	answers         route.Answers
 	waiting         *admit.Queue // requests that wait for room
 	flow            *admit.Flow  // of all requests
@@ -38,7 +38,7 @@ type known struct {
 }
 
 func newGateway(f *fleet) *gateway {
-	g := &gateway{f: f, kept: -1, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
+	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
 		waiting: admit.New(admit.Limits{Requests: math.MaxInt, Tokens: math.MaxInt}), flow: admit.NewFlow(1)}
 	names := func(role int, nodes []*node) (list []route.Node) {
 		for i := range nodes {
@@ -57,7 +57,7 @@ func newKnown(nodes []*node) known {
 	return k
 }
 
-func (g *gateway) of(n *node) *known {
+func (g *gateway) knownNodes(n *node) *known {
 	if n.computes {
 		return &g.prefill
 	}
@@ -69,7 +69,7 @@ func (g *gateway) blocks(n *node, events []kvcache.Event) {
 	if g.f.o.NoEvents {
 		return
 	}
-	index := g.of(n).index
+	index := g.knownNodes(n).index
 	for _, e := range events {
 		if e.Kind == kvcache.Stored {
 			index.Add(n.at, e.Hash)
@@ -119,11 +119,11 @@ func (g *gateway) fill() {
 	if g.waiting.Len() == 0 {
 		return
 	}
-	g.kept = route.Roomiest(g.view.Decode, &g.asked)
+	g.reservedNode = route.Roomiest(g.view.Decode, &g.lastRequest)
 	for i := g.waiting.NextElsewhere(routes); i != nil; i = g.waiting.NextElsewhere(routes) {
 		g.waiting.PassElsewhere(g.f.at(), i)
 	}
-	g.kept = -1
+	g.reservedNode = -1
 	for i := g.waiting.NextShorter(routes); i != nil; i = g.waiting.NextShorter(routes) {
 		g.waiting.Pass(g.f.at(), i)
 	}
@@ -146,9 +146,9 @@ func (g *gateway) route(r *Request) bool {
 		q.Demand.Answer = f.blocks(r.Prompt+g.answers.Expect(r.Output)) - q.Demand.Prompt
 		q.Demand.Answer = max(0, q.Demand.Answer)
 	}
-	g.asked = q
-	if g.kept >= 0 {
-		g.view.Decode[g.kept].Usable = false
+	g.lastRequest = q
+	if g.reservedNode >= 0 {
+		g.view.Decode[g.reservedNode].Usable = false
 	}
 	d := g.table.Pick(q, g.view, r.prefill[:0])
 	if d.Decode < 0 {
@@ -217,14 +217,14 @@ func (f *fleet) startHeartbeats() {
 	}
 	nodes := slices.Concat(f.decode, f.prefill)
 	for i, n := range nodes {
-		f.gateway.of(n).reports[n.at] = n.report()
+		f.gateway.knownNodes(n).reports[n.at] = n.report()
 		f.clock.at(f.o.Heartbeat*time.Duration(i+1)/time.Duration(len(nodes)), n.heartbeat)
 	}
 }
 
 // heartbeat reports the node to the gateway, and again after the interval.
 func (n *node) heartbeat() {
-	k := n.f.gateway.of(n)
+	k := n.f.gateway.knownNodes(n)
 	k.reports[n.at], k.sent[n.at].Blocks = n.report(), 0
 	n.f.gateway.fill()
 	n.f.clock.at(n.f.clock.now+n.f.o.Heartbeat, n.heartbeat)

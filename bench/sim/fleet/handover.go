@@ -55,7 +55,7 @@ func (f *fleet) proceed(r *Request) {
 
 // ask sends a request's prompt to a prefill node.
 func (f *fleet) ask(r *Request, p *node) {
-	f.later(func() {
+	f.afterMessage(func() {
 		p.tickets++
 		r.ticket = p.tickets
 		p.jobs[r.ticket] = r
@@ -64,8 +64,8 @@ func (f *fleet) ask(r *Request, p *node) {
 	})
 }
 
-// later runs do after a message has arrived.
-func (f *fleet) later(do func()) { f.clock.at(f.clock.now+f.o.RoundTrip/2, do) }
+// afterMessage runs do after a message has arrived.
+func (f *fleet) afterMessage(do func()) { f.clock.at(f.clock.now+f.o.RoundTrip/2, do) }
 
 // admit makes jobs request their grants while the node is about to compute them.
 func (p *node) admit() {
@@ -75,7 +75,7 @@ func (p *node) admit() {
 			return
 		}
 		r, asked := p.jobs[ticket], p.f.clock.now
-		p.f.later(func() { p.f.grant(r, p, asked) })
+		p.f.afterMessage(func() { p.f.grant(r, p, asked) })
 	}
 }
 
@@ -98,7 +98,7 @@ func (f *fleet) grant(r *Request, p *node, asked time.Duration) {
 	}
 	f.result.GrantsDeferred++
 	n.awaiting[r.id] = ready
-	f.later(func() {
+	f.afterMessage(func() {
 		p.line.StepAside(r.ticket, f.clock.now)
 		p.admit()
 	})
@@ -121,7 +121,7 @@ func (f *fleet) granted(r *Request, p *node, asked time.Duration, res scheduler.
 	case err == nil:
 		r.reservation, r.from = res.ID, res.From
 		f.result.GrantWait += f.clock.now - asked
-		f.later(func() { f.compute(r, p) })
+		f.afterMessage(func() { f.compute(r, p) })
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
 		f.end(r, p, course.Useless)
 	default:

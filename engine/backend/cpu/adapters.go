@@ -135,8 +135,8 @@ func (t *adapters) check(step *backend.Step) error {
 	return nil
 }
 
-// take stores each row's adapter; the step has been checked.
-func (t *adapters) take(step *backend.Step) {
+// assign stores each row's adapter; the step has been checked.
+func (t *adapters) assign(step *backend.Step) {
 	if t.targets == nil {
 		return
 	}

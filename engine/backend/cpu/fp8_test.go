@@ -80,8 +80,8 @@ func TestFP8Linear(t *testing.T) {
 	})
 }
 
-// TestFP8Values: each byte is what E4M3 says, in every variant, and an embedding's
-// row is multiplied by its scales.
+// TestFP8Values: each byte has its E4M3 value in every variant, and an embedding's row is
+// multiplied by its scales.
 func TestFP8Values(t *testing.T) {
 	eachVariant(t, 3, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
 		const vocab, cols = 3, 254

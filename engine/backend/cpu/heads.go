@@ -35,8 +35,8 @@ func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	c.recording.heads = append(c.recording.heads, r)
 }
 
-// all lists the spans of rows that all select every expert.
-func (r *routing) all(rows int) {
+// selectAll lists the spans of rows that all select every expert.
+func (r *routing) selectAll(rows int) {
 	list := r.list[:1]
 	for e := range r.experts {
 		for at := 0; at < rows; at += spanSlots {

@@ -77,8 +77,8 @@ func (c *CPU) routing(rows backend.Rows, topK, experts int, by choice) *routing 
 func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	d, a, scores := c.buf(dst), c.buf(x), c.buf(router)
 	hidden, inner, up := c.buf(m.Hidden), c.buf(m.Inner), c.buf(m.InnerUp)
-	same("MoE", d, a)
-	same("MoE", inner, up)
+	sameShape("MoE", d, a)
+	sameShape("MoE", inner, up)
 	n := len(m.Gate)
 	need(n > 0 && n <= maxExperts && len(m.Up) == n && len(m.Down) == n && scores.cols == n && m.TopK > 0 && m.TopK <= n,
 		"MoE: top %d of %d, %d and %d experts by %d scores", m.TopK, n, len(m.Up), len(m.Down), scores.cols)

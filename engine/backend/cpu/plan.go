@@ -154,7 +154,7 @@ func (c *CPU) optional(id backend.Weight, n int) *weight {
 // Add records x = (x + add)·scale.
 func (c *CPU) Add(x, add backend.Buf, scale backend.Weight) {
 	a, b := c.buf(x), c.buf(add)
-	same("Add", a, b)
+	sameShape("Add", a, b)
 	c.record(op{kind: opAdd, rows: a.rows, dst: a, a: a, b: b, w: c.optional(scale, 1), scale: 1})
 }
 
@@ -178,8 +178,8 @@ func (c *CPU) Columns(dst, src backend.Buf, from int) {
 	c.record(op{kind: opColumns, rows: d.rows, dst: d, a: a, from: from})
 }
 
-// same panics unless the buffers have one row set and one width.
-func same(what string, first *buffer, rest ...*buffer) {
+// sameShape panics unless the buffers have one row set and one width.
+func sameShape(what string, first *buffer, rest ...*buffer) {
 	for _, b := range rest {
 		need(b.rows == first.rows && b.cols == first.cols, "%s: %d columns of row set %d against %d of %d",
 			what, first.cols, first.rows, b.cols, b.rows)
@@ -214,14 +214,14 @@ func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 // RMSNorm records dst = norm(x)·w.
 func (c *CPU) RMSNorm(dst, x backend.Buf, w backend.Weight, eps float32) {
 	d, a := c.buf(dst), c.buf(x)
-	same("RMSNorm", d, a)
+	sameShape("RMSNorm", d, a)
 	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.optional(w, d.cols), dim: d.cols, scale: eps})
 }
 
 // AddRMSNorm records x += add, dst = norm(x)·w.
 func (c *CPU) AddRMSNorm(dst, x, add backend.Buf, w backend.Weight, eps float32) {
 	d, a, b := c.buf(dst), c.buf(x), c.buf(add)
-	same("AddRMSNorm", d, a, b)
+	sameShape("AddRMSNorm", d, a, b)
 	need(d != a && a != b, "AddRMSNorm: x must differ from dst and add")
 	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, b: b, w: c.vector(w, d.cols), dim: d.cols, scale: eps})
 }
@@ -229,7 +229,7 @@ func (c *CPU) AddRMSNorm(dst, x, add backend.Buf, w backend.Weight, eps float32)
 // HeadNorm records dst = norm(x)·w for each head of each row.
 func (c *CPU) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight, eps float32) {
 	d, a := c.buf(dst), c.buf(x)
-	same("HeadNorm", d, a)
+	sameShape("HeadNorm", d, a)
 	need(heads > 0 && headDim > 0 && heads*headDim == a.cols, "HeadNorm: %d heads of %d in %d columns", heads, headDim, a.cols)
 	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.optional(w, headDim), heads: heads, dim: headDim, scale: eps})
 }
@@ -283,7 +283,7 @@ func (c *CPU) StoreKV(layer int, k, v backend.Buf) {
 		need(b.rows == a.rows && a.cols == g.Latent && a.cols+b.cols == g.HeadDim, "StoreKV: %d and %d columns for a latent of %d in %d",
 			a.cols, b.cols, g.Latent, g.HeadDim)
 	} else {
-		same("StoreKV", a, b)
+		sameShape("StoreKV", a, b)
 		need(a.cols == g.KVHeads*g.HeadDim, "StoreKV: %d columns for %d heads of %d", a.cols, g.KVHeads, g.HeadDim)
 	}
 	need(a.rows == backend.TokenRows, "StoreKV: row set %d", a.rows)
@@ -311,7 +311,7 @@ func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 // GatedAct records dst = act(gate)·up.
 func (c *CPU) GatedAct(dst, gate, up backend.Buf, act backend.Act) {
 	d, a, b := c.buf(dst), c.buf(gate), c.buf(up)
-	same("GatedAct", d, a, b)
+	sameShape("GatedAct", d, a, b)
 	c.record(op{kind: opGatedAct, rows: d.rows, dst: d, a: a, b: b, act: act})
 }
 

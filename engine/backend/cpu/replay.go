@@ -57,14 +57,14 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 			return err
 		}
 	}
-	if err := c.take(p, key, step); err != nil {
+	if err := c.copyStep(p, key, step); err != nil {
 		return err
 	}
 	for _, t := range p.ropes {
 		t.fill(c.step.positions[:c.step.tokens])
 	}
 	for _, r := range p.heads {
-		r.all(c.step.live(r.rows))
+		r.selectAll(c.step.live(r.rows))
 	}
 	if c.opts.Group != nil && c.rank() == 0 {
 		if err := c.opts.Group.Begin(step); err != nil {
@@ -83,7 +83,7 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 		}
 		if s.kind == stopMark {
 			onMark(s.layer)
-		} else if err := c.halt(s, step); err != nil {
+		} else if err := c.runStop(s, step); err != nil {
 			return err
 		}
 	}
@@ -93,8 +93,8 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 	return nil
 }
 
-// halt runs the Go part of a stop.
-func (c *CPU) halt(s *stop, step *backend.Step) error {
+// runStop runs the Go part of a stop.
+func (c *CPU) runStop(s *stop, step *backend.Step) error {
 	live := c.step.live(s.buf.rows)
 	data := s.buf.data[:live*s.buf.cols]
 	switch s.kind {
@@ -157,8 +157,8 @@ func (c *CPU) capture(key backend.Key, record func()) (*plan, error) {
 	return p, nil
 }
 
-// take checks a step and copies it.
-func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
+// copyStep checks a step and copies it.
+func (c *CPU) copyStep(p *plan, key backend.Key, step *backend.Step) error {
 	s, l := &c.step, c.opts.Limits
 	n := len(step.Tokens)
 	if n < 1 || n > key.Tokens || len(step.Outputs) > key.Outputs || len(step.Spans) > l.Seqs {
@@ -188,7 +188,7 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 		return err
 	}
 	if p.usesKV {
-		if err := c.takeSpans(step); err != nil {
+		if err := c.copySpans(step); err != nil {
 			return err
 		}
 	}
@@ -199,13 +199,13 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 	for i := range step.Outputs {
 		s.outputRows[i] = step.Outputs[i].Row
 	}
-	c.adapt.take(step)
+	c.adapt.assign(step)
 	return nil
 }
 
-// takeSpans checks that the spans cover the rows in order and that each row's position
+// copySpans checks that the spans cover the rows in order and that each row's position
 // follows from its span, and updates the block tables.
-func (c *CPU) takeSpans(step *backend.Step) error {
+func (c *CPU) copySpans(step *backend.Step) error {
 	s, next := &c.step, 0
 	for i := range step.Spans {
 		sp := &step.Spans[i]
@@ -217,7 +217,7 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 			return fmt.Errorf("%w: span %d has %d block tables, the KV has %d groups", backend.ErrShape, i, len(sp.Tables), len(c.kv.groups))
 		}
 		for g := range c.kv.groups {
-			if err := c.takeTable(i, sp, &c.kv.groups[g], sp.Tables[g]); err != nil {
+			if err := c.copyTable(i, sp, &c.kv.groups[g], sp.Tables[g]); err != nil {
 				return err
 			}
 		}
@@ -239,10 +239,10 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 // memory.
 const tablePart = 1024
 
-// takeTable checks one span's block table of a group. It copies the parts that differ
+// copyTable checks one span's block table of a group. It copies the parts that differ
 // from the table that the span's index had in the last step, and sets where the span's
 // rows are stored. Entries before the window may be negative.
-func (c *CPU) takeTable(span int, sp *backend.Span, g *kvGroup, table []int32) error {
+func (c *CPU) copyTable(span int, sp *backend.Span, g *kvGroup, table []int32) error {
 	stride, bt, end := c.opts.Limits.Blocks, g.BlockTokens, int(sp.Start)+int(sp.Tokens)
 	if len(table) > stride || len(table)*bt < end {
 		return fmt.Errorf("%w: span %d has %d blocks of %d tokens for %d positions, at most %d blocks",

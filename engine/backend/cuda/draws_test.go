@@ -16,8 +16,8 @@ import (
 // drawVocab is more than the threads of a block have once.
 const drawVocab = 700
 
-// drawCase draws from rows of logits in every way, with ties, and tells
-// log-probabilities; with rules once more behind what was drawn.
+// drawCase samples from rows of logits in every way, with ties and log-probabilities. With
+// rules it samples once more after the sampled tokens.
 func drawCase(rules bool) kernelCase {
 	name, tokens := "draws", 12
 	if rules {
@@ -117,8 +117,8 @@ func ruleAll(rng *rand.Rand, s *backend.Step) {
 	}
 }
 
-// follow runs a step and one behind it, in which output i goes on with what output
-// i+1 has drawn. A device is given the second before the first has ended.
+// follow runs a step and one after it, in which output i continues with the token of output
+// i+1. A device gets the second before the first has ended.
 func (c *kernelCase) follow(dev backend.Backend, key backend.Key, first, second *backend.Step, record func()) error {
 	ahead, ok := dev.(backend.Ahead)
 	if ok {
@@ -158,8 +158,8 @@ func numbers(tokens []int32) (all []float32) {
 	return all
 }
 
-// drawn is what came of the outputs of a step: tokens, ranks, log-probabilities, the
-// best tokens and theirs. A backend that tells none has them made of its logits.
+// drawn returns the results of a step's outputs: tokens, ranks, log-probabilities, the best
+// tokens and theirs. If a backend has none, they are computed from its logits.
 func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results [][]float32) {
 	var tokens, ranks, own []float32
 	rows := dev.Download(nil, logits)

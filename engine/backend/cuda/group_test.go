@@ -242,7 +242,7 @@ func TestRanksLost(t *testing.T) {
 	}
 }
 
-// Without NCCL it is said which file is missing; with another library which it is.
+// Without NCCL the error names the missing file, and with another library that library.
 func TestRanksNeedNCCL(t *testing.T) {
 	for path, want := range map[string]string{"/does/not/exist.so": "/does/not/exist.so", libraryPath: "lacks functions of NCCL"} {
 		if _, err := NewGroupID(libraryPath, path); !errors.Is(err, backend.ErrNoDevice) || !strings.Contains(err.Error(), want) {

@@ -539,7 +539,7 @@ func openTwin(t *testing.T) *library {
 	return lib
 }
 
-// The twin says what is wrong with a kernel, where that is more than a wrong result.
+// The twin reports faults of a kernel that are more than a wrong result.
 func TestTwinSeesFaults(t *testing.T) {
 	lib := openTwin(t)
 	for kind, want := range []string{"different masks", "a mask without its caller", "deadlock", "at different barriers", "at different operations", "read before it landed"} {
@@ -559,8 +559,8 @@ func TestTwinSeesFaults(t *testing.T) {
 	}
 }
 
-// play runs a case on the twin with one barrier left out, or none, and says how far
-// off its results are.
+// play runs a case on the twin with one barrier left out, or none, and returns the error of
+// its results.
 func (c *kernelCase) play(lib *library, want [][]float32, seed uint64, skip string) (float64, error) {
 	lib.twin(seed, seed%2 == 1, skip)
 	dev, err := New(Options{Library: libraryPath, Limits: benchLimits})
@@ -617,8 +617,8 @@ func TestBarriersAreNeeded(t *testing.T) {
 	t.Logf("%d barriers and waits, each of them missed when left out", len(unnoticed))
 }
 
-// mutant plays a case without a barrier, in a few orders of threads, and returns the
-// process's status: 0 if nobody noticed.
+// mutant runs a case without a barrier, in a few orders of threads, and returns the process's
+// status: 0 if the fault was not detected.
 func mutant(what string) int {
 	var at int
 	var site string

@@ -179,7 +179,7 @@ func (c *CUDA) prepare(key backend.Key, step *backend.Step, record func(), drawn
 	if err != nil {
 		return nil, err
 	}
-	return p, c.take(p, key, step, drawn)
+	return p, c.copyStep(p, key, step, drawn)
 }
 
 // finish waits until the device has written the number of a step, or of a later one.
@@ -242,9 +242,9 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 	return p, nil
 }
 
-// take checks a step and copies it. A token of -1-i is output i of the step before, which
+// copyStep checks a step and copies it. A token of -1-i is output i of the step before, which
 // has drawn outputs.
-func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) error {
+func (c *CUDA) copyStep(p *plan, key backend.Key, step *backend.Step, drawn int) error {
 	s, l, to := &c.step, c.opts.Limits, &c.memory[c.step.filling()]
 	n := len(step.Tokens)
 	switch {
@@ -270,7 +270,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		}
 	}
 	if p.usesKV {
-		if err := c.takeSpans(step); err != nil {
+		if err := c.copySpans(step); err != nil {
 			return err
 		}
 	}
@@ -298,9 +298,9 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 	return nil
 }
 
-// takeSpans checks that the spans cover the rows in order and that each row's position
+// copySpans checks that the spans cover the rows in order and that each row's position
 // follows from its span, and updates the block tables.
-func (c *CUDA) takeSpans(step *backend.Step) error {
+func (c *CUDA) copySpans(step *backend.Step) error {
 	next, rowSpan, adapters := 0, c.memory[c.step.filling()].rowSpan, c.memory[c.step.filling()].adapters
 	for i := range step.Spans {
 		sp := &step.Spans[i]
@@ -312,7 +312,7 @@ func (c *CUDA) takeSpans(step *backend.Step) error {
 			return fmt.Errorf("%w: span %d has %d block tables, the KV has %d groups", backend.ErrShape, i, len(sp.Tables), len(c.kv.spec.Groups))
 		}
 		for g := range sp.Tables {
-			if err := c.takeTable(i, sp, g); err != nil {
+			if err := c.copyTable(i, sp, g); err != nil {
 				return err
 			}
 		}
@@ -347,10 +347,10 @@ func markChunks(rowSpan []int32, first int) {
 	}
 }
 
-// takeTable checks one span's block table of a group, sends the parts that the device
+// copyTable checks one span's block table of a group, sends the parts that the device
 // does not have, and sets where the span's rows are stored. Entries before the window
 // may hold no block.
-func (c *CUDA) takeTable(span int, sp *backend.Span, group int) error {
+func (c *CUDA) copyTable(span int, sp *backend.Span, group int) error {
 	g, l, table := &c.kv.spec.Groups[group], c.opts.Limits, sp.Tables[group]
 	bt, end := g.BlockTokens, int(sp.Start)+int(sp.Tokens)
 	if len(table) > l.Blocks || len(table)*bt < end {

@@ -210,7 +210,7 @@ var answers = map[string]string{
 		"lora_path": {"type": "string", "minLength": 1}, "load_inplace": {"type": ["boolean", "null"]}}}`,
 	"TokensRequest": `{"type": "object", "required": ["token_ids"], "properties": {"request_id": {"type": ["string", "null"], "pattern": "^[!-~]{1,256}$"}, "model": {"type": ["string", "null"]},
 		"token_ids": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}}, "stream": {"type": ["boolean", "null"]},
-		"sampling_params": {"type": ["object", "null"], "description": "the fields of a completion that say how to sample, such as max_tokens, temperature, n, logprobs and stop"},
+		"sampling_params": {"type": ["object", "null"], "description": "the sampling fields of a completion, such as max_tokens, temperature, n, logprobs and stop"},
 		"stream_options": {"type": ["object", "null"]}, "cache_salt": {"type": ["string", "null"], "minLength": 1, "maxLength": 1024}, "priority": {"type": ["integer", "null"], "minimum": -2147483648, "maximum": 2147483647}}}`,
 	"Tokens":        tokensSchema(`, "prompt_logprobs", "usage"`),
 	"TokensChunk":   tokensSchema(``),

@@ -314,7 +314,7 @@ func (r *Request) check() *Error {
 	case r.MaxTokens == 0 && !r.Echo:
 		return BadRequest("max_tokens", "max_tokens must be at least 1, not 0, unless echo gives the prompt back")
 	case r.MaxTokens == 0 && len(r.LogprobTokens) > 0:
-		return BadRequest("logprob_token_ids", "logprob_token_ids are told with tokens of the answer, and max_tokens is 0")
+		return BadRequest("logprob_token_ids", "logprob_token_ids needs tokens of an answer, and max_tokens is 0")
 	case r.truncationSide && r.Truncate == 0:
 		return BadRequest("truncation_side", "truncation_side needs truncate_prompt_tokens")
 	case r.TopLogprobs > 0 && !r.Logprobs:

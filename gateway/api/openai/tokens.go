@@ -33,7 +33,7 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 		case name == "features", name == "kv_transfer_params":
 			return BadRequest(name, "%s: is not served here: send token_ids alone", name)
 		case samples(name): // vLLM does not read them here either
-			return BadRequest(name, "%s: belongs into sampling_params", name)
+			return BadRequest(name, "%s: must be in sampling_params", name)
 		default:
 			add(quoted, v)
 		}
@@ -54,7 +54,7 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 			v, _ := s.Value(jsonscan.Bounds{})
 			switch name := shortName(quoted); name {
 			case "prompt", "model", "stream", "stream_options", "echo", "suffix", "return_prompt_text", "return_token_ids":
-				return nil, BadRequest("sampling_params", "sampling_params: %s is none of them", name)
+				return nil, BadRequest("sampling_params", "sampling_params: %s is not a sampling parameter", name)
 			case "detokenize", "output_kind", "skip_clone", "_all_stop_token_ids": // internal to vLLM
 			default:
 				add(quoted, v)

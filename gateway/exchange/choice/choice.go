@@ -25,7 +25,7 @@ import (
 // State is what a choice waits for.
 type State uint8
 
-// Pauses between two searches for a node for a choice that has tokens.
+// States.
 const (
 	Seeking  State = iota // for the caller to find a node
 	Asked                 // for a node to accept the attempt that was sent
@@ -52,7 +52,7 @@ const (
 	Wait                 // look for a node again at RetryAt
 )
 
-// Between two searches for a node, while none takes a choice that has tokens.
+// Pauses between two searches for a node for a choice with tokens.
 const (
 	firstBackoff = 50 * time.Millisecond
 	maxBackoff   = time.Second

@@ -55,8 +55,10 @@ func (s *Snapshot) Adapters(fingerprint uint64) []Adapter {
 }
 
 // LoadAdapter lets every connected node load an adapter from a folder that it can read, under a
-// name. With replace, the name may belong to another adapter. Nodes that loaded it keep it although
-// others refuse, because a request is sent only to nodes with its adapter.
+// name. With replace, the name may belong to another adapter. The error joins the refusals as
+// CodeErrors with the nodes' names: CODE_INVALID if the folder, the name or the room is at fault.
+// Nodes that loaded it keep it although others refuse, because a request is sent only to nodes with
+// its adapter.
 func (f *Fleet) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
 	return f.askAll(ctx, rpc.FrameLoadAdapter, &nodepb.LoadAdapter{Name: name, Path: path, Replace: replace})
 }

@@ -13,7 +13,7 @@ func (f *Fleet) Check(idle bool) error {
 	for _, nodes := range [][]*Node{s.Decode, s.Prefill} {
 		for _, n := range nodes {
 			if held := n.InFlight.Load(); held < 0 || idle && held > 0 {
-				errs = append(errs, fmt.Errorf("upstream: %d attempts on the books of %s (idle: %t)", held, n.Name, idle))
+				errs = append(errs, fmt.Errorf("nodes: %d attempts on the books of %s (idle: %t)", held, n.Name, idle))
 			}
 		}
 	}
@@ -24,7 +24,7 @@ func (f *Fleet) Check(idle bool) error {
 		streams := len(l.streams)
 		l.mu.Unlock()
 		if idle && streams > 0 {
-			errs = append(errs, fmt.Errorf("upstream: %d streams on the connection to %s while no request is being answered", streams, c.RemoteAddr()))
+			errs = append(errs, fmt.Errorf("nodes: %d streams on the connection to %s while no request is being answered", streams, c.RemoteAddr()))
 		}
 	}
 	return errors.Join(errs...)

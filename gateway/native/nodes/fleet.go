@@ -48,20 +48,20 @@ const (
 )
 
 // errHaste reports that the caller's deadline is before DialTimeout.
-var errHaste = errors.New("upstream: no time left to connect")
+var errHaste = errors.New("nodes: no time left to connect")
 
 // Member is a node of the fleet, from gossip or configuration.
 type Member struct {
-	ID          string
-	Role        string // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
-	RPC         string // address; the node's name on the routing ring
-	HTTP        string // address of its metrics, for people
-	Model       string
-	Build       string // version with build; empty: not known
-	Fingerprint uint64
-	Class       string // numerics class
-	Ready       bool
-	Draining    bool
+	ID          string `json:"id"`
+	Role        string `json:"role"`           // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
+	RPC         string `json:"rpc"`            // address; the node's name on the routing ring
+	HTTP        string `json:"http,omitempty"` // address of its metrics
+	Model       string `json:"model"`
+	Build       string `json:"version,omitempty"` // version with build; empty: not known
+	Fingerprint uint64 `json:"-"`
+	Class       string `json:"class"` // numerics class
+	Ready       bool   `json:"ready"`
+	Draining    bool   `json:"draining"`
 }
 
 // Options of a Fleet.
@@ -74,7 +74,7 @@ type Options struct {
 	Stalled       *metrics.Value  // counts nodes lost by StallTimeout; nil: not counted
 	Stale         *metrics.Value  // counts refused tokens; nil: not counted
 	Blocks        *Blocks         // cached by nodes; nil: nothing
-	Left          func(id string) // called for a member that has left, before Blocks drops it; may not call the Fleet; nil: not called
+	Left          func(id string) // called for a member that has left; may not call the Fleet; nil: not called
 	Log           *slog.Logger    // nil: discarded
 }
 
@@ -407,7 +407,7 @@ func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, err)
+		return nil, fmt.Errorf("nodes: bundle of %s: %w", n.Name, err)
 	}
 	reply, err := n.ask(ctx, rpc.FrameBundleRequest, &nodepb.BundleRequest{}, "its bundle")
 	if err != nil {
@@ -450,6 +450,6 @@ func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string
 		}
 		return reply, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("upstream: asking %s for %s: %w", n.Name, what, ctx.Err())
+		return nil, fmt.Errorf("nodes: asking %s for %s: %w", n.Name, what, ctx.Err())
 	}
 }

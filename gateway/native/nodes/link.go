@@ -17,10 +17,10 @@ import (
 
 // Errors of attempts.
 var (
-	ErrLost     = errors.New("upstream: connection to the node lost")
-	ErrPosition = errors.New("upstream: the node sent a token out of order")
-	ErrNode     = errors.New("upstream: node not usable")
-	ErrStalled  = errors.New("upstream: the node has work and makes no steps")
+	ErrLost     = errors.New("nodes: connection to the node lost")
+	ErrPosition = errors.New("nodes: the node sent a token out of order")
+	ErrNode     = errors.New("nodes: node not usable")
+	ErrStalled  = errors.New("nodes: the node has work and makes no steps")
 )
 
 // CodeError is the code with which a node ended an attempt.
@@ -31,7 +31,7 @@ type CodeError struct {
 
 // Error implements error.
 func (e *CodeError) Error() string {
-	return fmt.Sprintf("upstream: node answered %s: %s", e.Code, e.Message)
+	return fmt.Sprintf("nodes: node answered %s: %s", e.Code, e.Message)
 }
 
 // heartbeat is the last Stats of a node on a connection. It is not changed once made.
@@ -160,7 +160,7 @@ func (s *Stream) Cancel(reason string) {
 // request without a reader must not continue.
 func (l *link) cancel(id uint64, reason string) {
 	if err := l.conn.Send(rpc.FrameCancel, id, &nodepb.Cancel{Reason: reason}); err != nil {
-		l.conn.Close(fmt.Errorf("upstream: cancel of stream %d not sent: %w", id, err))
+		l.conn.Close(fmt.Errorf("nodes: cancel of stream %d not sent: %w", id, err))
 	}
 }
 

@@ -48,7 +48,7 @@ func (f *Fleet) watchSilence() {
 				silent := d.Silence(name).Round(time.Millisecond)
 				f.o.Silent.Inc()
 				f.o.Log.Warn("silent node loses its streams", "node", name, "silence", silent, "streams", l.count())
-				l.conn.GiveUp(fmt.Errorf("%w: nothing heard from %s for %v", rpc.ErrSilent, name, silent))
+				l.conn.GiveUp(fmt.Errorf("%w: no frame from %s for %v", rpc.ErrSilent, name, silent))
 			}
 		}
 		if holding > 0 && !held {

@@ -145,7 +145,7 @@ func (n *dnsSource) Watch(ctx context.Context, update func([]upstream.Target)) {
 			return
 		case err != nil:
 			if err.Error() != logged {
-				n.o.Log.Warn("upstreams cannot be found", "source", n.spec, "error", err)
+				n.o.Log.Warn("cannot discover upstreams", "source", n.spec, "error", err)
 				logged = err.Error()
 			}
 		case !slices.Equal(now, last):

@@ -36,7 +36,7 @@ const (
 )
 
 // errExpired reports that the API no longer has the version from which a watch was to resume.
-var errExpired = errors.New("discover: the API has forgotten that version")
+var errExpired = errors.New("discover: the API no longer has that version")
 
 // endpointSlices has the ready endpoints of a Service, from its EndpointSlices. They are listed
 // once and then watched from the version of that list on. Bookmarks let the next watch resume where
@@ -105,7 +105,7 @@ func newSlices(b base, rest string) (*endpointSlices, error) {
 	}
 	host, apiPort := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || apiPort == "" {
-		return nil, fmt.Errorf("%w: %q: this is no pod of a Kubernetes cluster; --kubernetes-api says where its API is", ErrSpec, b.spec)
+		return nil, fmt.Errorf("%w: %q: this is not a pod of a Kubernetes cluster: set --kubernetes-api", ErrSpec, b.spec)
 	}
 	pem, err := regular.ReadFile(filepath.Join(account, "ca.crt"), maxAccountFile)
 	if err != nil {
@@ -145,7 +145,7 @@ func (s *endpointSlices) Watch(ctx context.Context, update func([]upstream.Targe
 		case errors.Is(err, errExpired):
 			s.version = ""
 		case err != nil && err.Error() != logged:
-			s.o.Log.Warn("upstreams cannot be found", "source", s.spec, "error", err)
+			s.o.Log.Warn("cannot discover upstreams", "source", s.spec, "error", err)
 			logged = err.Error()
 		}
 		if err == nil && (!s.watched || time.Since(began) >= minBackoff) {

@@ -30,14 +30,14 @@ const (
 // Errors of exchanges.
 var (
 	// ErrServer is wrapped by every error of a server that did not answer.
-	ErrServer = errors.New("foreign: the server failed")
+	ErrServer = errors.New("upstream: the server failed")
 	// ErrStale is an ErrServer: a kept connection was closed before the first byte of the answer
 	// arrived, so that the server may not have received the request.
 	ErrStale = fmt.Errorf("%w: a kept connection was closed", ErrServer)
 	// ErrMalformed is an ErrServer: the answer breaks the rules of HTTP/1, or its length is ambiguous.
 	ErrMalformed = fmt.Errorf("%w: a malformed answer", ErrServer)
 	// ErrBroken reports that the connection ended before the answer's body did.
-	ErrBroken = errors.New("foreign: the answer broke off")
+	ErrBroken = errors.New("upstream: the answer broke off")
 )
 
 // framing is how the end of an answer's body is found.
@@ -459,7 +459,7 @@ func (c *conn) chunk() (bool, error) {
 			return false, nil
 		}
 		if b[0] != '\r' || b[1] != '\n' {
-			return false, fmt.Errorf("%w: a chunk is longer than it says", ErrBroken)
+			return false, fmt.Errorf("%w: a chunk is longer than its size", ErrBroken)
 		}
 		b, c.r, c.inBody = b[2:], c.r+2, false
 	}

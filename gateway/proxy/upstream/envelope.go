@@ -14,7 +14,7 @@ import (
 )
 
 // ErrBody reports that a request's body is not a JSON object.
-var ErrBody = errors.New("foreign: the body is not a JSON object")
+var ErrBody = errors.New("upstream: the body is not a JSON object")
 
 // bodyError returns the error of a scan through a body. The values are not checked, because the
 // server that parses the body does that.

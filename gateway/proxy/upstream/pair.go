@@ -25,7 +25,7 @@ const (
 var protocols = [...]string{"vllm", "sglang"}
 
 // ErrProtocol reports a name of no protocol.
-var ErrProtocol = errors.New("foreign: no such protocol of prefill and decode servers")
+var ErrProtocol = errors.New("upstream: no such protocol of prefill and decode servers")
 
 // ParseProtocol returns the protocol of that name.
 func ParseProtocol(name string) (Protocol, error) {

@@ -105,7 +105,7 @@ func New(o Options) (*Pool, error) {
 		o.Dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
 	}
 	if strings.ContainsFunc(o.APIKey, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return nil, errors.New("foreign: the key for upstreams has characters that a header cannot carry")
+		return nil, errors.New("upstream: the key for upstreams has characters that a header cannot carry")
 	}
 	p := &Pool{o: o, all: map[string]*Server{}, discovered: map[string][]Target{}, sources: map[string]context.CancelFunc{}, drained: drained{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -159,9 +159,9 @@ func (p *Pool) watch(ctx context.Context, source Source) {
 			return
 		}
 		p.discovered[source.String()] = targets
-		p.o.Log.Info("upstreams found", "source", source.String(), "servers", len(targets))
+		p.o.Log.Info("upstreams discovered", "source", source.String(), "servers", len(targets))
 		if err := p.update(p.o.Targets); err != nil {
-			p.o.Log.Warn("upstreams found cannot be used", "source", source.String(), "error", err)
+			p.o.Log.Warn("cannot use discovered upstreams", "source", source.String(), "error", err)
 		}
 	})
 }
@@ -194,7 +194,7 @@ func (p *Pool) update(static []Target) error {
 			s = old
 		}
 		if next[s.Name] != nil && next[s.Name].Role != s.Role {
-			return fmt.Errorf("foreign: upstream %s is given as %s and as %s", s.Name, next[s.Name].Role, s.Role)
+			return fmt.Errorf("upstream: upstream %s is given as %s and as %s", s.Name, next[s.Name].Role, s.Role)
 		}
 		next[s.Name] = s
 		configured[s.Name] = configured[s.Name] || i < len(static)
@@ -214,7 +214,7 @@ func (p *Pool) update(static []Target) error {
 		if p.all[name] != s {
 			if p.drained.added(name, now) {
 				s.Drain(true)
-				p.o.Log.Warn("upstream is back, and still drained", "upstream", name)
+				p.o.Log.Warn("rediscovered upstream stays drained", "upstream", name)
 			}
 			var ctx context.Context
 			ctx, s.stop = context.WithCancel(p.ctx)
@@ -491,15 +491,15 @@ func (p *Pool) Check() error {
 		for i, c := range s.active {
 			if c.index != i {
 				s.mu.Unlock()
-				return fmt.Errorf("foreign: %s: a connection is booked at %d and lies at %d", s.Name, c.index, i)
+				return fmt.Errorf("upstream: %s: a connection with index %d is at index %d", s.Name, c.index, i)
 			}
 		}
 		s.mu.Unlock()
 		if n := s.InFlight.Load(); n < 0 || int(n) > active {
-			return fmt.Errorf("foreign: %s: %d requests in flight on %d connections", s.Name, n, active)
+			return fmt.Errorf("upstream: %s: %d requests in flight on %d connections", s.Name, n, active)
 		}
 		if idle > maxIdle {
-			return fmt.Errorf("foreign: %s: %d idle connections, at most %d are kept", s.Name, idle, maxIdle)
+			return fmt.Errorf("upstream: %s: %d idle connections, at most %d are kept", s.Name, idle, maxIdle)
 		}
 	}
 	return nil

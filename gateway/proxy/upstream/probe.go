@@ -60,7 +60,7 @@ func (s *Server) keepProbing(ctx context.Context) {
 		}
 		if stall := s.p.o.StallTimeout; stall > 0 && missed >= probeMisses && time.Since(late0) >= stall {
 			if n := s.abortSilent(); n > 0 {
-				s.p.o.Log.Warn("upstream hangs: its requests go elsewhere", "upstream", s.Name, "requests", n)
+				s.p.o.Log.Warn("upstream hangs: its requests are retried on other upstreams", "upstream", s.Name, "requests", n)
 			}
 			// The next era has the requests that were sent in this one, before the server was down.
 			late0 = time.Now()
@@ -98,7 +98,7 @@ func (s *Server) keepProbing(ctx context.Context) {
 
 // errDown is the result of a probe that is certain: no process listens, or the server answers that
 // it cannot serve.
-var errDown = errors.New("foreign: down")
+var errDown = errors.New("upstream: down")
 
 // probe requests the health path. A server without such a path is up.
 func (s *Server) probe(ctx context.Context) error {
@@ -146,14 +146,14 @@ func (s *Server) askBootstrap(ctx context.Context) {
 			}
 		}
 	}
-	s.p.o.Log.Warn("upstream does not tell its bootstrap port", "upstream", s.Name, "taken", defaultBootstrap)
+	s.p.o.Log.Warn("upstream does not report its bootstrap port", "upstream", s.Name, "default", defaultBootstrap)
 }
 
 // parseModels reads a list of models. Elements without an id are left out.
 func parseModels(body []byte) ([]Card, error) {
 	var list struct{ Data []json.RawMessage }
 	if err := json.Unmarshal(body, &list); err != nil {
-		return nil, fmt.Errorf("foreign: models: %w", err)
+		return nil, fmt.Errorf("upstream: models: %w", err)
 	}
 	var cards []Card
 	for _, raw := range list.Data {
@@ -166,7 +166,7 @@ func parseModels(body []byte) ([]Card, error) {
 		cards = append(cards, Card{ID: m.ID, Raw: card.Bytes()})
 	}
 	if len(cards) == 0 {
-		return nil, errors.New("foreign: models: no model in it")
+		return nil, errors.New("upstream: models: no model in it")
 	}
 	return cards, nil
 }

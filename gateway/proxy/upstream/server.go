@@ -94,11 +94,11 @@ func newServer(p *Pool, t Target) (*Server, error) {
 	u, err := url.Parse(t.URL)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("foreign: upstream %q: %w", t.URL, err)
+		return nil, fmt.Errorf("upstream: upstream %q: %w", t.URL, err)
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.Hostname() == "":
-		return nil, fmt.Errorf("foreign: upstream %q: want http://HOST:PORT or https://HOST:PORT", t.URL)
+		return nil, fmt.Errorf("upstream: upstream %q: want http://HOST:PORT or https://HOST:PORT", t.URL)
 	case u.User != nil, u.RawQuery != "", u.Fragment != "":
-		return nil, fmt.Errorf("foreign: upstream %s: want no user, query or fragment", u.Redacted())
+		return nil, fmt.Errorf("upstream: upstream %s: want no user, query or fragment", u.Redacted())
 	}
 	s := &Server{Role: t.Role, p: p, host: u.Host, kick: make(chan struct{}, 1), made: time.Now()}
 	s.bootstrap.Store(int32(t.Bootstrap))
@@ -140,7 +140,7 @@ func (s *Server) renew() {
 
 // errNoVerdict is the result of a request that is no evidence about the server, such as one whose
 // client left.
-var errNoVerdict = errors.New("foreign: nothing learnt")
+var errNoVerdict = errors.New("upstream: nothing learnt")
 
 // Up reports whether the server's last probes succeeded.
 func (s *Server) Up() bool { return s.up.Load() }
@@ -429,7 +429,7 @@ func (k *Call) Head() error {
 	}
 	k.Reply = rep
 	if rep.Status >= 500 {
-		k.report(fmt.Errorf("foreign: %s: status %d", k.s.Name, rep.Status))
+		k.report(fmt.Errorf("upstream: %s: status %d", k.s.Name, rep.Status))
 	} else {
 		k.report(nil) // already now, because an answer may take minutes
 	}

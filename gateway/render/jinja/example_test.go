@@ -12,11 +12,8 @@ func ExampleTemplate_Render() {
 	if err != nil {
 		panic(err)
 	}
-	messages, err := jinja.FromJSON([]byte(`[{"role": "user", "content": " What is prefill? "}]`))
-	if err != nil {
-		panic(err)
-	}
-	prompt, err := t.Render(jinja.Input{Messages: messages.(jinja.List), AddGenerationPrompt: true})
+	messages := jinja.List{jinja.NewDict("role", "user", "content", " What is prefill? ")}
+	prompt, err := t.Render(jinja.Input{Messages: messages, AddGenerationPrompt: true})
 	fmt.Println(prompt, err)
 	// Output:
 	// <|user|>What is prefill?

@@ -168,7 +168,7 @@ func (n *Node) Connected() int {
 }
 
 // ErrTimeout is the error of Wait.
-var ErrTimeout = errors.New("upstreamtest: condition did not come true in time")
+var ErrTimeout = errors.New("nodestest: condition did not come true in time")
 
 // Wait waits until cond holds. It calls cond again whenever attempts begin or end.
 func (n *Node) Wait(d time.Duration, cond func() bool) error {
@@ -261,7 +261,7 @@ func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 		return
 	}
 	if n.o.Vanish != nil && n.o.Vanish(r) {
-		c.Close(errors.New("upstreamtest: vanished"))
+		c.Close(errors.New("nodestest: vanished"))
 		return
 	}
 	if n.o.Refuse != nil {
@@ -338,7 +338,7 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 				_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: n.o.CutCode, Message: "cut", Attempt: r.Attempt})
 				return
 			}
-			c.Close(errors.New("upstreamtest: cut"))
+			c.Close(errors.New("nodestest: cut"))
 			return
 		}
 		if finish != 0 {

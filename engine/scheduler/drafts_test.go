@@ -99,11 +99,11 @@ func TestGuessesFollowAcceptance(t *testing.T) {
 	}
 }
 
-// TestGuessesDependOnOwnHistory: a request gets the guesses that it gets alone, whatever share of
-// the guesses of requests beside it is right.
+// TestGuessesDependOnOwnHistory: a request gets the drafts that it gets alone, whatever share
+// of the drafts of other requests is accepted.
 func TestGuessesDependOnOwnHistory(t *testing.T) {
 	const tokens = 300
-	// The first token names the request and says which guesses are wrong.
+	// The first token identifies the request and determines which drafts are wrong.
 	draft := func(tokens []int32, n int) []int32 {
 		for range n {
 			tokens = append(tokens, min(1, int32(len(tokens))%(2+7*tokens[0])))

@@ -112,16 +112,16 @@ func (r repeated) costs() (c costs, ok bool) {
 	return c, true
 }
 
-// apart reports whether a figure of two servers differs clearly, and returns both medians.
-func apart(a, b repeated, of func(*Point) float64) (mine, theirs float64, clear bool) {
+// differ reports whether a figure of two servers differs clearly, and returns both medians.
+func differ(a, b repeated, of func(*Point) float64) (mine, theirs float64, clear bool) {
 	mine, low, high := a.figure(of)
 	theirs, otherLow, otherHigh := b.figure(of)
-	return mine, theirs, (low > otherHigh || high < otherLow) && math.Abs(mine/theirs-1) > clearly
+	return mine, theirs, (low > otherHigh || high < otherLow) && math.Abs(mine/theirs-1) > leastDifference
 }
 
-// whys returns, for one load of two servers, the reasons that their nodes' metrics give if
+// causes returns, for one load of two servers, the reasons that their nodes' metrics give if
 // one is clearly ahead. It returns nothing if neither is or the nodes have no metrics.
-func whys(a, b repeated) (lines []string) {
+func causes(a, b repeated) (lines []string) {
 	mine, known := a.costs()
 	theirs, alike := b.costs()
 	if !known || !alike {
@@ -131,9 +131,9 @@ func whys(a, b repeated) (lines []string) {
 	for _, f := range []struct {
 		key, what string
 		why       func(a, b *costs, behind bool) string
-	}{{"ttft", "first token", firstWhy}, {"tpot", "time per output token", tokenWhy}} {
+	}{{"ttft", "first token", firstTokenCause}, {"tpot", "time per output token", tokenCause}} {
 		for _, percent := range []float64{50, 99} {
-			x, y, clear := apart(a, b, func(p *Point) float64 { return p.Summary.quantile(f.key, percent) })
+			x, y, clear := differ(a, b, func(p *Point) float64 { return p.Summary.quantile(f.key, percent) })
 			if !clear {
 				continue
 			}
@@ -150,8 +150,8 @@ func whys(a, b repeated) (lines []string) {
 	return lines
 }
 
-// firstWhy names the part of the wait that contributes most to the difference.
-func firstWhy(a, b *costs, behind bool) string {
+// firstTokenCause names the part of the wait that contributes most to the difference.
+func firstTokenCause(a, b *costs, behind bool) string {
 	var all []string
 	most, by := "", 0.0
 	for i := range a.parts {
@@ -188,8 +188,8 @@ func oneNode(n int, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-// tokenWhy names what the steps that generate tokens contain.
-func tokenWhy(a, b *costs, behind bool) string {
+// tokenCause names what the steps that generate tokens contain.
+func tokenCause(a, b *costs, behind bool) string {
 	text := fmt.Sprintf("A step of the nodes that generate takes %.3g ms against %.3g ms and carries %.3g tokens of answers against %.3g and %.3g of prompts against %.3g; the busiest of them has its core busy for %.0f %% against %.0f %%. ",
 		a.step, b.step, a.generated, b.generated, a.prompted, b.prompted, 100*a.busiest, 100*b.busiest)
 	answers, prompts := a.generated-b.generated, a.prompted-b.prompted
@@ -209,12 +209,12 @@ func tokenWhy(a, b *costs, behind bool) string {
 	return text + "Neither explains the difference: it comes from the few steps that last long, or from the processor that all processes share " + fmt.Sprintf("(%.2f cores of it against %.2f).", a.cores, b.cores)
 }
 
-// writeWhys writes why the first server is ahead of the others or behind them.
-func writeWhys(b *strings.Builder, mine, others []repeated) {
+// writeCauses writes why the first server is ahead of the others or behind them.
+func writeCauses(b *strings.Builder, mine, others []repeated) {
 	var lines []string
 	for _, r := range mine {
 		if q := sameLoad(others, r); q != nil {
-			lines = append(lines, whys(r, q)...)
+			lines = append(lines, causes(r, q)...)
 		}
 	}
 	if len(lines) == 0 {

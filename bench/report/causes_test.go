@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// nodeOf is a node that told twice, ten seconds apart.
+// nodeOf returns a node with two samples, ten seconds apart.
 func nodeOf(s Sample) Node {
 	from := time.Unix(1000, 0)
 	s.At, s.Generates = from.Add(10*time.Second), true
 	return Node{Name: "n", Samples: []Sample{{At: from, Generates: true, Running: s.Running}, s}}
 }
 
-// Of two servers the one is named that is behind, and the part of its wait that is
-// longer, by what their nodes told.
-func TestWhy(t *testing.T) {
+// Of two servers the slower one is named, with the part of its wait that is longer by the
+// nodes' metrics.
+func TestCauses(t *testing.T) {
 	alone := func(queue, prompt, step float64) []Node {
 		n := nodeOf(Sample{Tokens: 500, CPU: 6, Prompted: 1000, Running: 3, Queue: Total{queue / 2, 1}, Prompt: Total{prompt / 2, 1}, Steps: Total{step * 250, 250}})
 		return []Node{{Name: "gateway", Samples: make([]Sample, 2)}, n, n}
@@ -42,7 +42,7 @@ func TestWhy(t *testing.T) {
 		"none": {run("d", 50*time.Millisecond, pair(0.001, 0.02, 0.005, 0.001, 0.003)), run("a", 100*time.Millisecond, alone(0.08, 0.03, 0.002)),
 			[]string{"d is ahead of a", "The main cause is waiting for a turn, 78 ms of it: no prompt waits"}},
 	} {
-		lines := whys(c.a, c.b)
+		lines := causes(c.a, c.b)
 		if len(lines) != 1 {
 			t.Fatalf("%s: %q", name, lines)
 		}
@@ -52,20 +52,20 @@ func TestWhy(t *testing.T) {
 			}
 		}
 	}
-	if lines := whys(run("d", 100*time.Millisecond, pair(0, 0, 0, 0, 1)), run("a", 101*time.Millisecond, alone(0, 0, 1))); len(lines) != 0 {
+	if lines := causes(run("d", 100*time.Millisecond, pair(0, 0, 0, 0, 1)), run("a", 101*time.Millisecond, alone(0, 0, 1))); len(lines) != 0 {
 		t.Errorf("of two that are alike: %q", lines)
 	}
-	if lines := whys(run("d", 100*time.Millisecond, nil), run("a", time.Second, alone(0, 0, 1))); len(lines) != 0 {
+	if lines := causes(run("d", 100*time.Millisecond, nil), run("a", time.Second, alone(0, 0, 1))); len(lines) != 0 {
 		t.Errorf("of a server that tells nothing: %q", lines)
 	}
 	// Tokens: more answers in a step, or fewer prompts.
 	a, _ := run("d", 1, pair(0, 0, 0, 0, 0.004)).costs()
 	b, _ := run("a", 1, alone(0, 0, 0.002)).costs()
-	if got := tokenWhy(&a, &b, true); !strings.Contains(got, "takes 4 ms against 2 ms and carries 4 tokens of answers against 2 and 0 of prompts against 4") ||
+	if got := tokenCause(&a, &b, true); !strings.Contains(got, "takes 4 ms against 2 ms and carries 4 tokens of answers against 2 and 0 of prompts against 4") ||
 		!strings.Contains(got, "The cause is the number of answers in each step: more, because they are on fewer nodes (1 against 2)") {
 		t.Error(got)
 	}
-	if got := tokenWhy(&a, &b, false); !strings.Contains(got, "The cause is chunks of other requests' prompts: fewer in each step") {
+	if got := tokenCause(&a, &b, false); !strings.Contains(got, "The cause is chunks of other requests' prompts: fewer in each step") {
 		t.Error(got)
 	}
 }
