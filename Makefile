@@ -115,9 +115,13 @@ release: $(ZIG)/installed mmdebstrap ## archives, packages, wheels and images fo
 # A Debian that boots in systemd-nspawn, and a package of this tree to install there.
 SYSTEMD_ROOT := .cache/systemd-root-bookworm
 
-test-deploy: $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release ## packages and units under a real systemd, in a container; needs root, two minutes
-	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH) -only binary,pages,deb
-	TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(ls -t $(CURDIR)/.cache/release/*.deb | head -1) $(GO) test -tags deploy -count=1 -v ./deploy/systemd
+test-deploy: $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release ## packages, image and units as they are installed, under a real systemd in a container; needs root, five minutes
+	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null \
+		|| $(call apt,skopeo umoci bubblewrap lintian rpm)
+	rm -rf .cache/release
+	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH)
+	cd deploy/release && TANDEM_DIST=$(CURDIR)/.cache/release $(GO) test -tags deploy -count=1 -v -run 'TestImage|TestWheelInstalls|TestPackages' .
+	TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb) $(GO) test -tags deploy -count=1 -v ./deploy/systemd
 
 $(SYSTEMD_ROOT)/etc/os-release:
 	@command -v systemd-nspawn >/dev/null || $(call apt,systemd-container)

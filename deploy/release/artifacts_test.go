@@ -50,7 +50,7 @@ func TestImage(t *testing.T) {
 	root := dir + "/bundle/rootfs"
 	sandbox := func(args ...string) *exec.Cmd {
 		return exec.Command("bwrap", append([]string{"--ro-bind", root, "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
-			"--unshare-pid", "--unshare-user", "--uid", "65532", "--gid", "65532", "--cap-drop", "ALL", "/usr/bin/tandem"}, args...)...)
+			"--die-with-parent", "--unshare-pid", "--unshare-user", "--uid", "65532", "--gid", "65532", "--cap-drop", "ALL", "/usr/bin/tandem"}, args...)...)
 	}
 	if out, err := sandbox("version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "tandem "+version) {
 		t.Errorf("version: %v\n%s", err, out)
