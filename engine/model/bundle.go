@@ -67,7 +67,7 @@ func ReadTokenizer(folder fs.FS) (*Bundle, error) {
 	return b, err
 }
 
-// text reads what stands between text and tokens.
+// text reads the tokenizer, the chat template and the special tokens.
 func (s *Source) text(b *Bundle) (err error) {
 	if b.TokenizerJSON, err = s.optional("tokenizer.json"); err != nil {
 		return err

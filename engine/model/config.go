@@ -42,20 +42,20 @@ type Config struct {
 	MXFP4        bool          // experts are stored in four bits
 	FP8          *fp8Config    // matrices are stored in floats of 8 bits
 
-	// Wrapped says that the checkpoint has more than the text model, whose weights
-	// have a longer prefix.
+	// Wrapped reports whether the checkpoint is multimodal: the names of the text model's weights
+	// then have another prefix.
 	Wrapped bool
 
 	shard Shard  // whose sizes these are
 	parts *parts // nil: they are of the whole model
 
 	MaxPositions int    // tokens the model was made for, prompt and output
-	DType        string // what the config says the weights are; the files decide
+	DType        string // the type of the weights by config.json; the files decide
 	BOS          int32  // -1: none
 	EOS          []int32
 }
 
-// rawConfig is config.json as it is written. Pointers tell absent from zero.
+// rawConfig is config.json as it is written. A nil pointer is an absent key.
 type rawConfig struct {
 	text []byte // all of it
 
@@ -228,7 +228,7 @@ func (r *rawConfig) supported() error {
 		return fmt.Errorf("%w: config.json: architectures is %q, one is needed", ErrConfig, r.Architectures)
 	}
 	if name := r.Architectures[0]; strings.HasSuffix(name, "ForConditionalGeneration") {
-		return refuse("architectures", name, "of models that see or hear only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
+		return refuse("architectures", name, "of multimodal models only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
 	} else if r.arch == nil {
 		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
 	}

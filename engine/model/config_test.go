@@ -102,11 +102,11 @@ func TestConfigRefuses(t *testing.T) {
 		keys map[string]any
 		want error
 	}{
-		`architectures is MambaForCausalLM; supported: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma`:                                                   {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
-		`architectures is Llama4ForConditionalGeneration; supported: of models that see or hear only the text part of Gemma3ForConditionalGeneration, Gemma4`: {map[string]any{"architectures": []string{"Llama4ForConditionalGeneration"}}, ErrUnsupported},
-		`Gemma4ForConditionalGeneration without a text_config`:                                                                                                {map[string]any{"architectures": []string{"Gemma4ForConditionalGeneration"}}, ErrConfig},
-		`scoring_func is softmax; supported: sigmoid`:                                                                                                         {map[string]any{"architectures": []string{deepseekName}, "scoring_func": "softmax"}, ErrUnsupported},
-		`num_experts_per_tok 8 out of the best topk_group 1 of n_group 64`:                                                                                    {map[string]any{"architectures": []string{deepseekName}, "topk_group": 1, "n_group": 64}, ErrConfig},
+		`architectures is MambaForCausalLM; supported: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma`:                                             {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
+		`architectures is Llama4ForConditionalGeneration; supported: of multimodal models only the text part of Gemma3ForConditionalGeneration, Gemma4`: {map[string]any{"architectures": []string{"Llama4ForConditionalGeneration"}}, ErrUnsupported},
+		`Gemma4ForConditionalGeneration without a text_config`:                                                                                          {map[string]any{"architectures": []string{"Gemma4ForConditionalGeneration"}}, ErrConfig},
+		`scoring_func is softmax; supported: sigmoid`:                                                                                                   {map[string]any{"architectures": []string{deepseekName}, "scoring_func": "softmax"}, ErrUnsupported},
+		`num_experts_per_tok 8 out of the best topk_group 1 of n_group 64`:                                                                              {map[string]any{"architectures": []string{deepseekName}, "topk_group": 1, "n_group": 64}, ErrConfig},
 		`n_group 7, of 256 experts`:                                      {map[string]any{"architectures": []string{deepseekName}, "n_group": 7}, ErrConfig},
 		`qk_rope_head_dim 5 is odd`:                                      {map[string]any{"architectures": []string{deepseekName}, "qk_rope_head_dim": 5}, ErrConfig},
 		`kv_lora_rank is 0`:                                              {map[string]any{"architectures": []string{deepseekName}, "kv_lora_rank": 0}, ErrConfig},

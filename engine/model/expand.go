@@ -24,7 +24,7 @@ type fp8Config struct {
 	Kept  []string // modules that are not in 8 bits, or re: and a pattern of them; files decide
 }
 
-// kept says whether the config leaves a weight out.
+// kept reports whether the config excludes a weight from quantization.
 func (c *fp8Config) kept(name string) bool {
 	module := strings.TrimSuffix(name, ".weight")
 	for _, k := range c.Kept {
@@ -158,7 +158,7 @@ func find(c *safetensors.Checkpoint, name string, q *fp8Config) (s stored, fault
 	return s, ""
 }
 
-// scaleOf says whether a tensor only belongs to one of those that are expected.
+// scaleOf reports whether a tensor holds the scales of one that is expected.
 func scaleOf(name string, expected map[string]bool) bool {
 	for _, end := range []string{"_scale_inv", "_scale"} {
 		if of, ok := strings.CutSuffix(name, end); ok && expected[of] {
@@ -183,8 +183,8 @@ func number(data []byte, i int, dtype string) float32 {
 	return half(binary.LittleEndian.Uint16(data[2*i:]))
 }
 
-// part is a rank's part of the weight, as a backend takes it: where it lies, if
-// that is in one piece.
+// part returns a rank's part of the weight as a backend takes it. The data is a slice of the file
+// where the part is contiguous, else a copy.
 func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 	rows, cols := b.parts[0], b.in()
 	t := backend.Tensor{Name: s.Name, DType: dtypes[s.DType], As: as}

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// ErrAdapter is behind refusals of adapters (LoRA).
+// ErrAdapter wraps refusals of adapters (LoRA).
 var ErrAdapter = errors.New("model: bad adapter")
 
 // Adapter is a low-rank adapter as PEFT saves it: adapter_config.json and
@@ -29,7 +29,7 @@ var ErrAdapter = errors.New("model: bad adapter")
 type Adapter struct {
 	Digest uint64 // of all that it computes: equal digests, equal adapters; not 0
 	Rank   int    // the largest of its A
-	Base   string // what it says that it was trained on
+	Base   string // base_model_name_or_path: the model that it was trained on
 	parts  map[string]*adapterPart
 }
 
@@ -54,8 +54,7 @@ type adapterConfig struct {
 	LoRABias    bool     `json:"lora_bias"`
 	Save        []string `json:"modules_to_save"`
 
-	// Ranks and alphas of the matrices whose name ends as a key says, where PEFT's
-	// r and lora_alpha do not hold.
+	// Ranks and alphas of the matrices whose names end in a key, instead of r and lora_alpha.
 	Ranks  patterns `json:"rank_pattern"`
 	Alphas patterns `json:"alpha_pattern"`
 }
@@ -73,8 +72,8 @@ const maxRank = 512
 func OpenAdapter(dir string) (*Adapter, error) {
 	text, err := regular.ReadFile(filepath.Join(dir, "adapter_config.json"), maxAdapterConfig)
 	if err != nil && !errors.Is(err, regular.ErrKind) && !errors.Is(err, regular.ErrSize) {
-		// Whatever keeps the file from being read, the answer is the same: it must not
-		// tell apart which paths are files, folders or nothing.
+		// The error is the same for every cause, so that clients cannot learn which paths are
+		// files, folders or absent.
 		return nil, fmt.Errorf("%w: %s has no adapter_config.json that can be read; give the folder that PEFT saved: %w", ErrAdapter, dir, fs.ErrNotExist)
 	}
 	if err != nil {
@@ -147,8 +146,8 @@ func (c *adapterConfig) of(matrix string) (rank int, factor float64) {
 	return rank, factor / float64(rank)
 }
 
-// patterns are PEFT's exceptions by name: regular expressions, the first of which
-// that an end of the name matches, from a point on, says the number.
+// patterns are PEFT's exceptions by name: regular expressions. The first one that matches an end
+// of the name, from a dot on, gives the number.
 type patterns []pattern
 
 type pattern struct {
@@ -192,7 +191,7 @@ func (p *patterns) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// of is what the patterns say of a name.
+// of returns the number of the first pattern that matches a name, or otherwise.
 func (p patterns) of(name string, otherwise float64) float64 {
 	for i := range p {
 		if p[i].end.MatchString(name) {
@@ -241,7 +240,7 @@ func (a *Adapter) read(w *safetensors.Checkpoint, c *adapterConfig) error {
 			p.a, p.in = values, t.Shape[1]
 		}
 		if t.Shape[of] != rank {
-			return fmt.Errorf("tensor %s %v is of rank %d, adapter_config.json says %d for it", name, t.Shape, t.Shape[of], rank)
+			return fmt.Errorf("tensor %s %v is of rank %d, adapter_config.json has %d for it", name, t.Shape, t.Shape[of], rank)
 		}
 		a.Rank = max(a.Rank, rank)
 	}
@@ -333,8 +332,8 @@ func (c *Config) AdapterBytes(places, rank int) (n int64) {
 	return n
 }
 
-// Adapters makes room for so many adapters of at most so large a rank, and says
-// how many bytes that takes. It may be called once, before the first step.
+// Adapters allocates places for adapters of at most the given rank, and returns their bytes. It
+// may be called once, before the first step.
 func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
 	if places < 1 || rank < 1 || rank > maxRank {
 		return 0, fmt.Errorf("%w: %d adapters of rank %d, want at least 1, of rank 1 to %d", ErrAdapter, places, rank, maxRank)

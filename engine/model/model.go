@@ -30,8 +30,8 @@ type Options struct {
 	// Shard is the part that is loaded; the backend has the Ranks that have the others.
 	Shard Shard
 
-	// Progress is told the bytes of weights loaded so far and in all, after
-	// each tensor, on the caller's goroutine.
+	// Progress is called with the bytes of weights loaded so far and in total, after each tensor,
+	// on the caller's goroutine.
 	Progress func(done, total int64)
 }
 
@@ -113,7 +113,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 // record them.
 func (m *Model) Forward() { m.net.forward(m.backend) }
 
-// Step runs one step. onMark, when set, hears each layer whose KV is stored.
+// Step runs one step. onMark, when set, is called with each layer whose KV has been stored.
 func (m *Model) Step(step *backend.Step, onMark func(layer int)) error {
 	key, err := m.key(step)
 	if err != nil {
@@ -134,7 +134,7 @@ func (m *Model) key(step *backend.Step) (backend.Key, error) {
 	}, nil
 }
 
-// StartsAhead says whether the model can be given a step while another one runs.
+// StartsAhead reports whether a step can be submitted while another one runs.
 func (m *Model) StartsAhead() bool {
 	_, ok := m.backend.(backend.Ahead)
 	return ok
@@ -166,10 +166,10 @@ func bucket(n int) int {
 	return most
 }
 
-// Capture has the backend record the plans of steps that decode up to so many
-// sequences, the largest first, so that the others fit into the memory that it
-// took. progress, if set, hears after each how many of all are recorded. It returns how
-// many became graphs; 0 from a backend that has none.
+// Capture has the backend record the plans of steps that decode up to seqs sequences. The largest
+// comes first, so that the others fit into the memory that it allocated. progress, if set, is
+// called after each with the number recorded and the total. Capture returns how many plans became
+// graphs; 0 from a backend that has none.
 func (m *Model) Capture(seqs int, progress func(done, of int)) (graphs int, err error) {
 	c, ok := m.backend.(backend.Capturer)
 	if !ok {

@@ -38,7 +38,7 @@ with its KV cache shipped between nodes, unless the last column names an excepti
 		fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s |\n", name, strings.Join(a.types, "`, `"), a.models, a.has)
 	}
 	b.WriteString(`
-## Models that see
+## Multimodal models
 
 Only the text model is loaded and served. Requests with images are refused.
 

@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
-// Quantization is what a checkpoint's matrices are turned into as they are loaded.
-// Vectors stay as they are, and so do routers, which choose between experts whose
-// scores may lie close, and MXFP4 experts, which are small already.
+// Quantization is the type that a checkpoint's matrices are converted to as they are loaded.
+// Vectors and MXFP4 experts stay as they are. So do routers, because rounding could choose other
+// experts where scores are close.
 type Quantization uint8
 
 // Quantizations. INT4 keeps the embedding and the output projection in 8 bits: they
@@ -62,8 +62,8 @@ func (c *Config) LargestMatrix() (n int64) {
 	return n
 }
 
-// WeightBytes is the memory of the weights in the types that the config says they
-// have, or of what they are turned into.
+// WeightBytes returns the memory of the weights in the types of config.json, or in the types that
+// they are converted to.
 func (c *Config) WeightBytes(q Quantization) int64 {
 	return c.weightBytes(q, func(name string, matrix bool) stored {
 		s := stored{Tensor: safetensors.Tensor{DType: "BF16"}}

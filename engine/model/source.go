@@ -42,7 +42,7 @@ var (
 // Source is an open checkpoint folder. Its weights are mapped when first used
 // and stay readable until Close.
 type Source struct {
-	// Name is the folder's name, what the model is called unless told otherwise.
+	// Name is the folder's name, the model's name unless --served-model-name sets another.
 	Name   string
 	Config Config
 
@@ -51,7 +51,7 @@ type Source struct {
 	close   func() error
 }
 
-// wantFolder says what to give instead of another format.
+// wantFolder is the remedy for a model in another format.
 const wantFolder = "give the model's Hugging Face folder, with config.json and safetensors; --quantization int8 or int4 makes it small as it is loaded"
 
 // OpenDir opens a checkpoint folder on disk.
@@ -163,7 +163,7 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 		return s.Config.WeightBytes(q), err
 	case s.Config.FP8 != nil:
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {
-			found, _ := find(c, name, s.Config.FP8) // Load says what is wrong with it
+			found, _ := find(c, name, s.Config.FP8) // Load reports its faults
 			return found
 		}), nil
 	case s.Config.DType == "float16":
@@ -187,7 +187,7 @@ func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 		return local.WeightBytes(q), err
 	}
 	return local.weightBytes(q, func(name string, _ bool) stored {
-		found, _ := find(c, name, s.Config.FP8) // Load says what is wrong with it
+		found, _ := find(c, name, s.Config.FP8) // Load reports its faults
 		return found
 	}), nil
 }
@@ -205,6 +205,5 @@ func (s *Source) ExpandFP8() {
 // Fingerprint.
 func (s *Source) SetContext(positions int) { s.Config.Rope.setContext(positions) }
 
-// Close unmaps the weights. A backend that was told that they stay mapped must
-// be closed before.
+// Close unmaps the weights. A backend with Options.Mapped must be closed before.
 func (s *Source) Close() error { return s.close() }

@@ -4,7 +4,7 @@
 // one machine share the pages; files of an fs.FS are read.
 //
 // Invariant: what Open accepts is whole. Every tensor has a known type, its
-// bytes match its shape and lie inside the file, and no two tensors share a
+// bytes match its shape and are inside the file, and no two tensors share a
 // byte.
 //
 // The package does not convert types, and does not know what the names mean.
@@ -34,7 +34,7 @@ const (
 // maxIndex bounds the index of a sharded checkpoint, as MaxHeader bounds a file.
 const maxIndex = MaxHeader
 
-// ErrNoWeights says that a folder has neither of the two file names.
+// ErrNoWeights is returned for a folder that has neither of the two file names.
 var ErrNoWeights = errors.New("safetensors: no model.safetensors and no model.safetensors.index.json")
 
 // Checkpoint is the open weights of one folder.
@@ -46,7 +46,7 @@ type Checkpoint struct {
 // source is where a checkpoint's files come from.
 type source struct {
 	open func(name string) (fs.File, error)
-	// bytes is a whole file; mapped says that it must be unmapped.
+	// bytes is a whole file; mapped is whether it must be unmapped.
 	bytes func(name string) (data []byte, mapped bool, err error)
 }
 
@@ -98,7 +98,7 @@ func open(s source) (*Checkpoint, error) {
 }
 
 // addIndexed adds the shards that the index names, and of each the tensors that
-// the index says it holds.
+// the index lists for it.
 func (c *Checkpoint) addIndexed(s source) error {
 	text, err := readBounded(s, index)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -7,7 +7,7 @@ import (
 
 // Decode returns the text of ids. Bytes that are no UTF-8 become U+FFFD, one
 // for each longest beginning of a character, as in the reference. Ids outside
-// the vocabulary stand for nothing.
+// the vocabulary add nothing.
 func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 	if t.fallback != nil {
 		return t.decodeFallback(ids, skipSpecial)

@@ -234,8 +234,8 @@ func (f *fallback) decoder(d *component) (err error) {
 	return err
 }
 
-// layOutFallback builds what every token decodes to, and how it is written.
-func (t *Tokenizer) layOutFallback(written []string) error {
+// fillFallback builds what every token decodes to, and how it is written.
+func (t *Tokenizer) fillFallback(written []string) error {
 	f := t.fallback
 	if err := f.written.fill(written); err != nil {
 		return err

@@ -140,7 +140,7 @@ func (c *MessageCache) get(hash uint64) *message {
 	return e.Value.(*message)
 }
 
-// put stores a copy of m: text and ids are slices of somebody's request. A
+// put stores a copy of m: text and ids are slices of a request's. A
 // message of the same hash is replaced.
 func (c *MessageCache) put(m *message) {
 	if m.size() > c.maxSize/maxMessageShare {
