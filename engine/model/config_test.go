@@ -256,6 +256,11 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"architectures":["LlamaForCausalLM"],"rope_parameters":{"rope_type":"llama3","factor":8}}`), []byte(`{}`))
 	f.Add([]byte(`{"architectures":["MistralForCausalLM"],"sliding_window":1}`), []byte(`{}`))
 	f.Add([]byte(`{"architectures":["Qwen3MoeForCausalLM"],"num_experts":4,"num_experts_per_tok":2,"mlp_only_layers":[-1]}`), []byte(`{}`))
+	for name := range architectures {
+		f.Add([]byte(`{"architectures":["`+name+`"],"vocab_size":100,"hidden_size":32,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":48,"num_local_experts":4,
+			"num_experts_per_tok":2,"layer_types":["attention","attention"],"partial_rotary_factor":0.5,"rope_scaling":{"rope_type":"dynamic","factor":2}}`), []byte(`{}`))
+	}
+	f.Add([]byte(`{"architectures":["Qwen3VLForConditionalGeneration"],"text_config":{"model_type":"qwen3_vl_text"}}`), []byte(`{}`))
 	f.Add([]byte(`{"architectures":["X"],"eos_token_id":[],"quantization_config":{}}`), []byte(`null`))
 	f.Fuzz(func(t *testing.T, text, generation []byte) {
 		c, err := parseConfig(text, generation)
