@@ -62,7 +62,7 @@ func ReadTokenizer(folder fs.FS) (*Bundle, error) {
 	s, b := &Source{files: folder}, new(Bundle)
 	err := s.text(b)
 	if err == nil && b.TokenizerJSON == nil {
-		err = fmt.Errorf("%w: it has no tokenizer.json", ErrSource)
+		err = fmt.Errorf("%w: it has no tokenizer.json and no tokenizer.model", ErrSource)
 	}
 	return b, err
 }
@@ -72,10 +72,8 @@ func (s *Source) text(b *Bundle) (err error) {
 	if b.TokenizerJSON, err = s.optional("tokenizer.json"); err != nil {
 		return err
 	}
-	if b.TokenizerJSON != nil {
-		if b.TokenizerJSON, err = s.asClass(b.TokenizerJSON); err != nil {
-			return err
-		}
+	if b.TokenizerJSON, err = s.asClass(b.TokenizerJSON); err != nil {
+		return err
 	}
 	// What tokenizer_config.json leaves out, special_tokens_map.json may have.
 	for _, file := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
@@ -91,17 +89,34 @@ func (s *Source) text(b *Bundle) (err error) {
 }
 
 // asClass returns tokenizer.json as transformers reads it for the class that
-// tokenizer_config.json names.
+// tokenizer_config.json names. A folder without tokenizer.json may have a tokenizer.model
+// that it is made of.
 func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
 	text, err := s.optional("tokenizer_config.json")
-	if err != nil || text == nil {
-		return tokenizerJSON, err
+	if err != nil {
+		return nil, err
+	}
+	if tokenizerJSON == nil {
+		pieces, err := s.optional("tokenizer.model")
+		if pieces == nil {
+			return nil, err
+		}
+		if tokenizerJSON, err = tokenizer.FromSentencePiece(pieces, text); err != nil {
+			return nil, fmt.Errorf("%w: tokenizer.model: %w", ErrUnsupported, err)
+		}
+		return tokenizerJSON, nil
+	}
+	if text == nil {
+		return tokenizerJSON, nil
 	}
 	var l tokenizer.Llama
 	if json.Unmarshal(text, &l) != nil { // tokens reports what is wrong with the file
 		return tokenizerJSON, nil
 	}
-	return l.Apply(tokenizerJSON)
+	if changed, err := l.Apply(tokenizerJSON); err == nil { // loading it reports what is wrong with it
+		return changed, nil
+	}
+	return tokenizerJSON, nil
 }
 
 func (s *Source) tokens(b *Bundle, file string) error {
