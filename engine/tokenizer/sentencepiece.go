@@ -36,9 +36,9 @@ type spmPiece struct {
 	kind uint64
 }
 
-// FromSentencePiece returns the tokenizer.json that transformers makes of a tokenizer.model for the
-// class LlamaTokenizer. config is tokenizer_config.json, or nil. Vocabularies without merges, without
-// byte fallback, or of other classes give an error that wraps ErrUnsupported.
+// FromSentencePiece returns the tokenizer.json that transformers makes of a tokenizer.model for
+// the class LlamaTokenizer. config is tokenizer_config.json, or nil. Vocabularies without merges,
+// without byte fallback, or of other classes give an error that wraps ErrUnsupported.
 func FromSentencePiece(model, config []byte) ([]byte, error) {
 	var c struct {
 		Llama
@@ -122,8 +122,8 @@ func (m *spm) template(bos, eos bool) any {
 	return object{"type": "TemplateProcessing", "single": single, "pair": []object{}, "special_tokens": special}
 }
 
-// pieceMerges returns the pairs of pieces whose concatenation is a piece, in the order of pieces and,
-// of one piece, of the lengths of the pair.
+// pieceMerges returns the pairs of pieces whose concatenation is a piece, in the order of pieces
+// and, of one piece, of the lengths of the pair.
 func pieceMerges(pieces []spmPiece, vocab map[string]int32) [][2]string {
 	var out [][2]string
 	for _, p := range pieces {
