@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -89,22 +90,15 @@ func (s *Source) text(b *Bundle) (err error) {
 }
 
 // asClass returns tokenizer.json as transformers reads it for the class that
-// tokenizer_config.json names. A folder without tokenizer.json may have a tokenizer.model
-// that it is made of.
+// tokenizer_config.json names. In a folder without it, it is made of tekken.json or of
+// tokenizer.model.
 func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
 	text, err := s.optional("tokenizer_config.json")
 	if err != nil {
 		return nil, err
 	}
 	if tokenizerJSON == nil {
-		pieces, err := s.optional("tokenizer.model")
-		if pieces == nil {
-			return nil, err
-		}
-		if tokenizerJSON, err = tokenizer.FromSentencePiece(pieces, text); err != nil {
-			return nil, fmt.Errorf("%w: tokenizer.model: %w", ErrUnsupported, err)
-		}
-		return tokenizerJSON, nil
+		return s.otherTokenizer(text)
 	}
 	if text == nil {
 		return tokenizerJSON, nil
@@ -117,6 +111,35 @@ func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
 		return changed, nil
 	}
 	return tokenizerJSON, nil
+}
+
+// otherTokenizer returns the tokenizer.json that is equal to the folder's tokenizer in another
+// format; nil: there is none. config is tokenizer_config.json, or nil.
+func (s *Source) otherTokenizer(config []byte) ([]byte, error) {
+	for _, f := range []struct {
+		name string
+		read func([]byte) ([]byte, error)
+	}{
+		{"tekken.json", tokenizer.FromTekken},
+		{"tokenizer.model", func(data []byte) ([]byte, error) { return tokenizer.FromSentencePiece(data, config) }},
+		{"tiktoken.model", func([]byte) ([]byte, error) {
+			return nil, errors.New("this format is not read; add a tokenizer.json")
+		}},
+	} {
+		data, err := s.optional(f.name)
+		if err != nil {
+			return nil, err
+		}
+		if data == nil {
+			continue
+		}
+		made, err := f.read(data)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrUnsupported, f.name, err)
+		}
+		return made, nil
+	}
+	return nil, nil
 }
 
 func (s *Source) tokens(b *Bundle, file string) error {

@@ -55,6 +55,12 @@ Only the text model is loaded and served. Requests with images are refused.
 sequence that is served: give `+"`--max-model-len`"+` for the short ones. Nodes on both sides of that
 limit exchange no KV.
 
+## Tokenizers
+
+`+"`tokenizer.json`"+` with BPE, over bytes or over characters with byte fallback; `+"`tekken.json`"+` alone;
+`+"`tokenizer.model`"+` alone, of the class LlamaTokenizer. Unigram and WordPiece vocabularies and
+`+"`tiktoken.model`"+` are refused.
+
 ## Not served
 
 GGUF, AWQ, GPTQ, bitsandbytes and NVFP4 weights; encoders, embedding and reward models; Mamba and
