@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// maxDim bounds each number of a config, so that no product of two overflows,
-// and maxLayers the one that something is allocated for.
+// maxDim bounds each number of a config, so that no product of two overflows. maxLayers bounds the
+// number of layers, because parsing allocates for each.
 const (
 	maxDim    = 1 << 24
 	maxLayers = 1 << 12
@@ -107,7 +107,7 @@ type rawConfig struct {
 	EOS        tokenIDs `json:"eos_token_id"`
 }
 
-// tokenIDs is a token id, several, or null.
+// tokenIDs is one token id, a list of them, or null.
 type tokenIDs []int32
 
 func (t *tokenIDs) UnmarshalJSON(text []byte) error {
@@ -127,8 +127,8 @@ func (t *tokenIDs) UnmarshalJSON(text []byte) error {
 }
 
 // parseConfig reads config.json; the tokens that end a text come from
-// generation_config.json where that has them. What is absent gets the value
-// that transformers gives it.
+// generation_config.json where that has them. Absent keys have transformers'
+// defaults.
 func parseConfig(text, generation []byte) (Config, error) {
 	text, wrapped, err := unwrap(text)
 	if err != nil {
@@ -200,7 +200,7 @@ func or[T any](p *T, absent T) T {
 	return *p
 }
 
-// slidingWindow is sliding_window: 0 for null, absent's value where there is none.
+// slidingWindow returns sliding_window: 0 for null, absent where the key is absent.
 func (r *rawConfig) slidingWindow(absent int) (int, error) {
 	window := absent
 	switch {
@@ -222,7 +222,7 @@ func refuse(key string, value any, want string) error {
 	return fmt.Errorf("%w: config.json: %s is %v; supported: %s", ErrUnsupported, key, value, want)
 }
 
-// supported refuses what this package would compute wrongly.
+// supported refuses settings that this package does not compute.
 func (r *rawConfig) supported() error {
 	if len(r.Architectures) != 1 {
 		return fmt.Errorf("%w: config.json: architectures is %q, one is needed", ErrConfig, r.Architectures)
@@ -290,7 +290,7 @@ func (c *Config) check(explicitHeadDim bool) error {
 	return nil
 }
 
-// endTokens takes eos_token_id of generation_config.json, which wins.
+// endTokens sets the end tokens to eos_token_id of generation_config.json, where it has them.
 func (c *Config) endTokens(generation []byte) error {
 	if generation == nil {
 		return nil

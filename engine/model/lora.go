@@ -33,7 +33,7 @@ type Adapter struct {
 	parts  map[string]*adapterPart
 }
 
-// adapterPart is what it has for one matrix, by the matrix's name.
+// adapterPart is an adapter's pair of matrices for one matrix of the model.
 type adapterPart struct {
 	rank int
 	a, b []float32 // [rank, in], and [out, rank] with the factor
@@ -59,7 +59,7 @@ type adapterConfig struct {
 	Alphas patterns `json:"alpha_pattern"`
 }
 
-// otherwise are keys that change what is computed, in ways that are not served.
+// otherwise are keys that change the computation in ways that are not supported.
 var otherwise = []string{
 	"alora_invocation_tokens", "layer_replication", "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora",
 	"arrow_config", "kasa_config", "monteclora_config", "velora_config",
@@ -97,7 +97,7 @@ func OpenAdapter(dir string) (*Adapter, error) {
 // maxAdapterConfig bounds adapter_config.json, in bytes.
 const maxAdapterConfig = 1 << 20
 
-// parseAdapter reads a config.
+// parseAdapter reads adapter_config.json.
 func parseAdapter(text []byte) (c adapterConfig, err error) {
 	if err := json.Unmarshal(text, &c); err != nil {
 		return c, fmt.Errorf("adapter_config.json: %w", err)
@@ -136,7 +136,7 @@ func parseAdapter(text []byte) (c adapterConfig, err error) {
 	return c, nil
 }
 
-// of are the rank of a matrix's adapter, and the factor on what it adds.
+// of returns the rank of a matrix's adapter and the factor on its product.
 func (c *adapterConfig) of(matrix string) (rank int, factor float64) {
 	rank = int(c.Ranks.of(matrix, float64(c.Rank)))
 	factor = c.Alphas.of(matrix, or(c.Alpha, 8))
@@ -158,7 +158,7 @@ type pattern struct {
 // String shows a refusal what was given.
 func (p pattern) String() string { return fmt.Sprintf("%v for %v", p.value, p.end) }
 
-// maxPatterns bounds them, since each is tried on each matrix.
+// maxPatterns bounds the patterns of an adapter, because each is tried on each matrix.
 const maxPatterns = 1 << 12
 
 // UnmarshalJSON keeps the order of an object, which decides.
@@ -201,10 +201,10 @@ func (p patterns) of(name string, otherwise float64) float64 {
 	return otherwise
 }
 
-// adapterTensor takes a name apart: the matrix that it adapts, and which part it is.
+// adapterTensor splits a tensor's name into the matrix that it adapts and its part, A or B.
 var adapterTensor = regexp.MustCompile(`^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$`)
 
-// read takes the tensors.
+// read reads the tensors of an adapter.
 func (a *Adapter) read(w *safetensors.Checkpoint, c *adapterConfig) error {
 	h := xxhash.New()
 	for _, name := range w.Names() {
@@ -276,7 +276,7 @@ func side(a bool) string {
 	return "lora_B"
 }
 
-// floats are a tensor's values.
+// floats returns a tensor's values.
 func floats(t *safetensors.Tensor) ([]float32, error) {
 	switch t.DType {
 	case "F32":
@@ -301,7 +301,7 @@ func floats(t *safetensors.Tensor) ([]float32, error) {
 	return nil, fmt.Errorf("tensor %s: dtype %s; supported: F32, BF16, F16", t.Name, t.DType)
 }
 
-// half is an IEEE half as a float32.
+// half converts an IEEE half to float32.
 func half(h uint16) float32 {
 	sign, exp, frac := float32(1), int(h>>10&31), float64(h&1023)
 	if h>>15 == 1 {
@@ -316,13 +316,13 @@ func half(h uint16) float32 {
 	return sign * float32(math.Ldexp(1024+frac, exp-25))
 }
 
-// adaptable are the matrices of a model that adapters may have parts for: the
-// projections of attention and of dense MLPs, not experts and not the two ends.
+// adaptable reports whether adapters may have a part for a matrix. They may for projections of
+// attention and of dense MLPs, not for experts, embeddings and the output projection.
 func adaptable(b *binding) bool {
 	return len(b.shape) == 2 && strings.HasPrefix(b.name, "model.layers.") && strings.HasSuffix(b.name, "_proj.weight") && !strings.Contains(b.name, ".experts.")
 }
 
-// AdapterBytes is the memory of so many places for adapters of such a rank.
+// AdapterBytes returns the memory of places for adapters of a rank.
 func (c *Config) AdapterBytes(places, rank int) (n int64) {
 	for _, b := range c.network().weights() {
 		if adaptable(&b) {
@@ -353,9 +353,9 @@ func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
 	return m.config.AdapterBytes(places, rank), to.AllocAdapters(places, rank, targets)
 }
 
-// LoadAdapter puts an adapter into a place, from 1 on, instead of what was there.
-// Like Step it is for the backend's goroutine. An adapter that does not fit is
-// refused, and the place left as it was.
+// LoadAdapter loads an adapter into a place, from 1 on, and replaces the one there. Like Step it
+// belongs to the backend's goroutine. An adapter that does not fit is refused, and the place is
+// unchanged.
 func (m *Model) LoadAdapter(place int, a *Adapter) error {
 	var parts []backend.AdapterPart
 	for name, p := range a.parts {

@@ -8,9 +8,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
-// stack is one tensor of the checkpoint that holds the weights of all experts of
-// a layer, and where they go: each expert's rows of outputs are dealt to as many
-// targets as there are. MXFP4 comes as two tensors, blocks and exponents.
+// stack is one tensor of the checkpoint that holds the weights of all experts of a layer, and
+// their targets: each expert's rows of outputs are distributed over all targets. MXFP4 has two
+// tensors, blocks and exponents.
 type stack struct {
 	names   []string
 	tensors []safetensors.Tensor // found by match
@@ -105,8 +105,8 @@ func (s *stack) load(b backend.Backend, q Quantization) error {
 	return nil
 }
 
-// cut is one expert's weights for one target: of the rows that are dealt to it
-// this rank's, and of these its inputs.
+// cut returns one expert's weights for one target: this rank's part of the target's rows and of
+// their inputs.
 func (s *stack) cut(expert, target int) backend.Tensor {
 	if s.rows != nil {
 		return s.pick(expert, target)
@@ -151,7 +151,7 @@ func (s *stack) cut(expert, target int) backend.Tensor {
 	return t
 }
 
-// appendRows appends bytes [from, from+n) of rows of so many bytes.
+// appendRows appends bytes [from, from+n) of rows that have size bytes each.
 func appendRows(to, data []byte, rows []int, size, from, n int) []byte {
 	to = slices.Grow(to, len(rows)*n)
 	for _, row := range rows {
