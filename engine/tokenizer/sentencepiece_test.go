@@ -104,3 +104,21 @@ func TestSentencePieceRefuses(t *testing.T) {
 		t.Errorf("unigram: %v", err)
 	}
 }
+
+// Neither format makes the converters panic, and what they accept is a tokenizer.json or refused.
+func FuzzOtherFormats(f *testing.F) {
+	f.Add([]byte("\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x12\x05\x18\x02\x98\x02\x01"), false)
+	f.Add([]byte(`{"config":{"pattern":"x","default_vocab_size":259,"default_num_special_tokens":3},"vocab":[{"rank":0,"token_bytes":"AA=="}],"special_tokens":[{"rank":1,"token_str":"<s>"}]}`), true)
+	f.Fuzz(func(t *testing.T, data []byte, tekken bool) {
+		text, err := FromSentencePiece(data, []byte(`{"tokenizer_class":"LlamaTokenizer","add_bos_token":true,"add_eos_token":true}`))
+		if tekken {
+			text, err = FromTekken(data)
+		}
+		if err == nil {
+			_, err = Load(text)
+		}
+		if err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrUnsupported) {
+			t.Fatalf("err = %v", err)
+		}
+	})
+}

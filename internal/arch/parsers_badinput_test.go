@@ -20,7 +20,7 @@ var parsers = map[string][]string{
 	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                           // no bytes of others: logits of all bits, for C kernels that index by them
 	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},       // config.json and the files beside the weights; adapters
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                              // weights and their index
-	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
+	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},          // tokenizer.json; prompts; tekken.json, tokenizer.model
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzLook"},                              // upstreams' answers; bodies of requests
 	"gateway/render/jinja":   {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
