@@ -87,6 +87,9 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 		if b.plus != 0 {
 			s.DType = "F32"
 		}
+		if b.rows != nil { // each with a copy of its scales
+			s.block[0] = 1
+		}
 		n += s.memory(q.of(&b), b.parts[0].n, b.in().n)
 	}
 	if s, ok := net.(stacker); ok {
