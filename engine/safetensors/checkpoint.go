@@ -3,11 +3,11 @@
 // of a directory are mapped, so a tensor costs no memory of its own and nodes of
 // one machine share the pages; files of an fs.FS are read.
 //
-// Invariant: what Open accepts is whole. Every tensor has a known type, its
-// bytes match its shape and are inside the file, and no two tensors share a
-// byte.
+// Invariant: files that Open accepts are complete. Every tensor has a known
+// type, its bytes match its shape and are inside the file, and no two tensors
+// share a byte.
 //
-// The package does not convert types, and does not know what the names mean.
+// The package does not convert types and does not interpret names.
 package safetensors
 
 import (
@@ -174,7 +174,7 @@ func (c *Checkpoint) Names() []string {
 	return slices.Sorted(maps.Keys(c.tensors))
 }
 
-// Rename gives tensors other names, and forgets those for which there is none.
+// Rename renames tensors, and removes those for which to returns false.
 func (c *Checkpoint) Rename(to func(name string) (string, bool)) {
 	renamed := make(map[string]Tensor, len(c.tensors))
 	for name, t := range c.tensors {

@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// fallback is what a vocabulary of characters has besides a byte-level one's: a
-// character without a token of its own becomes the tokens of its bytes, <0x00>
-// to <0xFF>.
+// fallback is the state of a vocabulary of characters. A character without a
+// token becomes the tokens of its bytes, <0x00> to <0xFF>.
 type fallback struct {
 	joins    joins
 	written  tokenBytes // tokens as the file writes them

@@ -78,9 +78,10 @@ type modelJSON struct {
 	Merges                  json.RawMessage  `json:"merges"`
 }
 
-// Load reads a Hugging Face tokenizer.json. What this package cannot reproduce
-// exactly gives an error that wraps ErrUnsupported and names it. A file that is
-// incomplete or contradicts itself gives one that wraps ErrInvalid.
+// Load reads a Hugging Face tokenizer.json. A setting that this package cannot
+// reproduce exactly gives an error that wraps ErrUnsupported and names the
+// setting. A file that is incomplete or contradicts itself gives an error that
+// wraps ErrInvalid.
 func Load(tokenizerJSON []byte) (*Tokenizer, error) {
 	var f file
 	if err := json.Unmarshal(tokenizerJSON, &f); err != nil {
