@@ -27,17 +27,17 @@ import (
 // MaxLookup bounds Speculation's Lookup, in tokens.
 const MaxLookup = 64
 
-// Builtin is the model name that stands for the one in the binary.
+// Builtin is the name of the model that is embedded in the binary.
 const Builtin = "builtin"
 
-// ErrOption is behind refusals of LoadOptions.
+// ErrOption wraps refusals of LoadOptions.
 var ErrOption = errors.New("engine: bad option")
 
-// ErrModel is behind refusals of a model: it is not there, torn, or of a kind that
-// is not computed here.
+// ErrModel wraps refusals of a model: its files are missing or incomplete, or its kind is not
+// supported.
 var ErrModel = errors.New("engine: cannot load the model")
 
-// LoadOptions say which model to serve, and how. Zero values take defaults.
+// LoadOptions select a model and how it is served. Zero values take defaults.
 type LoadOptions struct {
 	Model   string // a Hugging Face folder, or Builtin
 	Device  string // "auto", "cpu", "cuda" or "cuda:N"
@@ -49,7 +49,7 @@ type LoadOptions struct {
 	Threads      int // 0: GOMAXPROCS
 	Logger       *slog.Logger
 
-	CUDALibrary  string  // the shared object with the kernels for GPUs; empty: beside the program
+	CUDALibrary  string  // the shared object with the kernels for GPUs; empty: in the program's folder
 	NCCLLibrary  string  // by which several GPUs compute a model; empty: libnccl.so.2
 	GPUMemory    float64 // share of a GPU's memory that may be taken; 0: 0.9
 	EnforceEager bool    // no graphs on a GPU
@@ -67,7 +67,7 @@ type LoadOptions struct {
 	KVDType     string // "auto" (as the weights), "float32" or "bfloat16"
 	BlockTokens int    // 0: 16
 
-	// KVFile is where KV blocks lie; nil: the device's own memory. Close unmaps only the latter.
+	// KVFile holds the KV blocks; nil: the device's own memory does. Close unmaps only the latter.
 	KVFile KVFile
 
 	TensorParallel TensorParallel
@@ -90,9 +90,9 @@ type LoadOptions struct {
 	FaultBatchOrder bool
 }
 
-// Speculation has tokens guessed, by a draft model or from what stood behind the
-// same words before; the model checks several at once, and only what it would have
-// drawn stays.
+// Speculation configures guessed tokens. A draft model guesses them, or they are copied from behind
+// an earlier occurrence of the same tokens. The model verifies several in one step and keeps those
+// that it would have drawn.
 type Speculation struct {
 	Tokens int    // guesses per step and request, at most; 0: none
 	Model  string // the draft model, as LoadOptions.Model; empty: Lookup
@@ -107,7 +107,7 @@ type KVFile interface {
 	Place(mem []byte) (at int64, ok bool) // of what Map gave, in the file
 }
 
-// Adapters say how many low-rank adapters (LoRA) a node may have loaded.
+// Adapters bound the low-rank adapters (LoRA) that a node may have loaded.
 type Adapters struct {
 	Places  int // 0: none
 	Rank    int // the largest
@@ -115,7 +115,7 @@ type Adapters struct {
 	Root    string // see Options.AdapterRoot
 }
 
-// Lookup is re-exported so that nobody else need import engine/ngram.
+// Lookup is re-exported so that other packages need not import engine/ngram.
 type Lookup = ngram.Lookup
 
 // Loaded is a model on a device, ready to be given to New.
@@ -142,7 +142,7 @@ type Loaded struct {
 	workers *workers.Leader // nil: this process computes the model alone
 	shared  [][]byte        // [regions × ranks] KV pages, where ranks have some
 	groupID []byte          // the name by which ranks' GPUs find each other
-	own     *workers.Memory // where they lie, unless they lie in LoadOptions.KVFile
+	own     *workers.Memory // holds the pages, unless LoadOptions.KVFile does
 }
 
 // OpenModel opens a checkpoint folder or the built-in model.
@@ -191,8 +191,8 @@ func Load(o LoadOptions) (*Loaded, error) {
 	return l, nil
 }
 
-// refuse says which model cannot be loaded, and what to do about a file that is
-// not whole.
+// refuse wraps the error of loading a model with its name and, for files that are incomplete, the
+// remedy.
 func refuse(name string, err error) error {
 	for _, kind := range []error{model.ErrSource, model.ErrConfig, model.ErrUnsupported, model.ErrWeights} {
 		if errors.Is(err, kind) {
@@ -481,7 +481,7 @@ func (l *Loaded) LayoutHash() uint64 {
 	return xxhash.Sum64String(fmt.Sprintf("%s %+v", l.Class, s))
 }
 
-// KVText says in words how a page's bytes are laid out, for people whose nodes' LayoutHash differ.
+// KVText describes the layout of a page's bytes, for logs of nodes whose LayoutHash differ.
 func (l *Loaded) KVText() string {
 	var sizes []string
 	for _, g := range l.KV.Groups {
@@ -493,7 +493,7 @@ func (l *Loaded) KVText() string {
 }
 
 // Regions is how many regions of pages all ranks have together, for kvtransfer to
-// register. Those of a KV region lie side by side, one of each rank.
+// register. A KV region has one of each rank, in the order of ranks.
 func (l *Loaded) Regions() int { return l.KV.Regions * l.Workers() }
 
 // Region is one of them.

@@ -8,6 +8,8 @@ import (
 
 // architecture is how the checkpoints of one name in config.json's architectures are read.
 type architecture struct {
+	models, has string // of the page docs/models.md: what has it, and what it has that Llama has not
+
 	types []string // model_type of a config.json without architectures
 
 	// config reads what config.json has in addition to the common keys; nil: nothing.
@@ -27,36 +29,127 @@ type architecture struct {
 
 // architectures are the models that this package computes, by the name in config.json.
 var architectures = map[string]*architecture{
-	"LlamaForCausalLM":     {types: []string{"llama"}, config: configLlama},
-	"MistralForCausalLM":   {types: []string{"mistral"}, config: configMistral},
-	"MinistralForCausalLM": {types: []string{"ministral"}, config: configMistral},
-	"Ministral3ForCausalLM": {types: []string{"ministral3"}, config: configMinistral3, theta: 1e6,
-		ropeKeys: []string{"llama_4_scaling_beta", "max_position_embeddings"}},
-	"MixtralForCausalLM": {types: []string{"mixtral"}, config: configMixtral, theta: 1e6,
-		rename: strings.NewReplacer(append([]string{".mlp.gate.", ".block_sparse_moe.gate."}, expertNames...)...)},
-	"Qwen2ForCausalLM":            {types: []string{"qwen2", "qwen2_5_vl_text"}, config: configQwen2},
-	"Qwen3ForCausalLM":            {types: []string{"qwen3", "qwen3_vl_text"}, config: configQwen3},
-	"Qwen3MoeForCausalLM":         {types: []string{"qwen3_moe"}, config: configQwen3MoE},
-	"GemmaForCausalLM":            {types: []string{"gemma"}, config: configGemma, gelu: true},
-	"Gemma2ForCausalLM":           {types: []string{"gemma2"}, config: configGemma2, gelu: true, rename: gemmaNorms},
-	"Gemma3ForCausalLM":           {types: []string{"gemma3_text"}, config: configGemma3, gelu: true, theta: 1e6, rename: gemmaNorms},
-	gemma4Name:                    {types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true},
-	"Phi3ForCausalLM":             {types: []string{"phi3"}, config: configPhi3, partial: 1, fused: []fusion{fusedQKV, fusedGateUp}},
-	"Olmo2ForCausalLM":            {types: []string{"olmo2"}, config: configOLMo2, rename: strings.NewReplacer(".post_self_attn_layernorm.", ".post_attention_layernorm.", ".post_mlp_layernorm.", ".post_feedforward_layernorm.")},
-	"GraniteForCausalLM":          {types: []string{"granite"}, config: configGranite},
-	"GraniteMoeForCausalLM":       {types: []string{"granitemoe"}, config: configGraniteMoE, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
-	"GraniteMoeSharedForCausalLM": {types: []string{"granitemoeshared"}, config: configGraniteMoE, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
-	"GraniteMoeHybridForCausalLM": {types: []string{"granitemoehybrid"}, config: configGraniteHybrid, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
-	"SmolLM3ForCausalLM":          {types: []string{"smollm3"}, config: configSmolLM3, theta: 2e6},
-	"GlmForCausalLM":              {types: []string{"glm"}, config: configGLM, partial: 0.5, fused: []fusion{fusedGateUp}},
-	"Glm4ForCausalLM":             {types: []string{"glm4"}, config: configGLM4, partial: 0.5, fused: []fusion{fusedGateUp}},
-	"Glm4MoeForCausalLM":          {types: []string{"glm4_moe"}, config: configGLM4MoE, partial: 0.5, extraLayers: true},
-	"MiniMaxM2ForCausalLM": {types: []string{"minimax_m2"}, config: configMiniMaxM2, theta: 5e6, partial: 1, extraLayers: true,
-		rename: strings.NewReplacer(append([]string{".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".mlp.gate.e_score", ".block_sparse_moe.e_score"}, expertNames...)...)},
-	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
-		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
-	"DeepseekV2ForCausalLM": {types: []string{"deepseek_v2"}, config: configDeepseekV2},
-	deepseekName:            {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},
+	"LlamaForCausalLM": {
+		models: "Llama 2 and 3, TinyLlama, Yi, DeepSeek-R1-Distill-Llama",
+		types:  []string{"llama"}, config: configLlama,
+	},
+	"MistralForCausalLM": {
+		models: "Mistral 7B, Nemo, Small", has: "windows",
+		types: []string{"mistral"}, config: configMistral,
+	},
+	"MinistralForCausalLM": {
+		models: "Ministral 8B", has: "windows by layer",
+		types: []string{"ministral"}, config: configMistral,
+	},
+	"Ministral3ForCausalLM": {
+		models: "Ministral 3", has: "queries grow with the position",
+		types: []string{"ministral3"}, config: configMinistral3, theta: 1e6,
+		ropeKeys: []string{"llama_4_scaling_beta", "max_position_embeddings"},
+	},
+	"MixtralForCausalLM": {
+		models: "Mixtral 8x7B, 8x22B", has: "experts",
+		types: []string{"mixtral"}, config: configMixtral, theta: 1e6,
+		rename: strings.NewReplacer(append([]string{".mlp.gate.", ".block_sparse_moe.gate."}, expertNames...)...),
+	},
+	"Qwen2ForCausalLM": {
+		models: "Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen", has: "biases; windows of the last layers",
+		types: []string{"qwen2", "qwen2_5_vl_text"}, config: configQwen2,
+	},
+	"Qwen3ForCausalLM": {
+		models: "Qwen3", has: "norms of heads",
+		types: []string{"qwen3", "qwen3_vl_text"}, config: configQwen3,
+	},
+	"Qwen3MoeForCausalLM": {
+		models: "Qwen3-MoE", has: "norms of heads, experts",
+		types: []string{"qwen3_moe"}, config: configQwen3MoE,
+	},
+	"GemmaForCausalLM": {
+		models: "Gemma 1",
+		types:  []string{"gemma"}, config: configGemma, gelu: true,
+	},
+	"Gemma2ForCausalLM": {
+		models: "Gemma 2", has: "bounded scores and logits, windows by layer",
+		types: []string{"gemma2"}, config: configGemma2, gelu: true,
+		rename: gemmaNorms,
+	},
+	"Gemma3ForCausalLM": {
+		models: "Gemma 3", has: "windows by layer with a rotation of their own, norms of heads",
+		types: []string{"gemma3_text"}, config: configGemma3, gelu: true, theta: 1e6,
+		rename: gemmaNorms,
+	},
+	gemma4Name: {
+		models: "Gemma 4", has: "heads of two sizes, experts, embeddings by layer, shared KV",
+		types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true,
+	},
+	"Phi3ForCausalLM": {
+		models: "Phi-3, Phi-4, Phi-4-mini", has: "fused matrices, partial rotation",
+		types: []string{"phi3"}, config: configPhi3, partial: 1,
+		fused: []fusion{fusedQKV, fusedGateUp},
+	},
+	"Olmo2ForCausalLM": {
+		models: "OLMo 2", has: "norms behind attention and MLP; no tensor parallelism",
+		types: []string{"olmo2"}, config: configOLMo2,
+		rename: strings.NewReplacer(".post_self_attn_layernorm.", ".post_attention_layernorm.", ".post_mlp_layernorm.", ".post_feedforward_layernorm."),
+	},
+	"GraniteForCausalLM": {
+		models: "Granite 3", has: "multipliers",
+		types: []string{"granite"}, config: configGranite,
+	},
+	"GraniteMoeForCausalLM": {
+		models: "Granite 3 with experts", has: "multipliers, experts",
+		types: []string{"granitemoe"}, config: configGraniteMoE,
+		rename: graniteNames,
+		fused:  graniteShared, stacked: graniteExperts,
+	},
+	"GraniteMoeSharedForCausalLM": {
+		models: "Granite 3 with experts", has: "multipliers, experts and a shared MLP",
+		types: []string{"granitemoeshared"}, config: configGraniteMoE,
+		rename: graniteNames,
+		fused:  graniteShared, stacked: graniteExperts,
+	},
+	"GraniteMoeHybridForCausalLM": {
+		models: "Granite 4 whose layers are all attention", has: "multipliers, experts and a shared MLP; no Mamba layers",
+		types: []string{"granitemoehybrid"}, config: configGraniteHybrid,
+		rename: graniteNames,
+		fused:  graniteShared, stacked: graniteExperts,
+	},
+	"SmolLM3ForCausalLM": {
+		models: "SmolLM3", has: "layers that do not rotate",
+		types: []string{"smollm3"}, config: configSmolLM3, theta: 2e6,
+	},
+	"GlmForCausalLM": {
+		models: "GLM-4-9B", has: "partial rotation, biases",
+		types: []string{"glm"}, config: configGLM, partial: 0.5,
+		fused: []fusion{fusedGateUp},
+	},
+	"Glm4ForCausalLM": {
+		models: "GLM-4-0414, GLM-Z1", has: "partial rotation, biases, norms around attention and MLP",
+		types: []string{"glm4"}, config: configGLM4, partial: 0.5,
+		fused: []fusion{fusedGateUp},
+	},
+	"Glm4MoeForCausalLM": {
+		models: "GLM-4.5, GLM-4.6", has: "partial rotation, experts and shared ones",
+		types: []string{"glm4_moe"}, config: configGLM4MoE, partial: 0.5, extraLayers: true,
+	},
+	"MiniMaxM2ForCausalLM": {
+		models: "MiniMax-M2", has: "partial rotation, experts; no tensor parallelism",
+		types: []string{"minimax_m2"}, config: configMiniMaxM2, theta: 5e6, partial: 1, extraLayers: true,
+		rename: strings.NewReplacer(append([]string{".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".mlp.gate.e_score", ".block_sparse_moe.e_score"}, expertNames...)...),
+	},
+	gptOSSName: {
+		models: "GPT-OSS 20B and 120B", has: "sinks, windows by layer, experts in MXFP4",
+		types: []string{"gpt_oss"}, config: configGPTOSS,
+		rename:  strings.NewReplacer(".mlp.gate.", ".mlp.router."),
+		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true},
+	},
+	"DeepseekV2ForCausalLM": {
+		models: "DeepSeek-V2, V2-Lite", has: "latents instead of KV, experts in groups and shared ones",
+		types: []string{"deepseek_v2"}, config: configDeepseekV2,
+	},
+	deepseekName: {
+		models: "DeepSeek-V3, V3.1, R1, Kimi K2", has: "latents instead of KV, experts in groups and shared ones",
+		types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true,
+	},
 }
 
 // Tensors that several architectures name alike.

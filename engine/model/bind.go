@@ -31,11 +31,11 @@ func (b *binding) in() part {
 	return b.parts[1]
 }
 
-// bindings walks a struct of weights. A backend.Weight field has two tags: hf,
-// its Hugging Face name below the struct's prefix, and shape, its dimensions by
-// the names in dims, which say what part of them is to be loaded. A struct, or a pointer to one, has the tag hf alone, which
-// its names begin with; a nil pointer binds nothing, an embedded struct needs no
-// tag. A slice of structs is one struct per layer or expert, named hf.0., hf.1., …
+// bindings walks a struct of weights. A backend.Weight field has two tags: hf, its Hugging Face
+// name below the struct's prefix, and shape, its dimensions by their names in dims, which has the
+// part of each that is loaded. A struct, or a pointer to one, has only the tag hf, the prefix of
+// its names. A nil pointer binds nothing, and an embedded struct needs no tag. A slice of structs
+// is one struct for each layer or expert, named hf.0., hf.1., …
 func bindings(weights any, prefix string, dims map[string]part) []binding {
 	return bindStruct(reflect.ValueOf(weights).Elem(), prefix, dims)
 }

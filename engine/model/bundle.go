@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -62,20 +63,18 @@ func ReadTokenizer(folder fs.FS) (*Bundle, error) {
 	s, b := &Source{files: folder}, new(Bundle)
 	err := s.text(b)
 	if err == nil && b.TokenizerJSON == nil {
-		err = fmt.Errorf("%w: it has no tokenizer.json", ErrSource)
+		err = fmt.Errorf("%w: it has no tokenizer.json and no tokenizer.model", ErrSource)
 	}
 	return b, err
 }
 
-// text reads what stands between text and tokens.
+// text reads the tokenizer, the chat template and the special tokens.
 func (s *Source) text(b *Bundle) (err error) {
 	if b.TokenizerJSON, err = s.optional("tokenizer.json"); err != nil {
 		return err
 	}
-	if b.TokenizerJSON != nil {
-		if b.TokenizerJSON, err = s.asClass(b.TokenizerJSON); err != nil {
-			return err
-		}
+	if b.TokenizerJSON, err = s.asClass(b.TokenizerJSON); err != nil {
+		return err
 	}
 	// What tokenizer_config.json leaves out, special_tokens_map.json may have.
 	for _, file := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
@@ -91,17 +90,56 @@ func (s *Source) text(b *Bundle) (err error) {
 }
 
 // asClass returns tokenizer.json as transformers reads it for the class that
-// tokenizer_config.json names.
+// tokenizer_config.json names. In a folder without it, it is made of tekken.json or of
+// tokenizer.model.
 func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
 	text, err := s.optional("tokenizer_config.json")
-	if err != nil || text == nil {
-		return tokenizerJSON, err
+	if err != nil {
+		return nil, err
+	}
+	if tokenizerJSON == nil {
+		return s.otherTokenizer(text)
+	}
+	if text == nil {
+		return tokenizerJSON, nil
 	}
 	var l tokenizer.Llama
 	if json.Unmarshal(text, &l) != nil { // tokens reports what is wrong with the file
 		return tokenizerJSON, nil
 	}
-	return l.Apply(tokenizerJSON)
+	if changed, err := l.Apply(tokenizerJSON); err == nil { // loading it reports what is wrong with it
+		return changed, nil
+	}
+	return tokenizerJSON, nil
+}
+
+// otherTokenizer returns the tokenizer.json that is equal to the folder's tokenizer in another
+// format; nil: there is none. config is tokenizer_config.json, or nil.
+func (s *Source) otherTokenizer(config []byte) ([]byte, error) {
+	for _, f := range []struct {
+		name string
+		read func([]byte) ([]byte, error)
+	}{
+		{"tekken.json", tokenizer.FromTekken},
+		{"tokenizer.model", func(data []byte) ([]byte, error) { return tokenizer.FromSentencePiece(data, config) }},
+		{"tiktoken.model", func([]byte) ([]byte, error) {
+			return nil, errors.New("this format is not read; add a tokenizer.json")
+		}},
+	} {
+		data, err := s.optional(f.name)
+		if err != nil {
+			return nil, err
+		}
+		if data == nil {
+			continue
+		}
+		made, err := f.read(data)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrUnsupported, f.name, err)
+		}
+		return made, nil
+	}
+	return nil, nil
 }
 
 func (s *Source) tokens(b *Bundle, file string) error {

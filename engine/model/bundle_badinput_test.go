@@ -1,9 +1,15 @@
 package model
 
 import (
+	"compress/gzip"
+	"encoding/json"
 	"errors"
+	"os"
+	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
 
 // The files beside the weights are the user's, and each may be torn.
@@ -29,4 +35,40 @@ func FuzzBundle(f *testing.F) {
 			t.Fatalf("accepted defaults %+v: %v", b.Defaults, err)
 		}
 	})
+}
+
+// A folder with tokenizer.model alone is served as text where its class is known.
+func TestBundleOfSentencePiece(t *testing.T) {
+	f, err := os.Open("../tokenizer/testdata/sentencepiece.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g struct {
+		Model []byte `json:"model"`
+	}
+	if err := json.NewDecoder(z).Decode(&g); err != nil {
+		t.Fatal(err)
+	}
+	folder := fstest.MapFS{"tokenizer.model": {Data: g.Model}, "tokenizer_config.json": {Data: []byte(`{"tokenizer_class":"LlamaTokenizer","bos_token":"<s>"}`)}}
+	b, err := ReadTokenizer(folder)
+	if err != nil || b.BosToken != "<s>" {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	if _, err := tokenizer.Load(b.TokenizerJSON); err != nil {
+		t.Error(err)
+	}
+	folder["tokenizer_config.json"].Data = []byte(`{"tokenizer_class":"XGLMTokenizer"}`)
+	if _, err := ReadTokenizer(folder); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "XGLMTokenizer") {
+		t.Errorf("err = %v", err)
+	}
+	for name, want := range map[string]string{"tiktoken.model": "tiktoken.model: this format is not read", "tekken.json": "tekken.json: default_vocab_size 0"} {
+		if _, err := ReadTokenizer(fstest.MapFS{name: {Data: []byte("{}")}}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: err = %v", name, err)
+		}
+	}
 }

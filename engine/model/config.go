@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// maxDim bounds each number of a config, so that no product of two overflows,
-// and maxLayers the one that something is allocated for.
+// maxDim bounds each number of a config, so that no product of two overflows. maxLayers bounds the
+// number of layers, because parsing allocates for each.
 const (
 	maxDim    = 1 << 24
 	maxLayers = 1 << 12
@@ -42,20 +42,20 @@ type Config struct {
 	MXFP4        bool          // experts are stored in four bits
 	FP8          *fp8Config    // matrices are stored in floats of 8 bits
 
-	// Wrapped says that the checkpoint has more than the text model, whose weights
-	// have a longer prefix.
+	// Wrapped reports whether the checkpoint is multimodal: the names of the text model's weights
+	// then have another prefix.
 	Wrapped bool
 
 	shard Shard  // whose sizes these are
 	parts *parts // nil: they are of the whole model
 
 	MaxPositions int    // tokens the model was made for, prompt and output
-	DType        string // what the config says the weights are; the files decide
+	DType        string // the type of the weights by config.json; the files decide
 	BOS          int32  // -1: none
 	EOS          []int32
 }
 
-// rawConfig is config.json as it is written. Pointers tell absent from zero.
+// rawConfig is config.json as it is written. A nil pointer is an absent key.
 type rawConfig struct {
 	text []byte // all of it
 
@@ -107,7 +107,7 @@ type rawConfig struct {
 	EOS        tokenIDs `json:"eos_token_id"`
 }
 
-// tokenIDs is a token id, several, or null.
+// tokenIDs is one token id, a list of them, or null.
 type tokenIDs []int32
 
 func (t *tokenIDs) UnmarshalJSON(text []byte) error {
@@ -127,8 +127,8 @@ func (t *tokenIDs) UnmarshalJSON(text []byte) error {
 }
 
 // parseConfig reads config.json; the tokens that end a text come from
-// generation_config.json where that has them. What is absent gets the value
-// that transformers gives it.
+// generation_config.json where that has them. Absent keys have transformers'
+// defaults.
 func parseConfig(text, generation []byte) (Config, error) {
 	text, wrapped, err := unwrap(text)
 	if err != nil {
@@ -200,7 +200,7 @@ func or[T any](p *T, absent T) T {
 	return *p
 }
 
-// slidingWindow is sliding_window: 0 for null, absent's value where there is none.
+// slidingWindow returns sliding_window: 0 for null, absent where the key is absent.
 func (r *rawConfig) slidingWindow(absent int) (int, error) {
 	window := absent
 	switch {
@@ -222,13 +222,13 @@ func refuse(key string, value any, want string) error {
 	return fmt.Errorf("%w: config.json: %s is %v; supported: %s", ErrUnsupported, key, value, want)
 }
 
-// supported refuses what this package would compute wrongly.
+// supported refuses settings that this package does not compute.
 func (r *rawConfig) supported() error {
 	if len(r.Architectures) != 1 {
 		return fmt.Errorf("%w: config.json: architectures is %q, one is needed", ErrConfig, r.Architectures)
 	}
 	if name := r.Architectures[0]; strings.HasSuffix(name, "ForConditionalGeneration") {
-		return refuse("architectures", name, "of models that see or hear only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
+		return refuse("architectures", name, "of multimodal models only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
 	} else if r.arch == nil {
 		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
 	}
@@ -290,7 +290,7 @@ func (c *Config) check(explicitHeadDim bool) error {
 	return nil
 }
 
-// endTokens takes eos_token_id of generation_config.json, which wins.
+// endTokens sets the end tokens to eos_token_id of generation_config.json, where it has them.
 func (c *Config) endTokens(generation []byte) error {
 	if generation == nil {
 		return nil

@@ -102,11 +102,11 @@ func TestConfigRefuses(t *testing.T) {
 		keys map[string]any
 		want error
 	}{
-		`architectures is MambaForCausalLM; supported: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma`:                                                   {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
-		`architectures is Llama4ForConditionalGeneration; supported: of models that see or hear only the text part of Gemma3ForConditionalGeneration, Gemma4`: {map[string]any{"architectures": []string{"Llama4ForConditionalGeneration"}}, ErrUnsupported},
-		`Gemma4ForConditionalGeneration without a text_config`:                                                                                                {map[string]any{"architectures": []string{"Gemma4ForConditionalGeneration"}}, ErrConfig},
-		`scoring_func is softmax; supported: sigmoid`:                                                                                                         {map[string]any{"architectures": []string{deepseekName}, "scoring_func": "softmax"}, ErrUnsupported},
-		`num_experts_per_tok 8 out of the best topk_group 1 of n_group 64`:                                                                                    {map[string]any{"architectures": []string{deepseekName}, "topk_group": 1, "n_group": 64}, ErrConfig},
+		`architectures is MambaForCausalLM; supported: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma`:                                             {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
+		`architectures is Llama4ForConditionalGeneration; supported: of multimodal models only the text part of Gemma3ForConditionalGeneration, Gemma4`: {map[string]any{"architectures": []string{"Llama4ForConditionalGeneration"}}, ErrUnsupported},
+		`Gemma4ForConditionalGeneration without a text_config`:                                                                                          {map[string]any{"architectures": []string{"Gemma4ForConditionalGeneration"}}, ErrConfig},
+		`scoring_func is softmax; supported: sigmoid`:                                                                                                   {map[string]any{"architectures": []string{deepseekName}, "scoring_func": "softmax"}, ErrUnsupported},
+		`num_experts_per_tok 8 out of the best topk_group 1 of n_group 64`:                                                                              {map[string]any{"architectures": []string{deepseekName}, "topk_group": 1, "n_group": 64}, ErrConfig},
 		`n_group 7, of 256 experts`:                                      {map[string]any{"architectures": []string{deepseekName}, "n_group": 7}, ErrConfig},
 		`qk_rope_head_dim 5 is odd`:                                      {map[string]any{"architectures": []string{deepseekName}, "qk_rope_head_dim": 5}, ErrConfig},
 		`kv_lora_rank is 0`:                                              {map[string]any{"architectures": []string{deepseekName}, "kv_lora_rank": 0}, ErrConfig},
@@ -256,6 +256,11 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"architectures":["LlamaForCausalLM"],"rope_parameters":{"rope_type":"llama3","factor":8}}`), []byte(`{}`))
 	f.Add([]byte(`{"architectures":["MistralForCausalLM"],"sliding_window":1}`), []byte(`{}`))
 	f.Add([]byte(`{"architectures":["Qwen3MoeForCausalLM"],"num_experts":4,"num_experts_per_tok":2,"mlp_only_layers":[-1]}`), []byte(`{}`))
+	for name := range architectures {
+		f.Add([]byte(`{"architectures":["`+name+`"],"vocab_size":100,"hidden_size":32,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":48,"num_local_experts":4,
+			"num_experts_per_tok":2,"layer_types":["attention","attention"],"partial_rotary_factor":0.5,"rope_scaling":{"rope_type":"dynamic","factor":2}}`), []byte(`{}`))
+	}
+	f.Add([]byte(`{"architectures":["Qwen3VLForConditionalGeneration"],"text_config":{"model_type":"qwen3_vl_text"}}`), []byte(`{}`))
 	f.Add([]byte(`{"architectures":["X"],"eos_token_id":[],"quantization_config":{}}`), []byte(`null`))
 	f.Fuzz(func(t *testing.T, text, generation []byte) {
 		c, err := parseConfig(text, generation)

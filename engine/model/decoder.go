@@ -10,7 +10,8 @@ import (
 )
 
 // decoder is the network of every architecture but Gemma 4: blocks of attention and a gated MLP
-// around a residual stream. Config.Features, Config.MoE and Config.Latent say what its blocks do.
+// around a residual stream. Config.Features, Config.MoE and Config.Latent
+// select what its blocks compute.
 // The tags hold Llama's names of tensors; the architecture's table entry has the names that differ.
 type decoder struct {
 	Embed  backend.Weight `hf:"model.embed_tokens.weight" shape:"vocab,hidden"`

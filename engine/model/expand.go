@@ -13,18 +13,18 @@ import (
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
-// F16 is expanded to float32, which holds its values exactly, as it is loaded.
-// F8_E4M3 stays with its scales, unless it is turned into 8 or 4 bits, from float32,
-// or the backend has no products with it: then it becomes bfloat16.
+// F16 is converted to float32, which holds its values exactly, as it is loaded. F8_E4M3 stays with
+// its scales, unless it is quantized to 8 or 4 bits, from float32, or the backend has no FP8
+// products: then it is converted to bfloat16.
 
-// fp8Config is how a checkpoint scales its weights in 8 bits; nil without any.
+// fp8Config is the layout of a checkpoint's scales of weights in FP8; nil: it has none.
 type fp8Config struct {
 	Block [2]int   // rows and columns of a block with one scale; 0: per row or per tensor
 	Wide  bool     // they are expanded
 	Kept  []string // modules that are not in 8 bits, or re: and a pattern of them; files decide
 }
 
-// kept says whether the config leaves a weight out.
+// kept reports whether the config excludes a weight from quantization.
 func (c *fp8Config) kept(name string) bool {
 	module := strings.TrimSuffix(name, ".weight")
 	for _, k := range c.Kept {
@@ -110,7 +110,7 @@ func blocks(size []int) (*fp8Config, error) {
 	return &fp8Config{Block: [2]int(size)}, nil
 }
 
-// stored is a weight as the files have it.
+// stored is a weight in the files' layout.
 type stored struct {
 	safetensors.Tensor
 	scales safetensors.Tensor // of F8_E4M3
@@ -118,7 +118,7 @@ type stored struct {
 	wide   bool               // F8_E4M3 is expanded
 }
 
-// find is a tensor with the scales that belong to it, and what is wrong with them.
+// find returns a tensor with its scales, and a description of what does not fit; empty: all fits.
 func find(c *safetensors.Checkpoint, name string, q *fp8Config) (s stored, fault string) {
 	t, ok := c.Tensor(name)
 	if !ok {
@@ -158,7 +158,7 @@ func find(c *safetensors.Checkpoint, name string, q *fp8Config) (s stored, fault
 	return s, ""
 }
 
-// scaleOf says whether a tensor only belongs to one of those that are expected.
+// scaleOf reports whether a tensor holds the scales of one that is expected.
 func scaleOf(name string, expected map[string]bool) bool {
 	for _, end := range []string{"_scale_inv", "_scale"} {
 		if of, ok := strings.CutSuffix(name, end); ok && expected[of] {
@@ -172,7 +172,7 @@ func scaleOf(name string, expected map[string]bool) bool {
 // widths are the bytes of the types that are read; number reads all but the last.
 var widths = map[string]int{"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 
-// number is element i of data.
+// number returns element i of data.
 func number(data []byte, i int, dtype string) float32 {
 	switch dtype {
 	case "F32":
@@ -183,8 +183,8 @@ func number(data []byte, i int, dtype string) float32 {
 	return half(binary.LittleEndian.Uint16(data[2*i:]))
 }
 
-// part is a rank's part of the weight, as a backend takes it: where it lies, if
-// that is in one piece.
+// part returns a rank's part of the weight as a backend takes it. The data is a slice of the file
+// where the part is contiguous, else a copy.
 func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 	rows, cols := b.parts[0], b.in()
 	t := backend.Tensor{Name: s.Name, DType: dtypes[s.DType], As: as}
@@ -227,13 +227,13 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 	return s.widen(t)
 }
 
-// scale is that of a block.
+// scale returns the scale of a block.
 func (s *stored) scale(down, across int) float32 {
 	return number(s.scales.Data, down*((s.Shape[1]-1)/s.block[1]+1)+across, s.scales.DType)
 }
 
-// pickScales are those of rows of the matrix, which turned become columns: then
-// they are neighbours, as far as blocks have several.
+// pickScales returns the scales of some rows of the matrix. Rows that become columns (turned) are
+// neighbours where a block has several.
 func (s *stored) pickScales(rows []int, turned bool) *backend.Scales {
 	p := &backend.Scales{Rows: 1, Cols: s.block[1]}
 	across := (s.Shape[1]-1)/s.block[1] + 1
@@ -254,7 +254,7 @@ func (s *stored) pickScales(rows []int, turned bool) *backend.Scales {
 	return p
 }
 
-// widen expands FP8 where it does not stay.
+// widen converts FP8 where it does not stay.
 func (s *stored) widen(t backend.Tensor) backend.Tensor {
 	switch {
 	case t.As != 0:
@@ -265,7 +265,7 @@ func (s *stored) widen(t backend.Tensor) backend.Tensor {
 	return t
 }
 
-// whole is all of a weight of a type that backends do not take.
+// whole returns all of a weight in float32, for types that backends do not take.
 func (s *stored) whole() backend.Tensor {
 	t := backend.Tensor{Name: s.Name, Shape: s.Shape}
 	cols := s.Shape[len(s.Shape)-1]

@@ -30,7 +30,7 @@ func (m *MoEConfig) layer(i int) bool {
 	return m.Experts > 0 && i >= m.FirstDense && (i+1)%m.Every == 0 && !slices.Contains(m.Dense, i)
 }
 
-// check bounds what the config says of experts.
+// check bounds the configuration of experts.
 func (m *MoEConfig) check(c *Config) error {
 	if m.Experts < 1 || m.Experts > maxExperts || m.TopK < 1 || m.TopK > m.Experts {
 		return fmt.Errorf("%w: config.json: num_experts_per_tok is %d, num_experts %d of at most %d", ErrConfig, m.TopK, m.Experts, maxExperts)

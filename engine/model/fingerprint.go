@@ -11,16 +11,16 @@ import (
 // GB. Of a larger one each tensor gives sampledPages pages of pageBytes, spread
 // evenly from its first to its last byte: reading everything would cost a cold
 // start minutes, and training, merging and quantizing change every page of a
-// matrix. Damage on disk is not what this looks for.
+// matrix. The hash does not detect damage on disk.
 const (
 	wholeBytes   = 1 << 30
 	sampledPages = 16
 	pageBytes    = 4096
 )
 
-// Fingerprint names what this checkpoint computes: equal on every machine for
-// equal weights and settings, whatever the files are called and however the
-// config is spelled. It is the model's part of the numerics class.
+// Fingerprint returns a hash of weights and settings, the model's part of the numerics class. It
+// is equal on every machine, and depends neither on the names of files nor on the spelling of the
+// config.
 func (s *Source) Fingerprint() (uint64, error) {
 	checkpoint, err := s.weights()
 	if err != nil {

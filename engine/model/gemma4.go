@@ -7,11 +7,10 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// gemma4 is Gemma4ForCausalLM. Five of six layers see a window with heads of one
-// size, the others see all with heads of another; norms stand before and after
-// attention and MLP. Some models have experts beside each dense MLP, some use the
-// keys of full layers as values, some give each layer an embedding of its own and
-// let the last layers read the KV of earlier ones.
+// gemma4 is Gemma4ForCausalLM. Five of six layers have a window and heads of one size, the others
+// have no window and heads of another. Norms precede and follow attention and MLP. Some models have
+// experts in addition to each dense MLP, some use the keys of full layers as values. Some give each
+// layer an embedding of its own, and their last layers read the KV of earlier ones.
 type gemma4 struct {
 	Embed backend.Weight `hf:"model.embed_tokens.weight" shape:"vocab,hidden"`
 	Norm  backend.Weight `hf:"model.norm.weight" shape:"hidden"`
@@ -152,7 +151,7 @@ func newGemma4(c *Config) network {
 	return m
 }
 
-// wide says whether layer i's MLP is twice as wide.
+// wide reports whether layer i's MLP is twice as wide.
 func (m *gemma4) wide(i int) bool {
 	return m.cfg.Gemma4.DoubleWide && i >= m.cfg.Layers-m.cfg.Gemma4.Shared
 }

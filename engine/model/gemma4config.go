@@ -1,7 +1,6 @@
 package model
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -145,9 +144,4 @@ func (g *gemma4Config) ropes(raw *rawGemma4, c *Config) error {
 		}
 	}
 	return nil
-}
-
-// gemma4 says that config.json is of this family.
-func (r *rawConfig) gemma4() bool {
-	return len(r.Architectures) == 1 && r.Architectures[0] == gemma4Name && bytes.HasPrefix(bytes.TrimSpace(r.text), []byte("{"))
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// ErrAdapter is behind refusals of adapters (LoRA).
+// ErrAdapter wraps refusals of adapters (LoRA).
 var ErrAdapter = errors.New("model: bad adapter")
 
 // Adapter is a low-rank adapter as PEFT saves it: adapter_config.json and
@@ -29,11 +29,11 @@ var ErrAdapter = errors.New("model: bad adapter")
 type Adapter struct {
 	Digest uint64 // of all that it computes: equal digests, equal adapters; not 0
 	Rank   int    // the largest of its A
-	Base   string // what it says that it was trained on
+	Base   string // base_model_name_or_path: the model that it was trained on
 	parts  map[string]*adapterPart
 }
 
-// adapterPart is what it has for one matrix, by the matrix's name.
+// adapterPart is an adapter's pair of matrices for one matrix of the model.
 type adapterPart struct {
 	rank int
 	a, b []float32 // [rank, in], and [out, rank] with the factor
@@ -54,13 +54,12 @@ type adapterConfig struct {
 	LoRABias    bool     `json:"lora_bias"`
 	Save        []string `json:"modules_to_save"`
 
-	// Ranks and alphas of the matrices whose name ends as a key says, where PEFT's
-	// r and lora_alpha do not hold.
+	// Ranks and alphas of the matrices whose names end in a key, instead of r and lora_alpha.
 	Ranks  patterns `json:"rank_pattern"`
 	Alphas patterns `json:"alpha_pattern"`
 }
 
-// otherwise are keys that change what is computed, in ways that are not served.
+// otherwise are keys that change the computation in ways that are not supported.
 var otherwise = []string{
 	"alora_invocation_tokens", "layer_replication", "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora",
 	"arrow_config", "kasa_config", "monteclora_config", "velora_config",
@@ -73,8 +72,8 @@ const maxRank = 512
 func OpenAdapter(dir string) (*Adapter, error) {
 	text, err := regular.ReadFile(filepath.Join(dir, "adapter_config.json"), maxAdapterConfig)
 	if err != nil && !errors.Is(err, regular.ErrKind) && !errors.Is(err, regular.ErrSize) {
-		// Whatever keeps the file from being read, the answer is the same: it must not
-		// tell apart which paths are files, folders or nothing.
+		// The error is the same for every cause, so that clients cannot learn which paths are
+		// files, folders or absent.
 		return nil, fmt.Errorf("%w: %s has no adapter_config.json that can be read; give the folder that PEFT saved: %w", ErrAdapter, dir, fs.ErrNotExist)
 	}
 	if err != nil {
@@ -98,7 +97,7 @@ func OpenAdapter(dir string) (*Adapter, error) {
 // maxAdapterConfig bounds adapter_config.json, in bytes.
 const maxAdapterConfig = 1 << 20
 
-// parseAdapter reads a config.
+// parseAdapter reads adapter_config.json.
 func parseAdapter(text []byte) (c adapterConfig, err error) {
 	if err := json.Unmarshal(text, &c); err != nil {
 		return c, fmt.Errorf("adapter_config.json: %w", err)
@@ -137,7 +136,7 @@ func parseAdapter(text []byte) (c adapterConfig, err error) {
 	return c, nil
 }
 
-// of are the rank of a matrix's adapter, and the factor on what it adds.
+// of returns the rank of a matrix's adapter and the factor on its product.
 func (c *adapterConfig) of(matrix string) (rank int, factor float64) {
 	rank = int(c.Ranks.of(matrix, float64(c.Rank)))
 	factor = c.Alphas.of(matrix, or(c.Alpha, 8))
@@ -147,8 +146,8 @@ func (c *adapterConfig) of(matrix string) (rank int, factor float64) {
 	return rank, factor / float64(rank)
 }
 
-// patterns are PEFT's exceptions by name: regular expressions, the first of which
-// that an end of the name matches, from a point on, says the number.
+// patterns are PEFT's exceptions by name: regular expressions. The first one that matches an end
+// of the name, from a dot on, gives the number.
 type patterns []pattern
 
 type pattern struct {
@@ -159,7 +158,7 @@ type pattern struct {
 // String shows a refusal what was given.
 func (p pattern) String() string { return fmt.Sprintf("%v for %v", p.value, p.end) }
 
-// maxPatterns bounds them, since each is tried on each matrix.
+// maxPatterns bounds the patterns of an adapter, because each is tried on each matrix.
 const maxPatterns = 1 << 12
 
 // UnmarshalJSON keeps the order of an object, which decides.
@@ -192,7 +191,7 @@ func (p *patterns) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// of is what the patterns say of a name.
+// of returns the number of the first pattern that matches a name, or otherwise.
 func (p patterns) of(name string, otherwise float64) float64 {
 	for i := range p {
 		if p[i].end.MatchString(name) {
@@ -202,10 +201,10 @@ func (p patterns) of(name string, otherwise float64) float64 {
 	return otherwise
 }
 
-// adapterTensor takes a name apart: the matrix that it adapts, and which part it is.
+// adapterTensor splits a tensor's name into the matrix that it adapts and its part, A or B.
 var adapterTensor = regexp.MustCompile(`^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$`)
 
-// read takes the tensors.
+// read reads the tensors of an adapter.
 func (a *Adapter) read(w *safetensors.Checkpoint, c *adapterConfig) error {
 	h := xxhash.New()
 	for _, name := range w.Names() {
@@ -241,7 +240,7 @@ func (a *Adapter) read(w *safetensors.Checkpoint, c *adapterConfig) error {
 			p.a, p.in = values, t.Shape[1]
 		}
 		if t.Shape[of] != rank {
-			return fmt.Errorf("tensor %s %v is of rank %d, adapter_config.json says %d for it", name, t.Shape, t.Shape[of], rank)
+			return fmt.Errorf("tensor %s %v is of rank %d, adapter_config.json has %d for it", name, t.Shape, t.Shape[of], rank)
 		}
 		a.Rank = max(a.Rank, rank)
 	}
@@ -277,7 +276,7 @@ func side(a bool) string {
 	return "lora_B"
 }
 
-// floats are a tensor's values.
+// floats returns a tensor's values.
 func floats(t *safetensors.Tensor) ([]float32, error) {
 	switch t.DType {
 	case "F32":
@@ -302,7 +301,7 @@ func floats(t *safetensors.Tensor) ([]float32, error) {
 	return nil, fmt.Errorf("tensor %s: dtype %s; supported: F32, BF16, F16", t.Name, t.DType)
 }
 
-// half is an IEEE half as a float32.
+// half converts an IEEE half to float32.
 func half(h uint16) float32 {
 	sign, exp, frac := float32(1), int(h>>10&31), float64(h&1023)
 	if h>>15 == 1 {
@@ -317,13 +316,13 @@ func half(h uint16) float32 {
 	return sign * float32(math.Ldexp(1024+frac, exp-25))
 }
 
-// adaptable are the matrices of a model that adapters may have parts for: the
-// projections of attention and of dense MLPs, not experts and not the two ends.
+// adaptable reports whether adapters may have a part for a matrix. They may for projections of
+// attention and of dense MLPs, not for experts, embeddings and the output projection.
 func adaptable(b *binding) bool {
 	return len(b.shape) == 2 && strings.HasPrefix(b.name, "model.layers.") && strings.HasSuffix(b.name, "_proj.weight") && !strings.Contains(b.name, ".experts.")
 }
 
-// AdapterBytes is the memory of so many places for adapters of such a rank.
+// AdapterBytes returns the memory of places for adapters of a rank.
 func (c *Config) AdapterBytes(places, rank int) (n int64) {
 	for _, b := range c.network().weights() {
 		if adaptable(&b) {
@@ -333,8 +332,8 @@ func (c *Config) AdapterBytes(places, rank int) (n int64) {
 	return n
 }
 
-// Adapters makes room for so many adapters of at most so large a rank, and says
-// how many bytes that takes. It may be called once, before the first step.
+// Adapters allocates places for adapters of at most the given rank, and returns their bytes. It
+// may be called once, before the first step.
 func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
 	if places < 1 || rank < 1 || rank > maxRank {
 		return 0, fmt.Errorf("%w: %d adapters of rank %d, want at least 1, of rank 1 to %d", ErrAdapter, places, rank, maxRank)
@@ -354,9 +353,9 @@ func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
 	return m.config.AdapterBytes(places, rank), to.AllocAdapters(places, rank, targets)
 }
 
-// LoadAdapter puts an adapter into a place, from 1 on, instead of what was there.
-// Like Step it is for the backend's goroutine. An adapter that does not fit is
-// refused, and the place left as it was.
+// LoadAdapter loads an adapter into a place, from 1 on, and replaces the one there. Like Step it
+// belongs to the backend's goroutine. An adapter that does not fit is refused, and the place is
+// unchanged.
 func (m *Model) LoadAdapter(place int, a *Adapter) error {
 	var parts []backend.AdapterPart
 	for name, p := range a.parts {

@@ -315,11 +315,11 @@ func TestAdapterTensorRefusals(t *testing.T) {
 		rank   int
 		change func(map[string]safetensors.Tensor)
 	}{
-		"rank 8, adapter_config.json says 4 for it": {8, nil},
-		"lora_A.weight: number 2 is NaN":            {4, put(a, float32(math.NaN()))},
-		"lora_B.weight: number 2 is -Inf":           {4, put(b, float32(math.Inf(-1)))},
-		"q_proj has lora_A without lora_B":          {4, func(all map[string]safetensors.Tensor) { delete(all, b) }},
-		"q_proj has lora_B without lora_A":          {4, func(all map[string]safetensors.Tensor) { delete(all, a) }},
+		"rank 8, adapter_config.json has 4 for it": {8, nil},
+		"lora_A.weight: number 2 is NaN":           {4, put(a, float32(math.NaN()))},
+		"lora_B.weight: number 2 is -Inf":          {4, put(b, float32(math.Inf(-1)))},
+		"q_proj has lora_A without lora_B":         {4, func(all map[string]safetensors.Tensor) { delete(all, b) }},
+		"q_proj has lora_B without lora_A":         {4, func(all map[string]safetensors.Tensor) { delete(all, a) }},
 		"is no lora_A or lora_B": {4, func(all map[string]safetensors.Tensor) {
 			all["base_model.model.model.embed_tokens.lora_embedding_A"] = all[a]
 		}},

@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// network is one architecture: weights to bind, buffers to allocate, a forward
-// pass to record.
+// network is the computation of an architecture: weights to bind, buffers to allocate, and a
+// forward pass to record.
 type network interface {
 	weights() []binding
 	ignore(tensor string) bool // in the file but not needed
@@ -22,20 +22,20 @@ type memory interface {
 	Alloc(rows backend.Rows, cols int) (backend.Buf, error)
 }
 
-// Options of Load.
+// Options are the options of Load.
 type Options struct {
-	// Quantization is what matrices are turned into.
+	// Quantization is the type that matrices are converted to.
 	Quantization Quantization
 
-	// Shard is the part that is loaded; the backend has the Ranks that have the others.
+	// Shard is the part that is loaded. The backend is configured with the ranks that load the others.
 	Shard Shard
 
-	// Progress is told the bytes of weights loaded so far and in all, after
-	// each tensor, on the caller's goroutine.
+	// Progress is called with the bytes of weights loaded so far and in total, after each tensor,
+	// on the caller's goroutine.
 	Progress func(done, total int64)
 }
 
-// Model is a loaded checkpoint. One goroutine uses it, the backend's.
+// Model is a loaded checkpoint. Only the backend's goroutine may use it.
 type Model struct {
 	config  Config
 	backend backend.Backend
@@ -46,8 +46,8 @@ type Model struct {
 }
 
 // Load checks the checkpoint's tensors against its config, moves them to the
-// backend and allocates the buffers of a step within limits. The KV store is
-// the caller's to allocate, for the layers of Config.KVLayers.
+// backend and allocates the buffers of a step within limits. The caller allocates
+// the KV store, for the layers of Config.KVLayers.
 func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Model, error) {
 	if limits.Tokens < 1 || limits.Outputs < 1 || limits.Seqs < 1 || limits.Blocks < 1 {
 		return nil, fmt.Errorf("%w: every limit of a step must be positive: %+v", ErrConfig, limits)
@@ -113,7 +113,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 // record them.
 func (m *Model) Forward() { m.net.forward(m.backend) }
 
-// Step runs one step. onMark, when set, hears each layer whose KV is stored.
+// Step runs one step. onMark, when set, is called with each layer whose KV has been stored.
 func (m *Model) Step(step *backend.Step, onMark func(layer int)) error {
 	key, err := m.key(step)
 	if err != nil {
@@ -122,7 +122,7 @@ func (m *Model) Step(step *backend.Step, onMark func(layer int)) error {
 	return m.backend.Replay(key, step, m.record, onMark)
 }
 
-// key is the plan that a step takes.
+// key returns the plan of a step.
 func (m *Model) key(step *backend.Step) (backend.Key, error) {
 	if len(step.Tokens) < 1 || len(step.Tokens) > m.limits.Tokens || len(step.Outputs) > m.limits.Outputs {
 		return backend.Key{}, fmt.Errorf("%w: a step of %d tokens and %d outputs, limits are %d and %d",
@@ -134,13 +134,13 @@ func (m *Model) key(step *backend.Step) (backend.Key, error) {
 	}, nil
 }
 
-// StartsAhead says whether the model can be given a step while another one runs.
+// StartsAhead reports whether a step can be submitted while another one runs.
 func (m *Model) StartsAhead() bool {
 	_, ok := m.backend.(backend.Ahead)
 	return ok
 }
 
-// Start is Step that does not wait, and Finish waits for it: see backend.Ahead.
+// Start submits a step without waiting for it; Finish waits. See backend.Ahead.
 func (m *Model) Start(step *backend.Step) error {
 	key, err := m.key(step)
 	if err != nil {
@@ -149,12 +149,11 @@ func (m *Model) Start(step *backend.Step) error {
 	return m.backend.(backend.Ahead).Start(key, step, m.record)
 }
 
-// Finish writes what the oldest step that was started and not finished has drawn.
+// Finish waits for the oldest step in flight and writes the tokens that it sampled.
 func (m *Model) Finish(sampled []int32) error { return m.backend.(backend.Ahead).Finish(sampled) }
 
-// bucket is the least size of a plan that n fits in: powers of two, and from 24 on
-// one between each; 0 stays 0. So there are few plans, and none is more than twice
-// as large as needed.
+// bucket returns the smallest size of a plan for n rows: 0, a power of two, or from 24 on also
+// 1.5 times a power of two. So there are few plans, and none is more than twice as large as needed.
 func bucket(n int) int {
 	if n == 0 {
 		return 0
@@ -166,10 +165,10 @@ func bucket(n int) int {
 	return most
 }
 
-// Capture has the backend record the plans of steps that decode up to so many
-// sequences, the largest first, so that the others fit into the memory that it
-// took. progress, if set, hears after each how many of all are recorded. It returns how
-// many became graphs; 0 from a backend that has none.
+// Capture has the backend record the plans of steps that decode up to seqs sequences. The largest
+// comes first, so that the others fit into the memory that it allocated. progress, if set, is
+// called after each with the number recorded and the total. Capture returns how many plans became
+// graphs; 0 from a backend that has none.
 func (m *Model) Capture(seqs int, progress func(done, of int)) (graphs int, err error) {
 	c, ok := m.backend.(backend.Capturer)
 	if !ok {
@@ -195,16 +194,16 @@ func (m *Model) Capture(seqs int, progress func(done, of int)) (graphs int, err 
 	return graphs, nil
 }
 
-// Logits is the buffer [outputs, vocab] behind the last step's tokens.
+// Logits returns the buffer [outputs, vocab] of the last step.
 func (m *Model) Logits() backend.Buf { return m.net.logits() }
 
-// VocabSize is the number of token ids; a step's tokens are below it.
+// VocabSize returns the number of token ids; all tokens of a step are below it.
 func (m *Model) VocabSize() int { return m.config.Vocab }
 
-// Config is what the model computes.
+// Config returns the configuration of this rank's part of the model.
 func (m *Model) Config() Config { return m.config }
 
-// window is how many positions a token sees in layer i; 0 is all.
+// window returns how many positions a token attends to in layer i, its own included; 0: all.
 func (c *Config) window(i int) int {
 	if i < len(c.FullLayers) && c.FullLayers[i] {
 		return 0
@@ -212,8 +211,8 @@ func (c *Config) window(i int) int {
 	return c.Window
 }
 
-// KVLayers is what each KV layer stores, by number; memory planning needs it
-// before there is a model. Layers that read another one's KV have none.
+// KVLayers returns the shape of each KV layer. Memory planning needs it before the
+// model is loaded. Layers that read the KV of another one have no entry.
 func (c *Config) KVLayers() []backend.KVShape {
 	stored := c.Layers
 	if c.Gemma4 != nil {
@@ -226,14 +225,14 @@ func (c *Config) KVLayers() []backend.KVShape {
 	return layers
 }
 
-// StepBytes is the memory of a step's buffers within limits.
+// StepBytes returns the memory of a step's buffers within limits.
 func (c *Config) StepBytes(limits backend.Limits) int64 {
 	count := counter{limits: limits}
 	_ = c.network().alloc(&count) // the counter refuses nothing
 	return count.bytes
 }
 
-// counter is a memory that only adds up what is asked of it.
+// counter is a memory that only adds up the sizes of its buffers.
 type counter struct {
 	limits backend.Limits
 	bytes  int64
@@ -248,7 +247,7 @@ func (c *counter) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 	return 0, nil
 }
 
-// allocator allocates until the first error.
+// allocator allocates buffers until the first error, which it keeps.
 type allocator struct {
 	to  memory
 	err error
@@ -263,8 +262,8 @@ func (a *allocator) alloc(rows backend.Rows, cols int) backend.Buf {
 	return buf
 }
 
-// logits are the buffers of all logits and of those that this rank computes, which
-// are one where it computes all.
+// logits allocates the buffers of all logits and of those that this rank computes. They are one
+// buffer where the rank computes all.
 func (a *allocator) logits(c *Config) (all, share backend.Buf) {
 	all = a.alloc(backend.OutputRows, c.Vocab)
 	if p := c.dims().vocab; !p.whole() {

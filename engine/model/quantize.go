@@ -7,13 +7,13 @@ import (
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
-// Quantization is what a checkpoint's matrices are turned into as they are loaded.
-// Vectors stay as they are, and so do routers, which choose between experts whose
-// scores may lie close, and MXFP4 experts, which are small already.
+// Quantization is the type that a checkpoint's matrices are converted to as they are loaded.
+// Vectors and MXFP4 experts stay as they are. So do routers, because rounding could choose other
+// experts where scores are close.
 type Quantization uint8
 
 // Quantizations. INT4 keeps the embedding and the output projection in 8 bits: they
-// are a small part of the weights, and every word goes through them.
+// are a small part of the weights, and every token depends on them.
 const (
 	AsStored Quantization = iota
 	INT8
@@ -28,7 +28,7 @@ func (q Quantization) String() string {
 	return q.dtype().String()
 }
 
-// dtype is what most matrices become, 0 for what they are.
+// dtype returns the type of most matrices; 0: that of the files.
 func (q Quantization) dtype() backend.DType {
 	switch q {
 	case INT8:
@@ -39,7 +39,7 @@ func (q Quantization) dtype() backend.DType {
 	return 0
 }
 
-// of is what a weight becomes, 0 for what it is.
+// of returns the type of a weight; 0: that of the files.
 func (q Quantization) of(b *binding) backend.DType {
 	switch {
 	case q == AsStored || len(b.shape) != 2 || b.out == "experts":
@@ -50,8 +50,8 @@ func (q Quantization) of(b *binding) backend.DType {
 	return q.dtype()
 }
 
-// LargestMatrix is how many numbers the largest matrix has that no vocabulary and no
-// experts have a part of.
+// LargestMatrix returns the elements of the largest matrix that is neither of the vocabulary nor
+// of experts.
 func (c *Config) LargestMatrix() (n int64) {
 	net := c.network()
 	for _, b := range net.weights() {
@@ -62,8 +62,8 @@ func (c *Config) LargestMatrix() (n int64) {
 	return n
 }
 
-// WeightBytes is the memory of the weights in the types that the config says they
-// have, or of what they are turned into.
+// WeightBytes returns the memory of the weights in the types of config.json, or in the types that
+// they are converted to.
 func (c *Config) WeightBytes(q Quantization) int64 {
 	return c.weightBytes(q, func(name string, matrix bool) stored {
 		s := stored{Tensor: safetensors.Tensor{DType: "BF16"}}
@@ -77,8 +77,8 @@ func (c *Config) WeightBytes(q Quantization) int64 {
 	})
 }
 
-// weightBytes asks what a weight is stored as; a matrix that words are looked up in,
-// or experts chosen by, is none.
+// weightBytes adds up the memory of weights, which as returns in the files' types. Embeddings,
+// output projections and routers are not matrices to as.
 func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) stored) (n int64) {
 	net := c.network()
 	for _, b := range net.weights() {
@@ -86,6 +86,9 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 		s := as(b.name, matrix)
 		if b.plus != 0 {
 			s.DType = "F32"
+		}
+		if b.rows != nil { // each with a copy of its scales
+			s.block[0] = 1
 		}
 		n += s.memory(q.of(&b), b.parts[0].n, b.in().n)
 	}
@@ -111,7 +114,7 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 	return n
 }
 
-// memory is what a weight [out, in] takes, made something else or, with 0, not.
+// memory returns the bytes of a weight [out, in] of type made; 0: of the files' type.
 func (s *stored) memory(made backend.DType, out, in int) int64 {
 	t := dtypes[s.DType]
 	switch {

@@ -8,8 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// RopeConfig is the rotation of a checkpoint. The numbers after Type are used by
-// the types that have them alone.
+// RopeConfig is the rotation of a checkpoint. Each number after Type is used by some types only.
 type RopeConfig struct {
 	Theta    float64
 	Type     string  // a key of ropeKeys, or proportional
@@ -28,10 +27,10 @@ type RopeConfig struct {
 	Stretched   bool      // of longrope and dynamic: the context served is longer than Original
 }
 
-// setContext sets how many positions are served. Transformers takes longrope's long factors, and
-// dynamic's larger base, for sequences that are longer than Original. A cached key would then mean
-// something else as its sequence grows. So the rotation is that of the longest sequence that is
-// served, for all, as in vLLM.
+// setContext sets how many positions are served. Transformers uses longrope's long factors, and
+// dynamic's larger base, for sequences longer than Original, so that cached keys become wrong when
+// their sequence grows past it. Here all sequences have the rotation of the longest one that is
+// served, as in vLLM.
 func (c *RopeConfig) setContext(positions int) {
 	c.Stretched = (c.Type == "longrope" || c.Type == "dynamic") && float64(positions) > c.Original
 }
@@ -119,8 +118,8 @@ func (c *RopeConfig) table(headDim int) backend.Rope {
 	return backend.Rope{InvFreq: inv, Scale: float32(c.scale())}
 }
 
-// ramp is how much of yarn's stretch pair i takes: 0 for those that turn often,
-// 1 for those that hardly turn at all.
+// ramp returns the share of yarn's stretch for pair i: 0 for pairs that turn often in Original
+// positions, 1 for pairs that hardly turn.
 func (c *RopeConfig) ramp(i, headDim int) float32 {
 	pair := func(turns float64) float64 {
 		return float64(headDim) * math.Log(c.Original/(2*math.Pi*turns)) / (2 * math.Log(c.Theta))
@@ -136,7 +135,7 @@ func (c *RopeConfig) ramp(i, headDim int) float32 {
 	return min(max((float32(i)-float32(lo))/float32(hi-lo), 0), 1)
 }
 
-// scale is on cosine and sine: a longer context wants sharper scores.
+// scale returns the factor on cosine and sine, which sharpens scores in longer contexts.
 func (c *RopeConfig) scale() float64 {
 	switch {
 	case c.Type != "yarn" && c.Type != "longrope":

@@ -6,29 +6,29 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// Shard is the part of a model that one of several ranks computes; the zero one is
-// all of it. Heads, the width of MLPs and experts, and the vocabulary are dealt
-// out. Every rank has all of the rest: norms, routers, latents.
+// Shard is the part of a model that one of several tensor-parallel ranks computes. The zero value
+// is the whole model. Heads, the width of MLPs and experts, and the vocabulary are split. Every
+// rank has all norms, routers and latents.
 type Shard struct{ Rank, Ranks int }
 
-// part is a rank's n places of a dimension of so many, from from on.
+// part is a rank's range [from, from+n) of a dimension of size of.
 type part struct{ of, from, n int }
 
 func whole(n int) part { return part{of: n, n: n} }
 
 func (p part) whole() bool { return p.n == p.of }
 
-// times is the part of a dimension of which each place has k.
+// times returns the part of a dimension whose every index has k elements.
 func (p part) times(k int) part { return part{p.of * k, p.from * k, p.n * k} }
 
-// parts are the dimensions that ranks share.
+// parts are the dimensions that are split across ranks.
 type parts struct {
 	heads, kvHeads, fullKVHeads part // full: of Gemma's layers without a window
 	ffn, expert, shared         part
 	vocab, pleVocab             part
 }
 
-// dims is what this config's ranks share, as parts. Where there is one rank, all.
+// dims returns this rank's parts of the dimensions that are split; the whole with one rank.
 func (c *Config) dims() parts {
 	if c.parts != nil {
 		return *c.parts
@@ -40,8 +40,8 @@ func (c *Config) dims() parts {
 	return p
 }
 
-// Of is the config of a rank's part: sizes are its own, but for the vocabulary's,
-// which is what its logits have in the end. What cannot be shared is refused.
+// Of returns the config of a rank's part. Its sizes are the part's, except the vocabulary, whose
+// logits every rank gathers. A dimension that cannot be split is refused.
 func (s Shard) Of(c *Config) (Config, error) {
 	local := *c
 	if s.Ranks <= 1 {
@@ -87,8 +87,8 @@ func (s Shard) Of(c *Config) (Config, error) {
 	return local, nil
 }
 
-// unit is the piece that a width is dealt out in: groups that weights of few bits
-// share a scale in stay together.
+// unit returns the size of the pieces that a width is split in. Groups of quantized weights that
+// share a scale stay on one rank.
 func (s Shard) unit(c *Config, width int) int {
 	const group = 32
 	if c.MXFP4 || width%group == 0 && width/group >= s.Ranks {
@@ -105,7 +105,7 @@ func (s Shard) cut(of, unit int, what string) (part, error) {
 	return part{of, from, end - from}, nil
 }
 
-// kvHeads are dealt out, or each is on several ranks where there are less of them.
+// kvHeads splits key and value heads. With fewer heads than ranks, several ranks have each head.
 func (s Shard) kvHeads(of int) (part, error) {
 	if of%s.Ranks != 0 && s.Ranks%of != 0 {
 		return part{}, fmt.Errorf("%w: %d key and value heads (num_key_value_heads) cannot be shared by %d ranks: neither is a multiple of the other", ErrUnsupported, of, s.Ranks)
@@ -113,7 +113,7 @@ func (s Shard) kvHeads(of int) (part, error) {
 	return part{of, s.Rank * of / s.Ranks, max(1, of/s.Ranks)}, nil
 }
 
-// once is a bias that is added to a sum over ranks: one of them brings it.
+// once returns a bias that is added to a sum over ranks: only rank 0 has it.
 func (c *Config) once(bias backend.Weight) backend.Weight {
 	if c.shard.Rank > 0 {
 		return backend.NoWeight

@@ -1,16 +1,13 @@
-// Package model turns a checkpoint folder in Hugging Face's layout into a
-// forward pass on a backend. config.json gives a Config; the architecture it
-// names is one file here, a struct whose tags bind weights by their names and a
-// function that records the pass as backend operations; Load checks every shape
-// before the first weight moves. Step runs the pass, recorded once per bucket of
-// step sizes.
+// Package model converts a checkpoint folder in Hugging Face's layout to a forward pass on a
+// backend. config.json becomes a Config by the function of its architecture's table entry. One
+// decoder computes all architectures by the Features of their Config; Gemma 4 has a network of its
+// own. Struct tags bind weights by their names, and Load checks every shape before the first weight
+// moves. Step runs the pass, which is recorded once for each bucket of step sizes.
 //
-// Invariant: what is loaded is computed as the checkpoint means it. A setting, a
-// tensor or a type that this package does not know is refused by name and value,
-// never skipped.
+// Invariant: every setting of the checkpoint is computed as transformers computes it. A setting, a
+// tensor or a type that this package does not support is refused by name and value, never skipped.
 //
-// The package does not schedule, and does not own KV blocks or tokens: a step
-// comes in complete.
+// The package does not schedule, and does not own KV blocks or tokens: a step comes in complete.
 package model
 
 import (
@@ -28,7 +25,7 @@ import (
 )
 
 // maxFile bounds the files that ReadFile reads whole, in bytes. The largest
-// tokenizer.json in the field has some 30 MB.
+// published tokenizer.json has about 30 MB.
 const maxFile = 128 << 20
 
 // Errors of loading a checkpoint.
@@ -42,7 +39,7 @@ var (
 // Source is an open checkpoint folder. Its weights are mapped when first used
 // and stay readable until Close.
 type Source struct {
-	// Name is the folder's name, what the model is called unless told otherwise.
+	// Name is the folder's name, the model's name unless --served-model-name sets another.
 	Name   string
 	Config Config
 
@@ -51,7 +48,7 @@ type Source struct {
 	close   func() error
 }
 
-// wantFolder says what to give instead of another format.
+// wantFolder is the remedy for a model in another format.
 const wantFolder = "give the model's Hugging Face folder, with config.json and safetensors; --quantization int8 or int4 makes it small as it is loaded"
 
 // OpenDir opens a checkpoint folder on disk.
@@ -109,8 +106,7 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	return s, nil
 }
 
-// OpenConfig reads a config.json, by its name or by its folder's: what a model
-// computes, without its weights.
+// OpenConfig reads a config.json without weights. path is the file or its folder.
 func OpenConfig(path string) (Config, error) {
 	folder := ""
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
@@ -127,8 +123,8 @@ func OpenConfig(path string) (Config, error) {
 	return parseConfig(text, nil)
 }
 
-// ReadFile is the content of a file in the folder. A file that is not there is
-// an fs.ErrNotExist.
+// ReadFile returns the content of a file in the folder. The error of an absent file is an
+// fs.ErrNotExist.
 func (s *Source) ReadFile(name string) ([]byte, error) {
 	f, err := s.files.Open(name)
 	if err != nil {
@@ -145,7 +141,7 @@ func (s *Source) ReadFile(name string) ([]byte, error) {
 	return data, nil
 }
 
-// optional is ReadFile for a file that may be absent: then it is nil.
+// optional is ReadFile for a file that may be absent: the content is then nil.
 func (s *Source) optional(name string) ([]byte, error) {
 	data, err := s.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -154,8 +150,8 @@ func (s *Source) optional(name string) ([]byte, error) {
 	return data, err
 }
 
-// WeightBytes is the memory that the weights take: the size of all tensors of the
-// folder, unless they are turned into something else.
+// WeightBytes returns the memory of the weights: the size of all tensors of the folder, unless
+// they are converted to another type.
 func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	c, err := s.weights()
 	switch {
@@ -163,7 +159,7 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 		return s.Config.WeightBytes(q), err
 	case s.Config.FP8 != nil:
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {
-			found, _ := find(c, name, s.Config.FP8) // Load says what is wrong with it
+			found, _ := find(c, name, s.Config.FP8) // Load reports its faults
 			return found
 		}), nil
 	case s.Config.DType == "float16":
@@ -172,8 +168,8 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	return c.Bytes(), nil
 }
 
-// RankBytes is the memory that a rank's weights take: of one rank WeightBytes, of
-// several its part of each matrix in the types that the folder has them in.
+// RankBytes returns the memory of a rank's weights: WeightBytes for one rank, else the rank's part
+// of each matrix in the type that it has in the folder.
 func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 	if of.Ranks <= 1 {
 		return s.WeightBytes(q)
@@ -187,24 +183,22 @@ func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 		return local.WeightBytes(q), err
 	}
 	return local.weightBytes(q, func(name string, _ bool) stored {
-		found, _ := find(c, name, s.Config.FP8) // Load says what is wrong with it
+		found, _ := find(c, name, s.Config.FP8) // Load reports its faults
 		return found
 	}), nil
 }
 
-// ExpandFP8 has weights in FP8 become bfloat16 as they are loaded, for a backend
-// that has no products with them.
+// ExpandFP8 has weights in FP8 converted to bfloat16 as they are loaded, for backends without FP8
+// products.
 func (s *Source) ExpandFP8() {
 	if s.Config.FP8 != nil {
 		s.Config.FP8.Wide = true
 	}
 }
 
-// SetContext sets how many positions the longest sequence has that is served, which decides the
-// frequencies of some rotations. Without it that is Config.MaxPositions. It precedes Load and
-// Fingerprint.
+// SetContext sets the length of the longest sequence that is served, which decides the frequencies
+// of some rotations. The default is Config.MaxPositions. SetContext precedes Load and Fingerprint.
 func (s *Source) SetContext(positions int) { s.Config.Rope.setContext(positions) }
 
-// Close unmaps the weights. A backend that was told that they stay mapped must
-// be closed before.
+// Close unmaps the weights. A backend with Options.Mapped must be closed before.
 func (s *Source) Close() error { return s.close() }

@@ -8,9 +8,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
-// stack is one tensor of the checkpoint that holds the weights of all experts of
-// a layer, and where they go: each expert's rows of outputs are dealt to as many
-// targets as there are. MXFP4 comes as two tensors, blocks and exponents.
+// stack is one tensor of the checkpoint that holds the weights of all experts of a layer, and
+// their targets: each expert's rows of outputs are distributed over all targets. MXFP4 has two
+// tensors, blocks and exponents.
 type stack struct {
 	names   []string
 	tensors []safetensors.Tensor // found by match
@@ -22,12 +22,12 @@ type stack struct {
 
 	from *stored // the first tensor, with its scales
 
-	// rows, where set, says which rows of a single matrix [out, in] a target gets of
-	// an expert, or of a head of this rank's, and whether they become columns.
+	// rows, where set, returns the rows of a single matrix [out, in] that a target has of an
+	// expert, or of a head of this rank, and whether they become columns.
 	rows func(expert, target int) (rows []int, turned bool)
 }
 
-// deal says which rows of outputs go to which target.
+// deal is the assignment of rows of outputs to targets.
 type deal uint8
 
 const (
@@ -52,7 +52,7 @@ func (s *stack) bytes() (n int64) {
 	return n
 }
 
-// fault says what is wrong with the tensors that were found, if anything.
+// fault describes what does not fit in the tensors that were found; empty: nothing.
 func (s *stack) fault() string {
 	var want [][]int
 	in, out := s.in.of, len(s.targets)*s.out.of
@@ -105,8 +105,8 @@ func (s *stack) load(b backend.Backend, q Quantization) error {
 	return nil
 }
 
-// cut is one expert's weights for one target: of the rows that are dealt to it
-// this rank's, and of these its inputs.
+// cut returns one expert's weights for one target: this rank's part of the target's rows and of
+// their inputs.
 func (s *stack) cut(expert, target int) backend.Tensor {
 	if s.rows != nil {
 		return s.pick(expert, target)
@@ -143,7 +143,7 @@ func (s *stack) cut(expert, target int) backend.Tensor {
 				t.Data = append(t.Data, data[at:at+size]...)
 			}
 		}
-	case s.deal == halves && in.whole(): // where they lie, so that they need not be copied
+	case s.deal == halves && in.whole(): // a slice of the file, without a copy
 		t.Data = data[rows[0]*in.n*size : (rows[0]+len(rows))*in.n*size]
 	default:
 		t.Data = appendRows(nil, data, rows, in.of*size, in.from*size, in.n*size)
@@ -151,7 +151,7 @@ func (s *stack) cut(expert, target int) backend.Tensor {
 	return t
 }
 
-// appendRows appends bytes [from, from+n) of rows of so many bytes.
+// appendRows appends bytes [from, from+n) of rows that have size bytes each.
 func appendRows(to, data []byte, rows []int, size, from, n int) []byte {
 	to = slices.Grow(to, len(rows)*n)
 	for _, row := range rows {
@@ -160,7 +160,7 @@ func appendRows(to, data []byte, rows []int, size, from, n int) []byte {
 	return to
 }
 
-// pick is the rows of a matrix that rows says.
+// pick returns the rows of a matrix that rows selects.
 func (s *stack) pick(expert, target int) backend.Tensor {
 	rows, turned := s.rows(expert, target)
 	t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], expert), DType: dtypes[s.tensors[0].DType], Shape: []int{len(rows), s.in.n}}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// wrappers are models that see or hear, with the text model of each. Only the text model is
-// served: what they see with is neither loaded nor counted.
+// wrappers are multimodal models, with the text model of each. Only the text model is served:
+// towers for images and sound are neither loaded nor counted.
 var wrappers = map[string]wrapper{
 	"Gemma3ForConditionalGeneration":     {text: "Gemma3ForCausalLM"},
 	"Gemma4ForConditionalGeneration":     {text: gemma4Name},

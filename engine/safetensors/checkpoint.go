@@ -3,11 +3,11 @@
 // of a directory are mapped, so a tensor costs no memory of its own and nodes of
 // one machine share the pages; files of an fs.FS are read.
 //
-// Invariant: what Open accepts is whole. Every tensor has a known type, its
-// bytes match its shape and lie inside the file, and no two tensors share a
-// byte.
+// Invariant: files that Open accepts are complete. Every tensor has a known
+// type, its bytes match its shape and are inside the file, and no two tensors
+// share a byte.
 //
-// The package does not convert types, and does not know what the names mean.
+// The package does not convert types and does not interpret names.
 package safetensors
 
 import (
@@ -34,7 +34,7 @@ const (
 // maxIndex bounds the index of a sharded checkpoint, as MaxHeader bounds a file.
 const maxIndex = MaxHeader
 
-// ErrNoWeights says that a folder has neither of the two file names.
+// ErrNoWeights is returned for a folder that has neither of the two file names.
 var ErrNoWeights = errors.New("safetensors: no model.safetensors and no model.safetensors.index.json")
 
 // Checkpoint is the open weights of one folder.
@@ -46,7 +46,7 @@ type Checkpoint struct {
 // source is where a checkpoint's files come from.
 type source struct {
 	open func(name string) (fs.File, error)
-	// bytes is a whole file; mapped says that it must be unmapped.
+	// bytes is a whole file; mapped is whether it must be unmapped.
 	bytes func(name string) (data []byte, mapped bool, err error)
 }
 
@@ -98,7 +98,7 @@ func open(s source) (*Checkpoint, error) {
 }
 
 // addIndexed adds the shards that the index names, and of each the tensors that
-// the index says it holds.
+// the index lists for it.
 func (c *Checkpoint) addIndexed(s source) error {
 	text, err := readBounded(s, index)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -174,7 +174,7 @@ func (c *Checkpoint) Names() []string {
 	return slices.Sorted(maps.Keys(c.tensors))
 }
 
-// Rename gives tensors other names, and forgets those for which there is none.
+// Rename renames tensors, and removes those for which to returns false.
 func (c *Checkpoint) Rename(to func(name string) (string, bool)) {
 	renamed := make(map[string]Tensor, len(c.tensors))
 	for name, t := range c.tensors {

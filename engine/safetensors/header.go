@@ -20,7 +20,7 @@ const MaxHeader = 100_000_000
 // maxDims bounds a tensor's rank. No model in the field has more than five.
 const maxDims = 8
 
-// ErrFormat says that a file breaks the rules of the format.
+// ErrFormat is returned for a file that violates the format.
 var ErrFormat = errors.New("safetensors: malformed file")
 
 // sizes of one element, in bytes, by the name the format gives the type.

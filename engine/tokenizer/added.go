@@ -153,7 +153,7 @@ func (m *matcher) split(t *charTable, s string, gap func(string), match func(*ad
 				break
 			}
 			from = end
-			if token.SingleWord && !standsAlone(t, s, start, end) {
+			if token.SingleWord && !isWord(t, s, start, end) {
 				continue
 			}
 			if token.LStrip {
@@ -180,7 +180,7 @@ func (m *matcher) split(t *charTable, s string, gap func(string), match func(*ad
 	}
 }
 
-func standsAlone(t *charTable, s string, start, end int) bool {
+func isWord(t *charTable, s string, start, end int) bool {
 	if start > 0 {
 		if c, _ := t.before(s, start); c&word != 0 {
 			return false

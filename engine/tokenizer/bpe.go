@@ -250,7 +250,7 @@ func (w *scratch) pop() uint64 {
 	}
 }
 
-// byteAlphabet is the printable stand-in of each byte in a byte-level
+// byteAlphabet is the printable substitute of each byte in a byte-level
 // vocabulary: itself where it is printable Latin-1, else 256 and up in order.
 var byteAlphabet = func() (alphabet [256]rune) {
 	next := rune(256)
@@ -273,9 +273,9 @@ var alphabetByte = func() map[rune]byte {
 	return m
 }()
 
-// rawBytes returns the bytes that a token of a byte-level vocabulary stands
-// for. A token with a character outside the alphabet, which only an added token
-// has, stands for its own UTF-8; ok is false then.
+// rawBytes returns the bytes of a token of a byte-level vocabulary. A token with
+// a character outside the alphabet, which only an added token has, is its own
+// UTF-8; ok is false then.
 func rawBytes(token string) (raw string, ok bool) {
 	var b strings.Builder
 	for _, r := range token {

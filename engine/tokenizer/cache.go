@@ -32,7 +32,7 @@ func (c *cache) get(word string, hash uint64) ([]int32, bool) {
 	return e.ids, true
 }
 
-// put stores copies: word is a slice of somebody's text.
+// put stores copies, because word is a slice of a request's text.
 func (c *cache) put(word string, hash uint64, ids []int32) {
 	if len(word) > cacheWordBytes {
 		return

@@ -7,7 +7,7 @@ import (
 
 // Decode returns the text of ids. Bytes that are no UTF-8 become U+FFFD, one
 // for each longest beginning of a character, as in the reference. Ids outside
-// the vocabulary stand for nothing.
+// the vocabulary add nothing.
 func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 	if t.fallback != nil {
 		return t.decodeFallback(ids, skipSpecial)
@@ -93,11 +93,11 @@ func (t *Tokenizer) NewStream(skipSpecial bool) *Stream {
 	return s
 }
 
-// Next returns the text that id completes, maybe none. All pieces and Flush,
-// joined, equal Decode of all ids, but for byte tokens of a vocabulary of
-// characters that are no UTF-8 as a whole: Decode then denies the whole
-// characters among them, which a Stream gave already. A token of whole
-// characters, the common case, is returned without allocating.
+// Next returns the text that id completes, which may be empty. All pieces and
+// Flush, joined, equal Decode of all ids, except for a run of byte tokens that is
+// not UTF-8 as a whole: Decode then replaces the whole characters in it, which a
+// Stream has returned already. Next does not allocate for a token of whole
+// characters, the common case.
 func (s *Stream) Next(id int32) string {
 	piece := s.t.shown(id, s.skipSpecial)
 	if s.t.fallback != nil {
@@ -130,7 +130,8 @@ func (s *Stream) nextFallback(id int32, piece string) string {
 	return piece
 }
 
-// wholeCharacters takes from pending what the next byte cannot change.
+// wholeCharacters removes the characters from pending that the next byte cannot change, and
+// returns them.
 func (s *Stream) wholeCharacters() string {
 	done := 0
 	var out []byte

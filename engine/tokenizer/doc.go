@@ -1,13 +1,14 @@
-// Package tokenizer turns text into the token ids of a Hugging Face
-// tokenizer.json, and ids back into text.
+// Package tokenizer converts text to the token ids of a Hugging Face
+// tokenizer.json, and ids to text. A tekken.json and a SentencePiece
+// tokenizer.model are converted to a tokenizer.json first.
 //
-// Encoding is BPE in five steps: added tokens are cut out of the text, the rest
-// is normalized (NFC, literal replacements), cut into pre-tokens by a scanner
-// written for the file's own pattern, each pre-token's symbols are merged by
-// rank, and the post-processor's tokens go around the whole. Symbols are bytes,
-// or, with byte fallback, characters; text of those is cut wherever no merge can
-// reach across. A word that is one token is answered from a table, other recent
-// words from a bounded cache.
+// Encoding is BPE in five steps. Added tokens are cut out of the text. The rest
+// is normalized (NFC, literal replacements, SentencePiece's spaces) and cut into
+// pre-tokens by a scanner written for the file's own pattern. The symbols of each
+// pre-token are merged by rank, and the post-processor's tokens surround the
+// result. Symbols are bytes or, with byte fallback, characters; text of characters
+// is cut wherever no merge can reach across. A table holds the words that are one
+// token, and a bounded cache other recent words.
 //
 // Invariant: for valid UTF-8 text the ids equal those of Hugging Face's
 // tokenizers, and a Stream's pieces, joined, equal Decode of all its ids (but

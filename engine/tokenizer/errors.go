@@ -8,7 +8,7 @@ import (
 var (
 	// ErrUnsupported is wrapped by every *UnsupportedError.
 	ErrUnsupported = errors.New("tokenizer: unsupported")
-	// ErrInvalid says that a tokenizer.json contradicts itself or is torn.
+	// ErrInvalid wraps the errors of a tokenizer.json that contradicts itself or is incomplete.
 	ErrInvalid = errors.New("tokenizer: invalid tokenizer.json")
 )
 
@@ -16,7 +16,7 @@ var (
 // not implement, and the value it found there.
 type UnsupportedError struct {
 	Part  string // where in the file, e.g. "pre_tokenizer.pattern"
-	Value string // what stands there, e.g. the regular expression
+	Value string // the value in the file, such as the regular expression
 }
 
 func (e *UnsupportedError) Error() string {

@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// fallback is what a vocabulary of characters has besides a byte-level one's: a
-// character without a token of its own becomes the tokens of its bytes, <0x00>
-// to <0xFF>.
+// fallback is the state of a vocabulary of characters. A character without a
+// token becomes the tokens of its bytes, <0x00> to <0xFF>.
 type fallback struct {
 	joins    joins
 	written  tokenBytes // tokens as the file writes them
@@ -234,8 +233,8 @@ func (f *fallback) decoder(d *component) (err error) {
 	return err
 }
 
-// layOutFallback builds what every token decodes to, and how it is written.
-func (t *Tokenizer) layOutFallback(written []string) error {
+// fillFallback builds what every token decodes to, and how it is written.
+func (t *Tokenizer) fillFallback(written []string) error {
 	f := t.fallback
 	if err := f.written.fill(written); err != nil {
 		return err

@@ -78,9 +78,10 @@ type modelJSON struct {
 	Merges                  json.RawMessage  `json:"merges"`
 }
 
-// Load reads a Hugging Face tokenizer.json. What this package cannot reproduce
-// exactly gives an error that wraps ErrUnsupported and names it; a file that is
-// torn or contradicts itself gives one that wraps ErrInvalid.
+// Load reads a Hugging Face tokenizer.json. A setting that this package cannot
+// reproduce exactly gives an error that wraps ErrUnsupported and names the
+// setting. A file that is incomplete or contradicts itself gives an error that
+// wraps ErrInvalid.
 func Load(tokenizerJSON []byte) (*Tokenizer, error) {
 	var f file
 	if err := json.Unmarshal(tokenizerJSON, &f); err != nil {
@@ -203,8 +204,8 @@ func (b *bpe) loadPairs(m *modelJSON, see func(left, right string, leftID, right
 	return nil
 }
 
-// loadWords finds the words that are one token. texts holds by id what raw says
-// of a token: the text that it is looked up by, and whether it is one.
+// loadWords finds the words that are one token. texts holds by id what raw returns for a token:
+// the text that it is looked up by, and whether it has one.
 func (b *bpe) loadWords(m *modelJSON, texts *tokenBytes, raw func(token string) (string, bool)) {
 	b.words = newWordTable(len(m.Vocab), texts)
 	var w scratch

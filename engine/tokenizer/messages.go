@@ -20,16 +20,15 @@ const (
 	messageOverhead = 192
 )
 
-// MessageCache encodes as its Tokenizer does, and remembers the tokens of a
-// chat's messages, so that the next turn costs its new text alone. It is safe
-// for concurrent use.
+// MessageCache encodes as its Tokenizer does and caches the tokens of a chat's
+// messages, so that the next turn costs only its new text. It is safe for
+// concurrent use.
 //
 // A chat's text is cut behind the special tokens that end its messages and
-// headers. The text up to such a cut and the text behind it are encoded each by
-// itself, which is why the ids are those of Encode whatever the chat: see cuts.
-// Messages are kept each for itself, not as whole prefixes; a system prompt
-// serves all chats, and one edited message costs itself alone. The least
-// recently used go first.
+// headers. The parts are encoded separately, and their ids, joined, are those of
+// Encode: see cuts. Each message is an entry of its own, so that all chats share
+// a system prompt and an edited message costs only itself. The least recently
+// used entries are evicted first.
 type MessageCache struct {
 	t       *Tokenizer
 	cuts    map[*addedToken]bool
@@ -140,7 +139,7 @@ func (c *MessageCache) get(hash uint64) *message {
 	return e.Value.(*message)
 }
 
-// put stores a copy of m: text and ids are slices of somebody's request. A
+// put stores a copy of m: text and ids are slices of a request's. A
 // message of the same hash is replaced.
 func (c *MessageCache) put(m *message) {
 	if m.size() > c.maxSize/maxMessageShare {
@@ -165,16 +164,16 @@ func (c *MessageCache) remove(e *list.Element) {
 	c.size -= m.size()
 }
 
-// cuts returns the added tokens behind which a text may be cut: what comes
-// before and behind is then encoded as it would be by itself, because
-//   - they are found in the text as it came, before it is normalized, and the
-//     text between two is normalized and split by itself;
-//   - they are special, so that no text of a user is meant to hold them;
-//   - they do not look at or take what is behind them (single_word, rstrip);
-//   - no other token holds one, so that whatever comes behind, the scan from
-//     the left finds the same tokens before;
-//   - they begin with no white space, which a token before might take, and end
-//     with no letter, which a single_word token behind would look at.
+// cuts returns the added tokens behind which a text may be cut. The ids of the
+// two parts, joined, are those of the whole, because these tokens
+//   - are found in the text before it is normalized, and the text between two is
+//     normalized and split by itself;
+//   - are special, so that the text of users does not contain them;
+//   - neither depend on nor take the text behind them (single_word, rstrip);
+//   - are not contained in another token, so that the scan from the left finds
+//     the same tokens whatever text follows;
+//   - begin with no white space, which a token before might take, and end with
+//     no letter, on which a single_word token behind would depend.
 func (t *Tokenizer) cuts() map[*addedToken]bool {
 	cuts := map[*addedToken]bool{}
 	if t.raw == nil {

@@ -64,16 +64,16 @@ func scanBefore(text string) scanner {
 	}
 }
 
-// Llama is what a tokenizer_config.json says of a tokenizer of class LlamaTokenizer.
+// Llama is the part of tokenizer_config.json that decides how LlamaTokenizer treats spaces.
 type Llama struct {
 	Class       string `json:"tokenizer_class"`
 	Legacy      bool   `json:"legacy"`
 	PrefixSpace *bool  `json:"add_prefix_space"`
 }
 
-// Apply returns tokenizer.json as transformers 5 reads it for the class LlamaTokenizer: it takes
-// the vocabulary, the merges and the post-processor from the file, and treats spaces by the
-// class's own rules. Files of other classes and of byte-level vocabularies are returned as they are.
+// Apply returns tokenizer.json as transformers 5 reads it for the class LlamaTokenizer: vocabulary,
+// merges and post-processor are the file's, the treatment of spaces is the class's. Files of other
+// classes and of byte-level vocabularies are returned unchanged.
 func (l *Llama) Apply(tokenizerJSON []byte) ([]byte, error) {
 	if name := strings.TrimSuffix(l.Class, "Fast"); name != "LlamaTokenizer" {
 		return tokenizerJSON, nil

@@ -66,7 +66,7 @@ func (t *Tokenizer) addNormalizer(kind string, growth int, f func(string) string
 }
 
 // loadPreTokenizer reads the pipeline of pre-tokenizers, which must end in
-// ByteLevel: only then do the vocabulary's characters stand for bytes.
+// ByteLevel: only then are the vocabulary's characters bytes.
 func (t *Tokenizer) loadPreTokenizer(raw json.RawMessage) error {
 	if isNull(raw) {
 		return &UnsupportedError{"pre_tokenizer", "null"}

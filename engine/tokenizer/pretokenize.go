@@ -3,8 +3,8 @@ package tokenizer
 import "strings"
 
 // scanner returns the end of the pre-token that begins at s[i]; i < len(s), and
-// the end is larger than i. What it sees is s alone: a lookahead at the end of s
-// finds nothing, as in the reference, where each piece is split by itself.
+// the end is larger than i. A lookahead at the end of s finds nothing, as in the
+// reference, which splits each piece by itself.
 type scanner func(t *charTable, s string, i int) int
 
 // stage is one pre-tokenizer of the file's sequence. Each stage cuts the pieces

@@ -42,7 +42,7 @@ func (t *Tokenizer) IsSpecial(id int32) bool {
 	return t.has(id) && t.special[id]
 }
 
-// TokenBytes returns a copy of the bytes that id stands for, which need not be
+// TokenBytes returns a copy of the bytes of id, which need not be
 // whole characters; nil for an id outside the vocabulary.
 func (t *Tokenizer) TokenBytes(id int32) []byte {
 	if !t.has(id) {
@@ -118,7 +118,7 @@ type encoding struct {
 	begins bool // no piece and no added token of the prompt has been encoded
 }
 
-// room counts what a word is about to take, and reports whether to go on.
+// room counts the memory that a word is about to take, and reports whether to continue.
 func (e *encoding) room(s string) bool {
 	if e.full || e.take == nil {
 		return !e.full

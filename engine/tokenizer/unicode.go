@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// unicodeData is what the reference implementation's regex engine, normalizer
-// and standard library say about every code point, measured by
-// testdata/unicode.py, which also documents the layout.
+// unicodeData holds the classes of every code point by the reference
+// implementation's regex engine, normalizer and standard library.
+// testdata/unicode.py measured them and documents the layout.
 //
 //go:embed unicode.bin
 var unicodeData []byte
@@ -50,7 +50,7 @@ var chars = sync.OnceValue(func() *charTable {
 	next := func() int {
 		v, n := binary.Uvarint(data)
 		if n <= 0 {
-			panic("tokenizer: unicode.bin is torn")
+			panic("tokenizer: unicode.bin is incomplete")
 		}
 		data = data[n:]
 		return int(v)

@@ -69,13 +69,13 @@ func (t *Tokenizer) loadVocab(m *modelJSON, added []addedToken) (fresh map[strin
 	}
 	t.raw = newMatcher(plain, func(a *addedToken) string { return a.Content })
 	t.normalized = newMatcher(normalized, func(a *addedToken) string { return t.normalize(a.Content) })
-	return fresh, t.layOut(size, fresh, normalized)
+	return fresh, t.fillBytes(size, fresh, normalized)
 }
 
-// layOut builds the bytes of all tokens; two tokens with one id are refused,
-// because decoding could not be told from chance. The reference decodes a
+// fillBytes builds the bytes of all tokens. Two tokens with one id are refused, because the decoded
+// text would depend on the order of a map. The reference decodes a
 // normalized added token to its normalized text.
-func (t *Tokenizer) layOut(size int32, fresh map[string]int32, normalized []*addedToken) error {
+func (t *Tokenizer) fillBytes(size int32, fresh map[string]int32, normalized []*addedToken) error {
 	texts := make([]string, size)
 	used := make([]bool, size)
 	for token, id := range t.ids {
@@ -95,7 +95,7 @@ func (t *Tokenizer) layOut(size int32, fresh map[string]int32, normalized []*add
 		texts[a.ID] = t.normalize(a.Content)
 	}
 	if t.fallback != nil {
-		return t.layOutFallback(texts)
+		return t.fillFallback(texts)
 	}
 	for id, token := range texts {
 		texts[id], _ = rawBytes(token)

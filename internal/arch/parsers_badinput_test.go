@@ -21,7 +21,7 @@ var parsers = map[string][]string{
 	"engine/grammar":         {"FuzzSchema", "FuzzRegex", "FuzzChoice", "FuzzEBNF", "FuzzLark", "FuzzStructuralTag"}, // grammars of requests
 	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},                                      // config.json and the files beside the weights; adapters
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                                                             // weights and their index
-	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                                                             // tokenizer.json; prompts
+	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},                                         // tokenizer.json; prompts; tekken.json, tokenizer.model
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                                                         // upstreams' answers; bodies of requests
 	"gateway/render":         {"FuzzFromJSON"},                                                                       // messages, tools
 	"gateway/render/jinja":   {"FuzzParse"},                                                                          // chat templates

@@ -4,7 +4,7 @@ transformers computes with them. Run it here:
     python make_goldens.py [NAME | frequencies.json …]
 
 Each checkpoint is a folder as transformers saves it (config.json, safetensors),
-with goldens.json.gz beside: for prompts of several lengths the logits of some
+with goldens.json.gz next to them: for prompts of several lengths the logits of some
 positions, and a greedy continuation with the gap between the two best logits at
 each step. Weights are rounded to bfloat16, so that a bfloat16 file holds them
 exactly, and scaled so that logits have a standard deviation of 1 to 10: errors
@@ -160,7 +160,7 @@ MODELS = {
             num_attention_heads=4, num_key_value_heads=2, head_dim=24, num_local_experts=4, num_experts_per_tok=2,
         ),
     ),
-    # heads of two sizes, keys that are values, experts beside the dense MLP
+    # heads of two sizes, keys that are values, experts in addition to the dense MLP
     "gemma4-moe": dict(
         seed=122, dtype=torch.bfloat16,
         config=dict(
@@ -177,7 +177,7 @@ MODELS = {
             hidden_size_per_layer_input=8, vocab_size_per_layer_input=128, num_kv_shared_layers=3, use_double_wide_mlp=True,
         ),
     ),
-    # the same family's text beside eyes, which are not served: nested config, longer names
+    # a multimodal model's text: nested config, longer names
     "gemma4-multimodal": dict(
         seed=166, dtype=torch.bfloat16,
         vision=dict(

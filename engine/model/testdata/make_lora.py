@@ -4,7 +4,7 @@ merged into the weights of gqa-tied. Run it here, where peft is installed:
     python make_lora.py
 
 Adapters are saved by PEFT (adapter_config.json, adapter_model.safetensors), with
-goldens.json.gz beside as make_goldens.py has them. Factors and random weights are
+goldens.json.gz as make_goldens.py has them. Factors and random weights are
 such that an adapter changes the logits by about as much as they deviate.
 """
 

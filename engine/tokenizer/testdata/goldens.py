@@ -222,7 +222,7 @@ def main():
         for _ in range(args.strings // 2):
             ids = [rng.randrange(size + 2) for _ in range(rng.randint(1, 12))]
             decode.append([ids, tokenizer.decode(ids, skip_special_tokens=False)])
-        for case in encode:  # a null says: equal to the column before
+        for case in encode:  # null: equal to the column before
             case[4] = case[4] if case[4] != case[3] else None
             case[3] = case[3] if case[3] != case[0] else None
         path = args.out / f"{family}.json.gz"

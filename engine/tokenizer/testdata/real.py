@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say what Hugging Face's tokenizers make of texts and ids.
+"""Print the ids and texts of Hugging Face's tokenizers.
 
     real.py < {"tokenizer": tokenizer.json, "texts": [text...], "ids": [[id...]...]}
 

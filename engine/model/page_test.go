@@ -1,0 +1,98 @@
+package model
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write docs/models.md")
+
+const modelsPage = "../../docs/models.md"
+
+// The page of models is made from the table of architectures.
+func TestModelsPage(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(`# Models
+
+What the engine computes, by the name in ` + "`architectures` of `config.json`, or by `model_type`" + `
+where that is absent. Anything else is refused by its name when the model is loaded. This page is
+made from the
+table in the code: ` + "`go test ./engine/model -run TestModelsPage -update`" + `.
+
+Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, in int8 and int4
+made at load, with LoRA adapters of attention and dense MLP matrices, with tensor parallelism, and
+with its KV cache shipped between nodes, unless the last column names an exception.
+
+| architecture | ` + "`model_type`" + ` | models | beyond Llama |
+|---|---|---|---|
+`)
+	for _, name := range slices.Sorted(maps.Keys(architectures)) {
+		a := architectures[name]
+		if a.models == "" {
+			t.Errorf("%s is without models", name)
+		}
+		fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s |\n", name, strings.Join(a.types, "`, `"), a.models, a.has)
+	}
+	b.WriteString(`
+## Multimodal models
+
+Only the text model is loaded and served. Requests with images are refused.
+
+| architecture | text model |
+|---|---|
+`)
+	for _, name := range slices.Sorted(maps.Keys(wrappers)) {
+		fmt.Fprintf(&b, "| `%s` | `%s` |\n", name, wrappers[name].text)
+	}
+	fmt.Fprintf(&b, `
+## Rotations
+
+`+"`rope_type`"+` may be %s.
+For longrope and dynamic the frequencies are those of the longest
+sequence that is served: give `+"`--max-model-len`"+` for the short ones. Nodes on both sides of that
+limit exchange no KV.
+
+## Tokenizers
+
+`+"`tokenizer.json`"+` with BPE, over bytes or over characters with byte fallback; `+"`tekken.json`"+` alone;
+`+"`tokenizer.model`"+` alone, of the class LlamaTokenizer. Unigram and WordPiece vocabularies and
+`+"`tiktoken.model`"+` are refused.
+
+## Not served
+
+GGUF, AWQ, GPTQ, bitsandbytes and NVFP4 weights; encoders, embedding and reward models; Mamba and
+linear-attention layers (Granite 4 hybrids, Qwen3-Next); Llama 4; experts of Qwen3-VL-MoE.
+`, ropeTypes)
+	if *update {
+		if err := os.WriteFile(modelsPage, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := os.ReadFile(modelsPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(page) != b.String() {
+		t.Error("docs/models.md differs from the table of architectures: run go test ./engine/model -run TestModelsPage -update")
+	}
+}
+
+// The page has no more than is tested: each architecture has goldens.
+func TestArchitecturesHaveGoldens(t *testing.T) {
+	tested := map[string]bool{}
+	for _, name := range goldenFolders(t) {
+		tested[openCheckpoint(t, name).Config.Architecture] = true
+	}
+	// GraniteMoeShared is Granite 4 under the name of Granite 3.
+	tested["GraniteMoeSharedForCausalLM"] = tested["GraniteMoeHybridForCausalLM"]
+	for name := range architectures {
+		if !tested[name] {
+			t.Errorf("%s has no goldens", name)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package tokenizer
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var spmGoldens = flag.String("sentencepiece", "testdata/sentencepiece.gz", "goldens of testdata/sentencepiece.py")
+
+type spmGolden struct {
+	Model   []byte            `json:"model"`
+	Configs []json.RawMessage `json:"configs"`
+}
+
+func loadSPM(t testing.TB) *spmGolden {
+	t.Helper()
+	f, err := os.Open(*spmGoldens)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &spmGolden{}
+	if err := json.NewDecoder(z).Decode(g); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// A tokenizer.model alone gives the ids and the text of transformers' LlamaTokenizer.
+func TestSentencePiece(t *testing.T) {
+	g := loadSPM(t)
+	if len(g.Configs) < 3 {
+		t.Fatal(len(g.Configs))
+	}
+	for _, raw := range g.Configs {
+		var config json.RawMessage
+		var cases [][]json.RawMessage
+		if err := json.Unmarshal(raw, &[]any{&config, &cases}); err != nil {
+			t.Fatal(err)
+		}
+		text, err := FromSentencePiece(g.Model, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tok, err := Load(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range cases {
+			var text, decoded string
+			var ids, plain []int32
+			for i, to := range []any{&text, &ids, &plain, &decoded} {
+				if err := json.Unmarshal(c[i], to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := tok.Encode(text, true); !slices.Equal(got, ids) {
+				t.Errorf("%s: Encode(%q, true)\n got %v\nwant %v", config, text, got, ids)
+			}
+			if got := tok.Encode(text, false); !slices.Equal(got, plain) {
+				t.Errorf("%s: Encode(%q, false)\n got %v\nwant %v", config, text, got, plain)
+			}
+			if got := tok.Decode(ids, false); got != decoded {
+				t.Errorf("%s: Decode(%v)\n got %q\nwant %q", config, ids, got, decoded)
+			}
+		}
+	}
+}
+
+// Files that are cut or changed give an error, and none a panic.
+func TestSentencePieceRefuses(t *testing.T) {
+	g := loadSPM(t)
+	llama := []byte(`{"tokenizer_class":"LlamaTokenizer"}`)
+	for i := range len(g.Model) {
+		if i > 120 && i%101 != 0 {
+			continue
+		}
+		_, _ = FromSentencePiece(g.Model[:i], llama)
+		changed := slices.Clone(g.Model)
+		changed[i] ^= 0x55
+		if text, err := FromSentencePiece(changed, llama); err == nil {
+			_, _ = Load(text)
+		}
+	}
+	for config, want := range map[string]string{
+		`{"tokenizer_class":"T5Tokenizer"}`: `"T5Tokenizer"`, `{}`: "tokenizer_class with tokenizer.model alone",
+	} {
+		if _, err := FromSentencePiece(g.Model, []byte(config)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", config, err)
+		}
+	}
+	unigram := append(slices.Clone(g.Model), 0x12, 2, 0x18, 1) // trainer_spec.model_type 1
+	if _, err := FromSentencePiece(unigram, llama); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "model_type") {
+		t.Errorf("unigram: %v", err)
+	}
+}
+
+// Neither format makes the converters panic, and what they accept is a tokenizer.json or refused.
+func FuzzOtherFormats(f *testing.F) {
+	f.Add([]byte("\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x12\x05\x18\x02\x98\x02\x01"), false)
+	f.Add([]byte(`{"config":{"pattern":"x","default_vocab_size":259,"default_num_special_tokens":3},"vocab":[{"rank":0,"token_bytes":"AA=="}],"special_tokens":[{"rank":1,"token_str":"<s>"}]}`), true)
+	f.Fuzz(func(t *testing.T, data []byte, tekken bool) {
+		text, err := FromSentencePiece(data, []byte(`{"tokenizer_class":"LlamaTokenizer","add_bos_token":true,"add_eos_token":true}`))
+		if tekken {
+			text, err = FromTekken(data)
+		}
+		if err == nil {
+			_, err = Load(text)
+		}
+		if err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrUnsupported) {
+			t.Fatalf("err = %v", err)
+		}
+	})
+}

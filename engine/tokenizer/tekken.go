@@ -1,0 +1,145 @@
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// tekkenSpecial are the special tokens of a tekken.json that has none of its own, by id.
+var tekkenSpecial = []string{
+	"<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]",
+	"[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+}
+
+// tekkenFile is Mistral's tekken.json: tokens by rank behind the special ones.
+type tekkenFile struct {
+	Config struct {
+		Pattern string `json:"pattern"`
+		Vocab   int    `json:"default_vocab_size"`
+		Special int    `json:"default_num_special_tokens"`
+	} `json:"config"`
+	Vocab []struct {
+		Rank  int    `json:"rank"`
+		Bytes string `json:"token_bytes"` // base64
+	} `json:"vocab"`
+	Special []struct {
+		Rank int    `json:"rank"`
+		Text string `json:"token_str"`
+	} `json:"special_tokens"`
+}
+
+// FromTekken returns the tokenizer.json that is equal to a tekken.json. Special tokens in a text
+// become their ids, and <s> begins a text, as in the tokenizer.json files that Mistral publishes.
+func FromTekken(data []byte) ([]byte, error) {
+	var f tekkenFile
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, invalid("tekken.json: %v", err)
+	}
+	n := f.Config.Vocab - f.Config.Special
+	if f.Config.Special < 0 || n < 256 || f.Config.Vocab > maxTokenID || n > len(f.Vocab) {
+		return nil, invalid("tekken.json: default_vocab_size %d with %d special tokens, the vocabulary has %d", f.Config.Vocab, f.Config.Special, len(f.Vocab))
+	}
+	special, err := f.special()
+	if err != nil {
+		return nil, err
+	}
+	tokens := make([]string, n)
+	for i := range n {
+		v := f.Vocab[i]
+		raw, err := base64.StdEncoding.DecodeString(v.Bytes)
+		if err != nil || v.Rank != i || len(raw) == 0 {
+			return nil, invalid("tekken.json: token %d has rank %d and bytes %q", i, v.Rank, v.Bytes)
+		}
+		tokens[i] = string(raw)
+	}
+	vocab, merges, err := rankedMerges(tokens, f.Config.Special)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range special {
+		if _, twice := vocab[a.Content]; twice {
+			return nil, invalid("tekken.json: the special token %q is in the vocabulary, too", a.Content)
+		}
+		vocab[a.Content] = a.ID
+	}
+	type object = map[string]any
+	file := object{
+		"version": "1.0", "added_tokens": special, "normalizer": nil,
+		"pre_tokenizer": object{"type": "Sequence", "pretokenizers": []object{
+			{"type": "Split", "pattern": object{"Regex": f.Config.Pattern}, "behavior": "Isolated", "invert": false},
+			{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+		}},
+		"decoder": object{"type": "ByteLevel"},
+		"model":   object{"type": "BPE", "ignore_merges": true, "vocab": vocab, "merges": merges},
+	}
+	if i := slices.IndexFunc(special, func(a addedToken) bool { return a.Content == "<s>" }); i >= 0 {
+		file["post_processor"] = object{
+			"type": "TemplateProcessing", "single": []object{{"SpecialToken": object{"id": "<s>"}}, {"Sequence": object{"id": "A"}}},
+			"special_tokens": object{"<s>": object{"id": "<s>", "ids": []int32{special[i].ID}}},
+		}
+	}
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(file); err != nil {
+		return nil, invalid("tekken.json: %v", err)
+	}
+	return text.Bytes(), nil
+}
+
+// special returns the special tokens. Ids without a name are <SPECIAL_id>.
+func (f *tekkenFile) special() ([]addedToken, error) {
+	names := make([]string, f.Config.Special)
+	if f.Special == nil {
+		copy(names, tekkenSpecial)
+	}
+	for _, s := range f.Special {
+		if s.Rank < 0 || s.Rank >= len(names) {
+			return nil, invalid("tekken.json: special token %q has rank %d of %d", s.Text, s.Rank, len(names))
+		}
+		names[s.Rank] = s.Text
+	}
+	out := make([]addedToken, len(names))
+	for id, name := range names {
+		if name == "" {
+			name = fmt.Sprintf("<SPECIAL_%d>", id)
+		}
+		out[id] = addedToken{ID: int32(id), Content: name, Special: true}
+	}
+	return out, nil
+}
+
+// rankedMerges returns a byte-level vocabulary and its merges. A token's place is the rank of every
+// pair of tokens that it is the concatenation of; ids are places behind the first ones.
+func rankedMerges(tokens []string, first int) (vocab map[string]int32, merges [][2]string, err error) {
+	ranks := make(map[string]int, len(tokens))
+	for i, token := range tokens {
+		if _, twice := ranks[token]; twice {
+			return nil, nil, invalid("token %q is in the vocabulary twice", token)
+		}
+		ranks[token] = i
+	}
+	written := func(token string) string {
+		var b strings.Builder
+		for i := range len(token) {
+			b.WriteRune(byteAlphabet[token[i]])
+		}
+		return b.String()
+	}
+	vocab = make(map[string]int32, len(tokens))
+	for i, token := range tokens {
+		vocab[written(token)] = int32(first + i)
+		for at := 1; at < len(token); at++ {
+			_, left := ranks[token[:at]]
+			_, right := ranks[token[at:]]
+			if left && right {
+				merges = append(merges, [2]string{written(token[:at]), written(token[at:])})
+			}
+		}
+	}
+	return vocab, merges, nil
+}
