@@ -90,6 +90,7 @@ var mayImport = map[string][]string{
 	"engine/ranks":               {"engine/backend"},
 	"engine/ngram":               {},
 	"engine/scheduler":           {"engine/kvcache"},
+	"engine/grammar":             {},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
 	"engine/model":               {"engine/backend", "engine/safetensors", "internal/regular"},
@@ -132,7 +133,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.
