@@ -118,7 +118,7 @@ func (ob *objectBuilder) fill(behind int32, k, required int, entry int32) {
 	}
 	var nexts []int32
 	if entry >= 0 {
-		nexts = append(nexts, b.build(ob.o.comma, entry))
+		nexts = append(nexts, ob.room(k, required, 1, b.build(ob.o.comma, entry)))
 	}
 	if required == 0 {
 		nexts = append(nexts, ob.close)
