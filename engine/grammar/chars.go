@@ -13,6 +13,9 @@ var jsonEscapes = []struct {
 	letter byte
 }{{'"', '"'}, {'\\', '\\'}, {'\b', 'b'}, {'\f', 'f'}, {'\n', 'n'}, {'\r', 'r'}, {'\t', 't'}}
 
+// neverRaw are the characters that are escaped in JSON strings: those that JSON demands, and DEL.
+var neverRaw = []runeRange{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}, {0x7F, 0x7F}}
+
 const hexDigits = "0123456789abcdef"
 
 // jsonChars returns s as it is spelled inside a JSON string: with the escapes that JSON needs.
@@ -27,7 +30,7 @@ next:
 				continue next
 			}
 		}
-		if r < 0x20 {
+		if r < 0x20 || r == 0x7F {
 			out.WriteString(`\u00`)
 			out.WriteByte(hexDigits[r>>4])
 			out.WriteByte(hexDigits[r&15])
@@ -62,7 +65,7 @@ func (b *builder) chars(ranges []runeRange, mode charMode, next int32) int32 {
 	var edges []edge
 	raw := ranges
 	if mode != modeRaw {
-		raw = minus(ranges, []runeRange{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}})
+		raw = minus(ranges, neverRaw)
 		if e := b.escapes(func(r rune) int32 {
 			if contains(ranges, r) {
 				return next
@@ -98,9 +101,9 @@ func (b *builder) escapes(to func(rune) int32, all bool, next int32) []edge {
 	if all {
 		return append(edges, edge{'u', 'u', b.anyEscape(next)})
 	}
-	var controls [2][]edge
-	for r := rune(0); r < 0x20; r++ {
-		if strings.ContainsRune("\b\f\n\r\t", r) {
+	var controls [8][]edge
+	for r := rune(0); r <= 0x7F; r++ {
+		if strings.ContainsRune("\b\f\n\r\t", r) || r >= 0x20 && r != 0x7F {
 			continue
 		}
 		if n := to(r); n >= 0 {
@@ -267,7 +270,7 @@ func (b *builder) spell(mode charMode, lo, hi byte, next int32) []edge {
 		return []edge{{lo, hi, next}}
 	}
 	var out []edge
-	for _, r := range minus([]runeRange{{rune(lo), rune(hi)}}, []runeRange{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}}) {
+	for _, r := range minus([]runeRange{{rune(lo), rune(hi)}}, neverRaw) {
 		out = append(out, edge{byte(r.lo), byte(r.hi), next})
 	}
 	return out

@@ -42,6 +42,7 @@ var parsed = map[string]string{
 	"gateway":                "an adapter's name and folder, which internal/jsonscan has checked, by encoding/json into plain fields",
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/engine":           "what llama.cpp prints and its own results, by encoding/json into plain fields",
+	"bench/grammar":          "maskbench's files, a vocabulary that its user gives and the answers of a program that it starts, by encoding/json into plain fields",
 	"bench/gateway":          "its own client's requests and results, what peers on this machine answer, /proc",
 	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
