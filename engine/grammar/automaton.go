@@ -14,10 +14,11 @@ type Automaton struct {
 	limits Limits
 	tokens []int32 // [program tokens] ids
 	*generation
-	set  closure
-	work int     // closure and trie steps of the current call
-	walk []int32 // [longest token + 1] the states along a path of the trie
-	fill maskBuilder
+	set   closure
+	work  int     // closure and trie steps of the current call
+	walk  []int32 // [longest token + 1] the states along a path of the trie
+	other []int32 // likewise, of a second walk
+	fill  maskBuilder
 }
 
 // A generation is what an Automaton has cached. When it outgrows the limit a new one replaces it;
@@ -29,6 +30,7 @@ type generation struct {
 	ids     map[uint64]int32 // the first state with a hash; state.chain has the others
 	trans   []int32          // [states * classes] state ids, or unknown
 	plain   []int32          // [states] how many plain characters may follow one by one
+	loops   []uint64         // [states] kinds of characters that lead from a state back to it, and kindsKnown
 	bytes   int
 }
 
@@ -60,6 +62,10 @@ type state struct {
 	mask    *mask
 }
 
+// countSlack is how much more than the longest token a counter must allow to count as unlimited in
+// masks.
+const countSlack = 64
+
 const (
 	deadState int32 = 0
 	unknown   int32 = -1
@@ -81,7 +87,7 @@ func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, err
 	}
 	a.set.slots = make([]int32, 64)
 	if vocab != nil {
-		a.walk = make([]int32, vocab.longest+1)
+		a.walk, a.other = make([]int32, vocab.longest+1), make([]int32, vocab.longest+1)
 		a.fill.bits = make([]uint64, vocab.words)
 	}
 	a.reset()
@@ -107,7 +113,7 @@ func (a *Automaton) push(parent, kind int32, val uint64) int32 {
 	c := cell{parent: parent, kind: kind, val: val, depth: p.depth + 1, big: p.big}
 	if kind == cellCounter {
 		need, left := counts(val)
-		if left == unlimited {
+		if left = max(0, left-countSlack); left == unlimited-countSlack {
 			left = 0
 		}
 		c.big = max(c.big, need, left)
@@ -326,7 +332,7 @@ func (a *Automaton) intern() (int32, error) {
 func (a *Automaton) addState(items []item, h uint64) int32 {
 	id := int32(len(a.states))
 	a.states = append(a.states, state{items: items, chain: unknown, rounded: unknown})
-	a.plain = append(a.plain, 0)
+	a.plain, a.loops = append(a.plain, 0), append(a.loops, 0)
 	n := len(a.trans)
 	a.trans = slices.Grow(a.trans, a.p.classes)[:n+a.p.classes]
 	for i := n; i < len(a.trans); i++ {
@@ -499,7 +505,7 @@ func (a *Automaton) roundStack(stack, longest int32) int32 {
 	}
 	if c.kind == cellCounter {
 		need, left := counts(c.val)
-		if left > longest {
+		if left > longest+countSlack {
 			left = unlimited
 		}
 		c.val = counter(min(need, longest+1), left)

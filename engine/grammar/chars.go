@@ -197,7 +197,11 @@ func (b *builder) graph(e *expr, next int32) int32 {
 	}
 	pop := b.add(position{op: opPop, a: next, height: max(0, b.height(next)-1)})
 	start := b.graphStates(g, e.mode, pop)
-	return b.add(position{op: opPushHard, a: start, val: counter(g.min, g.max), height: max(b.height(next), 1)})
+	op := opPushHard
+	if g.smooth {
+		op = opPush
+	}
+	return b.add(position{op: op, a: start, val: counter(g.min, g.max), height: max(b.height(next), 1)})
 }
 
 func (b *builder) graphStates(g *graph, mode charMode, next int32) int32 {

@@ -22,6 +22,7 @@ type graph struct {
 	min, max int32
 	lengths  [][]uint64 // bit sets up to max, where that is bounded
 	longest  []int32
+	smooth   bool // masks may round the counter: see isSmooth
 }
 
 func (g *graph) states() int { return len(g.accept) }
@@ -93,12 +94,8 @@ func determinize(e *expr, limits *Limits) (*graph, error) {
 	return g.finish(), nil
 }
 
-// finish trims and minimizes g and describes its states.
-func (g *graph) finish() *graph {
-	g = g.trim().minimize()
-	g.describe()
-	return g
-}
+// finish trims and minimizes g.
+func (g *graph) finish() *graph { return g.trim().minimize() }
 
 // trim removes the states that are not reached or reach no acceptance.
 func (g *graph) trim() *graph {
@@ -215,6 +212,9 @@ func appendInt(b []byte, v int32) []byte {
 
 // describe finds the states between characters and those from which every string is accepted.
 func (g *graph) describe() {
+	if g.whole != nil {
+		return
+	}
 	n := g.states()
 	g.whole, g.between = make([]bool, n), make([]bool, n)
 	if g.start < 0 {
@@ -233,7 +233,11 @@ func (g *graph) describe() {
 		}
 	}
 	for s := range n {
-		if !g.accept[s] || g.step(int32(s), 'a') != int32(s) || g.step(int32(s), '"') != int32(s) {
+		candidate := g.accept[s]
+		for c := range 0x80 {
+			candidate = candidate && g.step(int32(s), byte(c)) == int32(s)
+		}
+		if !candidate {
 			continue
 		}
 		from := *g
@@ -464,6 +468,7 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 	if lo <= shortest && longest <= hi {
 		return g
 	}
+	g.describe()
 	c := *g
 	c.counted, c.min, c.max = true, lo, hi
 	c.longest = g.longestFrom()
@@ -480,6 +485,7 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 			return nil
 		}
 		c.fillLengths(succ)
+		c.smooth = c.isSmooth()
 	}
 	if !c.possible(c.start, lo, hi) {
 		return &graph{start: -1, classes: 1}
@@ -507,6 +513,33 @@ func (g *graph) fillLengths(succ [][]int32) {
 			}
 		}
 	}
+}
+
+// isSmooth reports whether each state allows all lengths from one that is at most countSlack, so
+// that a large maximum does not matter, nor a minimum.
+func (g *graph) isSmooth() bool {
+	for s, between := range g.between {
+		if !between {
+			continue
+		}
+		if g.longest[s] != unlimited && g.min > 0 {
+			return false
+		}
+		first := 0
+		for first <= int(g.max) && g.lengths[s][first>>6]>>(first&63)&1 == 0 {
+			first++
+		}
+		last := min(int(g.max), int(g.longest[s]))
+		for i := first; i <= last; i++ {
+			if g.lengths[s][i>>6]>>(i&63)&1 == 0 {
+				return false
+			}
+		}
+		if first > countSlack {
+			return false
+		}
+	}
+	return true
 }
 
 // possible reports whether a string of need to left characters leads from state s to acceptance.

@@ -233,6 +233,7 @@ func graphExpr(g *graph, mode charMode) *expr {
 	if g.empty() {
 		return noString
 	}
+	g.describe()
 	return &expr{kind: kindGraph, graph: g, mode: mode}
 }
 
@@ -300,6 +301,9 @@ func (c *schemaCompiler) intersect(parts []*graph, not []string) (*graph, error)
 		return nil, nil
 	}
 	g := parts[0]
+	if len(parts) == 1 && len(not) == 0 {
+		return g.finish(), nil
+	}
 	for _, x := range parts[1:] {
 		if g = combine(g, x, both, c.limits.DFAStates); g == nil {
 			return nil, limitError("grammar", "", "states", c.limits.DFAStates)

@@ -47,7 +47,57 @@ type trie struct {
 	own   []int32  // the rank after those that end at the node
 	below []uint16 // bytes of the longest token below the node, counted from it
 	plain []bool   // all tokens of the subtree are plain from the node on
+	whole []bool   // the node's bytes are whole plain characters
+	kinds []uint64 // of the characters below the node
 }
+
+// Kinds of characters for trie.kinds and Automaton.loops. The other bits are ASCII characters that
+// are neither letters nor digits, in order.
+const (
+	kindLower = 1 << iota
+	kindUpper
+	kindDigit
+	kindWide  // beyond ASCII, without kindSpace
+	kindSpace // beyond ASCII, what patterns may take for whitespace
+	kindOther // controls, and bytes that are no character
+	firstKind = 6
+)
+
+var asciiKinds = func() (kinds [128]uint64) {
+	next := firstKind
+	for c := range kinds {
+		switch {
+		case 'a' <= c && c <= 'z':
+			kinds[c] = kindLower
+		case 'A' <= c && c <= 'Z':
+			kinds[c] = kindUpper
+		case '0' <= c && c <= '9':
+			kinds[c] = kindDigit
+		case c < 0x20 || c == 0x7F:
+			kinds[c] = kindOther
+		default:
+			kinds[c] = 1 << next
+			next++
+		}
+	}
+	return kinds
+}()
+
+// kindOfRune returns the kind of a character, n bytes long.
+func kindOfRune(r rune, n int) uint64 {
+	switch {
+	case r == utf8.RuneError && n <= 1:
+		return kindOther
+	case r < 0x80:
+		return asciiKinds[r]
+	case contains(wideSpaces, r):
+		return kindSpace
+	}
+	return kindWide
+}
+
+// wideSpaces are the characters of kindSpace.
+var wideSpaces = minus(spaceChars, []runeRange{{0, 0x7F}})
 
 // NewVocabulary returns the vocabulary of tokens, by id. A token without bytes is never allowed
 // by bytes. special names tokens that grammars can demand as one token, such as markers of tool
@@ -91,6 +141,7 @@ func buildTrie(n int, text func(int) []byte, from func(int) int) trie {
 	var t trie
 	var path []int32
 	var last []byte
+	var kinds [longestToken + 1]uint64
 	closeTo := func(depth, rank int) {
 		for len(path) > depth {
 			node := path[len(path)-1]
@@ -105,15 +156,18 @@ func buildTrie(n int, text func(int) []byte, from func(int) int) trie {
 			same++
 		}
 		closeTo(same, i)
+		suffixKinds(s, kinds[:])
 		for d := same; d < len(s); d++ {
 			path = append(path, int32(len(t.char)))
 			t.char, t.depth = append(t.char, s[d]), append(t.depth, uint16(d+1))
 			t.end, t.last, t.below = append(t.end, 0), append(t.last, 0), append(t.below, 0)
 			t.token, t.own, t.plain = append(t.token, int32(i)), append(t.own, int32(i)), append(t.plain, true)
+			t.whole, t.kinds = append(t.whole, wholePlain(s[:d+1])), append(t.kinds, 0)
 		}
 		for d, node := range path {
 			t.below[node] = max(t.below[node], uint16(len(s)-d-1))
 			t.plain[node] = t.plain[node] && from(i) <= d+1
+			t.kinds[node] |= kinds[d+1]
 		}
 		t.own[path[len(path)-1]] = int32(i + 1)
 		last = s
@@ -121,6 +175,31 @@ func buildTrie(n int, text func(int) []byte, from func(int) int) trie {
 	closeTo(0, n)
 	return t
 }
+
+// suffixKinds fills kinds with the kinds of the characters of b from each offset on. Inside a
+// character that is kindOther.
+func suffixKinds(b []byte, kinds []uint64) {
+	var starts [longestToken]uint16
+	n := 0
+	for at := 0; at < len(b); n++ {
+		starts[n] = uint16(at)
+		r, width := utf8.DecodeRune(b[at:])
+		for i := 1; i < width; i++ {
+			kinds[at+i] = kindOther
+		}
+		kinds[at] = kindOfRune(r, width)
+		at += width
+	}
+	after := uint64(0)
+	for n--; n >= 0; n-- {
+		after |= kinds[starts[n]]
+		kinds[starts[n]] = after
+	}
+	kinds[len(b)] = 0
+}
+
+// wholePlain reports whether b is whole plain characters.
+func wholePlain(b []byte) bool { return plainFrom(b) == 0 }
 
 // plainFrom returns the smallest offset from which b is whole plain characters; len(b) if its end
 // is not plain.
