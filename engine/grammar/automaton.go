@@ -74,14 +74,15 @@ const (
 // NewAutomaton returns an automaton. vocab may be nil: then only bytes can be matched.
 func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, error) {
 	a := &Automaton{p: g.p, vocab: vocab, limits: limits}
-	for _, name := range g.p.tokens {
-		if vocab == nil {
-			a.tokens = append(a.tokens, -1)
-			continue
+	for _, t := range g.p.tokens {
+		id, ok := int32(-1), false
+		if vocab != nil {
+			if id, ok = vocab.special[t.name]; !ok && !t.optional {
+				return nil, &Error{Keyword: "token", Reason: fmt.Sprintf("the vocabulary has no special token %q", t.name)}
+			}
 		}
-		id, ok := vocab.special[name]
 		if !ok {
-			return nil, &Error{Keyword: "token", Reason: fmt.Sprintf("the vocabulary has no special token %q", name)}
+			id = -1
 		}
 		a.tokens = append(a.tokens, id)
 	}
@@ -181,7 +182,19 @@ func (a *Automaton) enter(pos, stack int32) {
 			return
 		}
 		switch p.op {
-		case opBytes, opToken:
+		case opToken:
+			if a.tokens[p.b] < 0 {
+				if p.val == 0 {
+					return
+				}
+				pos = int32(p.val - 1)
+				continue
+			}
+			if a.set.add(item{pos, stack}) {
+				a.set.items = append(a.set.items, item{pos, stack})
+			}
+			return
+		case opBytes:
 			if a.set.add(item{pos, stack}) {
 				a.set.items = append(a.set.items, item{pos, stack})
 			}

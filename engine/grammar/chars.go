@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
-	"unicode/utf8"
 )
 
 // jsonEscapes are the characters that JSON strings must escape and have a short escape for.
@@ -173,17 +172,36 @@ func (b *builder) except(t *keyTrie, next int32) int32 {
 }
 
 func (b *builder) exceptFrom(t *keyTrie, next, text int32) int32 {
+	if len(t.children) == 0 && !t.end {
+		return text
+	}
+	// Nodes with one child are a chain, which is built from its end.
+	chain := []*keyTrie{t}
+	for len(t.children) == 1 {
+		t = t.children[0].node
+		chain = append(chain, t)
+	}
+	at := int32(0)
+	for i := len(chain) - 1; i >= 0 && b.err == nil; i-- {
+		at = b.exceptNode(chain[i], at, i < len(chain)-1, next, text)
+	}
+	return at
+}
+
+// exceptNode builds one node. With only, its single child is at position child.
+func (b *builder) exceptNode(t *keyTrie, child int32, only bool, next, text int32) int32 {
 	var nexts []int32
 	if !t.end {
 		nexts = append(nexts, next)
 	}
 	var taken []runeRange
 	for _, c := range t.children {
-		nexts = append(nexts, b.chars([]runeRange{{c.char, c.char}}, modeJSON, b.exceptFrom(c.node, next, text)))
+		to := child
+		if !only {
+			to = b.exceptFrom(c.node, next, text)
+		}
+		nexts = append(nexts, b.chars([]runeRange{{c.char, c.char}}, modeJSON, to))
 		taken = append(taken, runeRange{c.char, c.char})
-	}
-	if taken == nil && !t.end {
-		return text
 	}
 	nexts = append(nexts, b.chars(minus(allChars, normalize(taken)), modeJSON, text))
 	return b.split(nexts)
@@ -279,6 +297,3 @@ func (b *builder) spell(mode charMode, lo, hi byte, next int32) []edge {
 	}
 	return out
 }
-
-// validKey reports whether a string can be spelled in an output: it must be UTF-8.
-func validKey(s string) bool { return utf8.ValidString(s) }

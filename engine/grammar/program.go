@@ -10,13 +10,19 @@ import (
 type program struct {
 	pos     []position
 	edges   []edge
-	checks  []*graph // of opCheck: the lengths that remain possible
-	tokens  []string // of opToken
+	checks  []*graph   // of opCheck: the lengths that remain possible
+	tokens  []tokenRef // of opToken
 	rules   []string
 	start   int32
 	class   [256]uint8 // bytes of a class are alike at every position
 	classes int
 	sample  []byte // [classes] one byte of each class
+}
+
+// tokenRef is a special token by name. An optional one may be spelled by bytes.
+type tokenRef struct {
+	name     string
+	optional bool
 }
 
 // A position is an instruction. Those other than opBytes, opToken and opReturn consume nothing.
@@ -45,7 +51,7 @@ const (
 	opCheck                  // checks[b] must have a length that the counter on top allows, then a
 	opRoom                   // the counter on top must fit the members to come, see builder.room; then a
 	opTake                   // adds bit b to the set below the counters, then a
-	opToken                  // the token tokens[b], then a
+	opToken                  // the token tokens[b], then a; position val-1 if the vocabulary lacks it
 )
 
 // Flags of opBytes.
@@ -296,8 +302,7 @@ func (b *builder) build(e *expr, next int32) int32 {
 	case kindRule:
 		return b.call(e.rule, next)
 	case kindToken:
-		b.p.tokens = append(b.p.tokens, e.token)
-		return b.add(position{op: opToken, a: next, b: int32(len(b.p.tokens) - 1), height: b.height(next)})
+		return b.token(e, next)
 	case kindDistinct:
 		pop := b.add(position{op: opPop, a: next, height: max(0, b.height(next)-1)})
 		body := b.build(e.subs[0], pop)
@@ -315,6 +320,17 @@ func (b *builder) build(e *expr, next int32) int32 {
 	return 0
 }
 
+// token returns the position that reads a special token, or the bytes of its spelling if it has
+// one and the vocabulary lacks the token.
+func (b *builder) token(e *expr, next int32) int32 {
+	spelling := uint64(0)
+	if len(e.subs) > 0 {
+		spelling = uint64(b.build(e.subs[0], next)) + 1
+	}
+	b.p.tokens = append(b.p.tokens, tokenRef{e.token, spelling > 0})
+	return b.add(position{op: opToken, a: next, b: int32(len(b.p.tokens) - 1), val: spelling, height: b.height(next)})
+}
+
 func (b *builder) call(rule, next int32) int32 {
 	start := b.starts[rule]
 	if b.p.pos[next].op == opReturn {
@@ -330,6 +346,20 @@ func (b *builder) call(rule, next int32) int32 {
 
 // lits returns a trie of sorted literals, whose first depth bytes are equal.
 func (b *builder) lits(lits []string, depth int, next int32) int32 {
+	// The bytes that all share are a chain, which is built from its end.
+	same, last := depth, lits[len(lits)-1]
+	for same < len(lits[0]) && same < len(last) && lits[0][same] == last[same] {
+		same++
+	}
+	at := b.branch(lits, same, next)
+	for i := same - 1; i >= depth; i-- {
+		at = b.byteTo(last[i], at)
+	}
+	return at
+}
+
+// branch is lits where the literals differ in the byte at depth, or one of them ends.
+func (b *builder) branch(lits []string, depth int, next int32) int32 {
 	var nexts []int32
 	if len(lits[0]) == depth {
 		nexts = append(nexts, next)

@@ -55,28 +55,18 @@ func newSchemaCompiler(limits Limits) *schemaCompiler {
 	return c
 }
 
-// compileSchema returns the grammar of the instances of a schema.
-func compileSchema(text []byte, limits Limits) (*Grammar, error) {
+// compileSchema returns the rules of a schema and the first.
+func compileSchema(text []byte, limits *Limits) (c *schemaCompiler, start int32, err error) {
 	if len(text) > limits.SourceBytes {
-		return nil, limitError("json_schema", "", "bytes", limits.SourceBytes)
+		return nil, 0, limitError("json_schema", "", "bytes", limits.SourceBytes)
 	}
 	root, err := readJSON(text, 4*limits.Depth)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	c := newSchemaCompiler(limits)
-	start, err := c.schema(root)
-	if err != nil {
-		return nil, err
-	}
-	p, err := link(c.rules, start, &limits)
-	if err != nil {
-		if e, ok := err.(*Error); ok && e.Err == nil {
-			return nil, &Error{Keyword: "json_schema", Pointer: "#", Reason: "no instance is valid"}
-		}
-		return nil, err
-	}
-	return &Grammar{p: p, Ignored: c.ignored}, nil
+	c = newSchemaCompiler(*limits)
+	start, err = c.schema(root)
+	return c, start, err
 }
 
 // schema adds the rules of a schema and returns the first.
@@ -88,7 +78,8 @@ func (c *schemaCompiler) schema(root *value) (int32, error) {
 			c.siblings = c.siblings && !strings.Contains(s.text, old)
 		}
 	}
-	c.index(root, nil, "", nil)
+	c.memo, c.resources = map[string]int32{}, map[string]*resource{} // $ref stays inside one schema
+	c.index(root, root.parent, root.name, nil)
 	start, err := c.rule([]*value{root})
 	if err != nil {
 		return 0, err
@@ -126,7 +117,7 @@ func (c *schemaCompiler) index(v, parent *value, name string, res *resource) {
 			if key == "id" && c.siblings {
 				continue // a property's name, or an annotation
 			}
-			if parent == nil {
+			if v == res.root {
 				res.uri = uri
 				c.resources[uri] = res
 			} else {
