@@ -1,8 +1,8 @@
 // Command grammar measures engine/grammar next to llguidance, which runs in a Python process of
 // its own, or compares their masks.
 //
-// Both read the same JSON schemas (maskbench) over the same vocabulary (o200k_base). For each schema
-// that both compile, each side in turn compiles it and computes the masks along each valid
+// Both read the same JSON schemas (maskbench) over the same vocabulary (o200k_base). For each
+// schema that both compile, each side in turn compiles it and computes the masks along each valid
 // instance, tokenized greedily. Times are taken inside each process. Our first mask of a state and
 // one that is found cached both count, as they do for a server. With -compare the program walks
 // at random instead and counts the states in which the masks differ, and the differences by kind.

@@ -58,7 +58,7 @@ type state struct {
 	accept  bool
 	hasTok  bool
 	loop    bool  // every plain character leads back to this state
-	rounded int32 // the state that stands for this one in masks, or unknown
+	rounded int32 // the state whose mask this one has, or unknown
 	mask    *mask
 }
 

@@ -198,7 +198,7 @@ func (p *ebnfParser) alternatives() (*expr, error) {
 	}
 }
 
-// alternativeFollows passes a bar, which may stand at the beginning of the next line.
+// alternativeFollows passes a bar, which may be at the beginning of the next line.
 func (p *ebnfParser) alternativeFollows() bool {
 	at := p.at
 	if p.skip(true); p.at < len(p.text) && p.text[p.at] == '|' {
@@ -338,6 +338,9 @@ func (p *ebnfParser) factor() (*expr, error) {
 
 func (p *ebnfParser) reference() (*expr, error) {
 	name := p.name()
+	if name == "" {
+		return nil, p.bad("%q is not expected", p.text[p.at])
+	}
 	if p.lark && strings.HasPrefix(p.text[p.at:], "{") && !isTerminal(name) {
 		return nil, p.bad("templates are not supported")
 	}

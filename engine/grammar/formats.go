@@ -1,7 +1,7 @@
 package grammar
 
 // stringFormats are the formats of strings that are enforced, as regular expressions. All others
-// are annotations, as draft 2020-12 says.
+// are annotations, as draft 2020-12 demands.
 var stringFormats = map[string]string{
 	"date":      dateFormat,
 	"time":      timeFormat,
@@ -56,11 +56,11 @@ const (
 	userinfo  = `(?:[0-9A-Za-z\-._~!$&'()*+,;=:]|%[0-9A-Fa-f]{2})*`
 	regName   = `(?:[0-9A-Za-z\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*`
 	authority = `(?:` + userinfo + `@)?(?:\[` + ipv6Format + `\]|` + regName + `)(?::\d*)?`
-	path      = `(?:` + pchar + `|/)*`
+	uriPath   = `(?:` + pchar + `|/)*`
 	noColon   = `(?:[0-9A-Za-z\-._~!$&'()*+,;=@]|%[0-9A-Fa-f]{2})`
 	uriTail   = `(?:\?(?:` + pchar + `|[/?])*)?(?:#(?:` + pchar + `|[/?])*)?`
 
-	relativeFormat = `(?://` + authority + `(?:/` + path + `)?|/(?:` + pchar + `+(?:/` + path + `)?)?|` + noColon + `+(?:/` + path + `)?|)` + uriTail
-	uriFormat      = `[A-Za-z][0-9A-Za-z+\-.]*:(?://` + authority + `(?:/` + path + `)?|/(?:` + pchar + `+` + `(?:/` + path + `)?)?|(?:` + pchar + `+(?:/` + path + `)?)?)` +
+	relativeFormat = `(?://` + authority + `(?:/` + uriPath + `)?|/(?:` + pchar + `+(?:/` + uriPath + `)?)?|` + noColon + `+(?:/` + uriPath + `)?|)` + uriTail
+	uriFormat      = `[A-Za-z][0-9A-Za-z+\-.]*:(?://` + authority + `(?:/` + uriPath + `)?|/(?:` + pchar + `+` + `(?:/` + uriPath + `)?)?|(?:` + pchar + `+(?:/` + uriPath + `)?)?)` +
 		uriTail
 )

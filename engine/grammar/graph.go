@@ -16,7 +16,7 @@ type graph struct {
 	whole   []bool // every string is accepted from here
 	between []bool // reached between characters
 
-	// A counted graph accepts only strings of min to max characters. lengths and longest say
+	// A counted graph accepts only strings of min to max characters. lengths and longest hold
 	// which numbers of characters remain possible in each state.
 	counted  bool
 	min, max int32

@@ -83,7 +83,7 @@ func (b *builder) object(o *objectExpr, next int32) int32 {
 		} else if entry >= 0 {
 			nexts = append(nexts, entry)
 		}
-		entry = ob.room(k, required, 1, b.split(nexts))
+		entry = ob.room(k, required, 1, b.chain(nexts))
 		behind = b.add(position{op: opSplit, height: b.height(ob.close)})
 		ob.fill(behind, k, required, entry)
 	}

@@ -42,7 +42,7 @@ const (
 	opBytes    opCode = iota // edges[a:b]
 	opSplit                  // edges[a:b].next, each
 	opCall                   // calls the position a, then continues at b
-	opReturn                 // continues where the top of the stack says
+	opReturn                 // continues at the position on top of the stack
 	opPush                   // pushes a counter of val, then a
 	opPushHard               // as opPush, for a counter that masks must not round
 	opPushSet                // pushes an empty set, then a
@@ -226,6 +226,23 @@ func (b *builder) split(nexts []int32) int32 {
 	i := b.add(position{op: opSplit, height: h})
 	b.alias(i, rest)
 	b.splits[string(key)] = i
+	return i
+}
+
+// chain is split without joining: joining the alternatives of a list of members one by one would
+// take quadratic memory.
+func (b *builder) chain(nexts []int32) int32 {
+	if len(nexts) == 1 {
+		return nexts[0]
+	}
+	h := int32(infinite)
+	for _, n := range nexts {
+		h = min(h, b.height(n))
+	}
+	i := b.add(position{op: opSplit, height: h})
+	if b.err == nil {
+		b.alias(i, nexts)
+	}
 	return i
 }
 

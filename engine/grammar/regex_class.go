@@ -37,7 +37,7 @@ func (p *regexParser) escape() (*anchoredPart, error) {
 	return &anchoredPart{e: charsOf(modeRaw, p.folded(set))}, nil
 }
 
-// classEscape reads an escape that stands for characters.
+// classEscape reads an escape of one character or of a class.
 func (p *regexParser) classEscape() ([]runeRange, error) {
 	p.at++
 	if p.at >= len(p.text) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// schemaCompiler turns a JSON schema into rules. A rule stands for a conjunction of schemas: those
+// schemaCompiler turns a JSON schema into rules. A rule is a conjunction of schemas: those
 // that apply to one place of an instance. The conjunction is brought into alternatives without
 // anyOf, oneOf, allOf, if and $ref (flat), each of which becomes an expression. Equal conjunctions
 // share a rule, so that recursive schemas are finite.

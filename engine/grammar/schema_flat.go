@@ -484,12 +484,14 @@ func (c *schemaCompiler) objectKeyword(flats []*flat, v *value, k string, x *val
 			return flats, nil
 		}
 		return each(flats, func(f *flat) {
-			c.steps += len(x.arr) * (1 + len(f.objects.required)/8)
+			known := make(map[string]bool, len(f.objects.required)+len(x.arr))
+			for _, k := range f.objects.required {
+				known[k] = true
+			}
+			c.steps += len(known) + len(x.arr)
 			for _, n := range x.arr {
-				if c.steps > c.limits.CompileSteps {
-					return // the next step reports it
-				}
-				if n.kind == '"' && !slices.Contains(f.objects.required, n.text) {
+				if n.kind == '"' && !known[n.text] {
+					known[n.text] = true
 					f.objects.required = append(f.objects.required, n.text)
 				}
 			}

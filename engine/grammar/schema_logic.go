@@ -116,7 +116,7 @@ func (c *schemaCompiler) exclude(flats []*flat, v, branch, other *value, depth i
 		}
 		alts, err := c.negate(other, depth+1)
 		if err != nil {
-			return nil, refuse(v, "oneOf", "branches %s and %s are not told apart", branch.name, other.name)
+			return nil, refuse(v, "oneOf", "branches %s and %s may both be valid, and neither can be excluded", branch.name, other.name)
 		}
 		part, err := c.either([]*flat{f}, alts, depth)
 		if err != nil {

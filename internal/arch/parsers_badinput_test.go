@@ -14,25 +14,26 @@ import (
 // parsers lists every package that reads what comes from the network or from a
 // user's file, and the fuzz targets that hold it to its promises.
 var parsers = map[string][]string{
-	"bench":                  {"FuzzReadSample"},                                      // servers' metrics
-	"bench/dataset":          {"FuzzFiles"},                                           // datasets and traces
-	"bench/load":             {"FuzzEvents"},                                          // a server's stream of events
-	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                           // no bytes of others: logits of all bits, for C kernels that index by them
-	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},       // config.json and the files beside the weights; adapters
-	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                              // weights and their index
-	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
-	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzLook"},                              // upstreams' answers; bodies of requests
-	"gateway/render/jinja":   {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
-	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
-	"internal/config":        {"FuzzResolve"},                                         // arguments, environment, YAML
-	"internal/console":       {"FuzzReadStream"},                                      // what a gateway answers
-	"internal/jsonscan":      {"FuzzSkip"},                                            // JSON of requests and of what they carry
-	"gateway/api/openai":     {"FuzzParse"},                                           // bodies of requests
-	"internal/process":       {"FuzzMemoryLimit"},                                     // /proc and cgroups
-	"internal/rpc":           {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"}, // frames between nodes
-	"internal/tlsconf":       {"FuzzRead"},                                            // certificates, keys, secrets
-	"kvtransfer":             {"FuzzGrant", "FuzzMessages"},                           // grants and the frames of KV
-	"prefill/line":           {"FuzzLine"},                                            // no bytes of others: calls in any order
+	"bench":                  {"FuzzReadSample"},                                                                     // servers' metrics
+	"bench/dataset":          {"FuzzFiles"},                                                                          // datasets and traces
+	"bench/load":             {"FuzzEvents"},                                                                         // a server's stream of events
+	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                                                          // no bytes of others: logits of all bits, for C kernels that index by them
+	"engine/grammar":         {"FuzzSchema", "FuzzRegex", "FuzzChoice", "FuzzEBNF", "FuzzLark", "FuzzStructuralTag"}, // grammars of requests
+	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},                                      // config.json and the files beside the weights; adapters
+	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                                                             // weights and their index
+	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                                                             // tokenizer.json; prompts
+	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzLook"},                                                             // upstreams' answers; bodies of requests
+	"gateway/render/jinja":   {"FuzzParse", "FuzzFromJSON"},                                                          // chat templates; messages
+	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                                                // gossip; NATS
+	"internal/config":        {"FuzzResolve"},                                                                        // arguments, environment, YAML
+	"internal/console":       {"FuzzReadStream"},                                                                     // what a gateway answers
+	"internal/jsonscan":      {"FuzzSkip"},                                                                           // JSON of requests and of what they carry
+	"gateway/api/openai":     {"FuzzParse"},                                                                          // bodies of requests
+	"internal/process":       {"FuzzMemoryLimit"},                                                                    // /proc and cgroups
+	"internal/rpc":           {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"},                                // frames between nodes
+	"internal/tlsconf":       {"FuzzRead"},                                                                           // certificates, keys, secrets
+	"kvtransfer":             {"FuzzGrant", "FuzzMessages"},                                                          // grants and the frames of KV
+	"prefill/line":           {"FuzzLine"},                                                                           // no bytes of others: calls in any order
 }
 
 // parsed are packages that decode with a library or by what another package of
