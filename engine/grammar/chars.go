@@ -244,12 +244,45 @@ func (b *builder) graphStates(g *graph, mode charMode, next int32) int32 {
 	return at[g.start]
 }
 
-// graphState fills the position of one state.
+// graphState fills the position of one state. In a counted graph the lengths that remain possible
+// are checked before the first byte of a character and before each byte that follows, so that no
+// character is begun that cannot be completed.
 func (b *builder) graphState(g *graph, s int, mode charMode, at []int32, next int32) {
+	var nexts, read []int32
+	if g.accept[s] {
+		nexts = append(nexts, next)
+	}
+	if g.counted {
+		for _, to := range g.targets(int32(s)) {
+			if e := b.graphEdges(g, s, mode, at, to); len(e) > 0 {
+				b.p.checks = append(b.p.checks, g)
+				read = append(read, b.add(position{op: opCheck, a: b.bytes(e, 0), b: int32(len(b.p.checks) - 1), val: uint64(to), height: b.height(next)}))
+			}
+		}
+	} else if e := b.graphEdges(g, s, mode, at, -1); len(e) > 0 {
+		read = append(read, b.bytes(e, 0))
+	}
+	if b.err != nil {
+		return
+	}
+	if len(read) > 0 && g.counted && g.between[s] {
+		read = []int32{b.add(position{op: opTick, a: b.chain(read), height: b.height(next)})}
+	}
+	b.alias(at[s], append(nexts, read...))
+}
+
+// graphEdges returns the edges from state s to state only, or to all states if only is -1.
+func (b *builder) graphEdges(g *graph, s int, mode charMode, at []int32, only int32) []edge {
+	target := func(c byte) int32 {
+		if to := g.step(int32(s), c); only < 0 || to == only {
+			return to
+		}
+		return -1
+	}
 	var edges []edge
 	for c := 0; c < 256; {
-		to, lo := g.step(int32(s), byte(c)), c
-		for c < 256 && g.step(int32(s), byte(c)) == to {
+		to, lo := target(byte(c)), c
+		for c < 256 && target(byte(c)) == to {
 			c++
 		}
 		if to >= 0 {
@@ -258,7 +291,7 @@ func (b *builder) graphState(g *graph, s int, mode charMode, at []int32, next in
 	}
 	if mode != modeRaw {
 		if e := b.escapes(func(r rune) int32 {
-			if to := g.step(int32(s), byte(r)); to >= 0 {
+			if to := target(byte(r)); to >= 0 {
 				return at[to]
 			}
 			return -1
@@ -266,24 +299,7 @@ func (b *builder) graphState(g *graph, s int, mode charMode, at []int32, next in
 			edges = append(edges, edge{'\\', '\\', b.bytes(e, 0)})
 		}
 	}
-	var nexts []int32
-	if g.accept[s] {
-		nexts = append(nexts, next)
-	}
-	if len(edges) > 0 {
-		read := b.bytes(edges, 0)
-		if g.counted && g.between[s] {
-			read = b.add(position{op: opTick, a: read, height: b.height(next)})
-		}
-		nexts = append(nexts, read)
-	}
-	if g.counted && g.between[s] {
-		inner := b.split(nexts)
-		b.p.checks = append(b.p.checks, g)
-		b.alias(at[s], []int32{b.add(position{op: opCheck, a: inner, b: int32(len(b.p.checks) - 1), val: uint64(s), height: b.height(next)})})
-		return
-	}
-	b.alias(at[s], nexts)
+	return edges
 }
 
 // spell returns the edges for bytes lo to hi that need no escape.

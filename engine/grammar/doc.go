@@ -36,8 +36,8 @@
 // # JSON Schema
 //
 // Keywords that assert something are enforced or refused by name and JSON pointer. Annotations,
-// unknown keywords and formats that are not in stringFormats or integerFormats are ignored, as
-// draft 2020-12 demands, and counted. Output is narrower than JSON in these ways: members come in the
+// unknown keywords and formats that are not in stringFormats or integerFormats are ignored and
+// counted, as draft 2020-12 demands. Output is narrower than JSON in these ways: members come in the
 // order of properties, then required, then others; integers are written without a fraction, and
 // numbers with bounds without an exponent; a slash is not escaped; strings with a pattern use
 // escapes only where JSON needs them; whitespace between tokens is bounded. Keys that are not

@@ -246,6 +246,18 @@ func (g *graph) describe() {
 	}
 }
 
+// targets returns the states that follow s after one byte, sorted.
+func (g *graph) targets(s int32) []int32 {
+	var out []int32
+	for _, t := range g.next[int(s)*g.classes : (int(s)+1)*g.classes] {
+		if t >= 0 {
+			out = append(out, t)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // after returns the states that follow s after one character, sorted.
 func (g *graph) after(s int32) []int32 {
 	var out []int32
@@ -472,6 +484,12 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 	c := *g
 	c.counted, c.min, c.max = true, lo, hi
 	c.longest = g.longestFrom()
+	inner := g.innerStates()
+	for _, s := range inner {
+		for _, t := range g.targets(s) {
+			c.longest[s] = max(c.longest[s], c.longest[t])
+		}
+	}
 	if hi != unlimited {
 		succ := make([][]int32, g.states())
 		work := 0
@@ -485,12 +503,38 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 			return nil
 		}
 		c.fillLengths(succ)
+		for _, s := range inner {
+			for _, t := range g.targets(s) {
+				for i, w := range c.lengths[t] {
+					c.lengths[s][i] |= w
+				}
+			}
+		}
 		c.smooth = c.isSmooth()
 	}
 	if !c.possible(c.start, lo, hi) {
 		return &graph{start: -1, classes: 1}
 	}
 	return &c
+}
+
+// innerStates returns the states inside characters, those with fewer bytes to come first.
+func (g *graph) innerStates() []int32 {
+	done := slices.Clone(g.between)
+	var out []int32
+	for range 3 {
+		var level []int32
+		for s := range g.states() {
+			if !done[s] && !slices.ContainsFunc(g.targets(int32(s)), func(t int32) bool { return !done[t] }) {
+				level = append(level, int32(s))
+			}
+		}
+		for _, s := range level {
+			done[s] = true
+		}
+		out = append(out, level...)
+	}
+	return out
 }
 
 func (g *graph) fillLengths(succ [][]int32) {
@@ -518,10 +562,7 @@ func (g *graph) fillLengths(succ [][]int32) {
 // isSmooth reports whether each state allows all lengths from one that is at most countSlack, so
 // that a large maximum does not matter, nor a minimum.
 func (g *graph) isSmooth() bool {
-	for s, between := range g.between {
-		if !between {
-			continue
-		}
+	for s := range g.states() {
 		if g.longest[s] != unlimited && g.min > 0 {
 			return false
 		}

@@ -393,8 +393,8 @@ func compareMagnitude(d, x decimal) int {
 	return strings.Compare(d.frac, x.frac)
 }
 
-// equalValues reports whether two JSON values are equal as JSON Schema defines it: numbers by value,
-// members in any order.
+// equalValues reports whether two JSON values are equal as JSON Schema defines it: numbers by
+// value, members in any order.
 func equalValues(a, b *value) bool {
 	if a.kind != b.kind {
 		return false

@@ -57,8 +57,8 @@ func (c *schemaCompiler) valid(v *value, f *flat) (bool, error) {
 
 func validNumber(v *value, f *flat) bool {
 	d, err := parseDecimal(v.text)
-	if err != nil {
-		return false
+	if err != nil { // beyond what bounds can be
+		return f.types&typeNumber == typeNumber && f.lo == nil && f.hi == nil && f.multiple == nil
 	}
 	if isInteger(d) && f.types&typeInt == 0 || !isInteger(d) && f.types&typeFrac == 0 {
 		return false

@@ -1,8 +1,10 @@
 package grammar
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
@@ -141,4 +143,171 @@ func randomWalk(t *testing.T, a *Automaton, seed uint64, steps int) (string, boo
 		out.Write(a.vocab.tokens[id])
 	}
 	return out.String(), false
+}
+
+// finish brings an output to its end: an end token where one is allowed, otherwise a token that
+// closes something, otherwise the first that is allowed.
+func finish(m *Matcher, mask []uint64, out *strings.Builder, steps int) (bool, error) {
+	v := m.a.vocab
+	var closing []int32
+	for _, s := range []string{`"`, "}", "]", ":", ",", "0", "n", "u", "l", "t", "r", "e", "f", "a", "s"} {
+		for id, token := range v.tokens {
+			if string(token) == s {
+				closing = append(closing, int32(id))
+			}
+		}
+	}
+	for range steps {
+		if err := m.Mask(mask); err != nil {
+			return false, err
+		}
+		next := int32(-1)
+		for _, id := range append(v.eos[:len(v.eos):len(v.eos)], closing...) {
+			if has(mask, id) {
+				next = id
+				break
+			}
+		}
+		for id := int32(0); next < 0; id++ {
+			if has(mask, id) {
+				next = id
+			}
+		}
+		if err := m.Accept(next); err != nil {
+			return false, err
+		}
+		if m.done {
+			return true, nil
+		}
+		out.Write(v.tokens[next])
+	}
+	return false, nil
+}
+
+// Finished outputs of random walks through maskbench's schemas are valid, by a check that knows
+// nothing of automata. On the way a second Automaton with a tiny cache gives the same masks.
+func TestRandomOutputsAreValid(t *testing.T) {
+	files := archive(t, "maskbench.tar.gz")
+	v := testVocabulary(3)
+	finished, schemas := 0, 0
+	for i, name := range slices.Sorted(maps.Keys(files)) {
+		if testing.Short() && i%8 != 0 {
+			continue
+		}
+		var f struct{ Schema json.RawMessage }
+		if err := json.Unmarshal(files[name], &f); err != nil {
+			t.Fatal(err)
+		}
+		s := newScore()
+		c := s.newSchemaCase(t, name, f.Schema)
+		if c == nil {
+			continue
+		}
+		schemas++
+		for seed := range uint64(2) {
+			if randomOutput(t, name, c, v, seed) {
+				finished++
+			}
+		}
+	}
+	t.Logf("%d outputs of %d schemas finished", finished, schemas)
+	if finished < schemas {
+		t.Errorf("only %d outputs of %d schemas finished", finished, schemas)
+	}
+}
+
+// randomOutput walks through one schema and reports whether the output finished.
+func randomOutput(t *testing.T, name string, c *schemaCase, v *Vocabulary, seed uint64) bool {
+	t.Helper()
+	limits := DefaultLimits()
+	limits.CacheBytes = 30_000
+	tiny, err := NewAutomaton(&Grammar{p: c.a.p}, v, limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := NewAutomaton(&Grammar{p: c.a.p}, v, DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(seed, 9))
+	m, err := whole.NewMatcher()
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	other, _ := tiny.NewMatcher()
+	mask, twin := make([]uint64, v.Words()), make([]uint64, v.Words())
+	var out strings.Builder
+	for range 12 + r.IntN(20) {
+		if err := m.Mask(mask); err != nil {
+			t.Fatalf("%s: seed %d: after %q: %v", name, seed, out.String(), err)
+		}
+		if err := other.Mask(twin); err != nil || !slices.Equal(mask, twin) {
+			t.Fatalf("%s: seed %d: after %q: masks differ with a small cache: %v", name, seed, out.String(), err)
+		}
+		id := int32(r.IntN(v.size))
+		for !has(mask, id) {
+			id = (id + 1) % int32(v.size)
+		}
+		if err := errors.Join(m.Accept(id), other.Accept(id)); err != nil {
+			t.Fatalf("%s: seed %d: %v", name, seed, err)
+		}
+		if m.done {
+			break
+		}
+		out.Write(v.tokens[id])
+	}
+	done := m.done
+	if !done {
+		if done, err = finish(&m, mask, &out, 300); err != nil {
+			t.Fatalf("%s: seed %d: after %q: %v", name, seed, out.String(), err)
+		}
+	}
+	if !done {
+		return false
+	}
+	got, err := readJSON([]byte(out.String()), 2000)
+	if err != nil {
+		t.Fatalf("%s: seed %d: %q: %v", name, seed, out.String(), err)
+	}
+	if ok, err := c.o.c.validConj(got, []*value{c.root}); !ok || err != nil {
+		if hasRepeatedKeys(out.String()) {
+			return true // the last of them counts for readers, and the number of members differs
+		}
+		t.Errorf("%s: seed %d: %s is not valid: %v", name, seed, out.String(), err)
+	}
+	return true
+}
+
+// hasRepeatedKeys reports whether an object of a text has a key twice.
+func hasRepeatedKeys(text string) bool {
+	d := json.NewDecoder(strings.NewReader(text))
+	var keys []map[string]bool
+	name := false
+	for {
+		token, err := d.Token()
+		if err != nil {
+			return false
+		}
+		switch x := token.(type) {
+		case json.Delim:
+			switch x {
+			case '{':
+				keys, name = append(keys, map[string]bool{}), true
+				continue
+			case '[':
+				keys = append(keys, nil)
+			default:
+				keys = keys[:len(keys)-1]
+			}
+		case string:
+			if name {
+				if keys[len(keys)-1][x] {
+					return true
+				}
+				keys[len(keys)-1][x], name = true, false
+				continue
+			}
+		}
+		name = len(keys) > 0 && keys[len(keys)-1] != nil
+	}
 }
