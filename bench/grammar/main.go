@@ -36,8 +36,8 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.schemas, "schemas", "", "folder with the files of maskbench")
-	flag.StringVar(&o.ranks, "ranks", ".cache/bench-grammar/ranks.json", "vocabulary, as ranks.mjs writes it")
-	flag.StringVar(&o.python, "python", ".cache/bench-grammar/venv/bin/python", "Python with llguidance; empty: ours alone")
+	flag.StringVar(&o.ranks, "ranks", "ranks.json", "vocabulary, as ranks.mjs writes it")
+	flag.StringVar(&o.python, "python", "python3", "Python with llguidance; empty: ours alone")
 	flag.StringVar(&o.script, "peer", "bench/grammar/peer.py", "program that runs llguidance")
 	flag.StringVar(&o.out, "out", "", "file for the results; empty: only print")
 	flag.StringVar(&o.commit, "commit", "", "commit to name in the results")
