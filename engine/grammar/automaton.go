@@ -83,6 +83,8 @@ func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, err
 		}
 		if !ok {
 			id = -1
+		} else if id < 0 || int(id) >= 64*vocab.words {
+			return nil, &Error{Keyword: "token", Reason: fmt.Sprintf("the id %d of %q is not in the vocabulary", id, t.name)}
 		}
 		a.tokens = append(a.tokens, id)
 	}
@@ -95,8 +97,15 @@ func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, err
 	return a, nil
 }
 
-// reset starts a new generation.
+// reset starts a new generation. A Matcher that pauses keeps the configurations of the old one in
+// memory, and nothing else of it.
 func (a *Automaton) reset() {
+	if old := a.generation; old != nil {
+		old.trans, old.plain, old.loops, old.ids, old.cellIDs = nil, nil, nil, nil, nil
+		for i := range old.states {
+			old.states[i].mask = nil
+		}
+	}
 	a.generation = &generation{cellIDs: map[cell]int32{}, ids: map[uint64]int32{}}
 	a.cells = append(a.cells, cell{}) // cell 0 is the empty stack
 	a.addState(nil, 0)                // state 0 is dead
