@@ -25,6 +25,8 @@ func hostile() map[string]Source {
 		"dot star and large repeat": regex(`.*a.{100000}b`),
 		"nested stars":              regex(`(((((a*)*)*)*)*)*b`),
 		"overlapping alternatives":  regex(`(a|aa|aaa|aaaa|aaaaa)*b`),
+		"nested empty repeats":      regex(strings.Repeat("(a?", 60) + strings.Repeat(")*", 60)),
+		"nested empty counts":       regex(strings.Repeat("(a?b?", 60) + strings.Repeat("){2,5}", 60)),
 		"look-ahead":                regex(`(?=a)b`),
 		"look-behind":               regex(`(?<!a)b`),
 		"back-reference":            regex(`(a)\1`),
@@ -84,6 +86,14 @@ func hostile() map[string]Source {
 		"no format":                 {Kind: StructuralTag, Text: []byte(`{"format":{"type":"unknown"}}`)},
 		"many choices":              {Kind: Choice, Choices: make([]string, 20_000)},
 	}
+	var chain, back strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&chain, "r%d ::= r%d | \"a\"\n", i, i+1)
+		fmt.Fprintf(&back, "r%d ::= \"b\" r%d\n", i+1, i)
+	}
+	out["deep rules"] = Source{Kind: EBNF, Text: []byte("root ::= r20000 \"c\"\n" + strings.ReplaceAll(back.String(), "\n", " \"d\"\n") + "r0 ::= \"x\"")}
+	out["chain of rules"] = Source{Kind: EBNF, Text: []byte("root ::= r0\n" + chain.String() + "r20000 ::= \"x\"")}
+	out["chain of rules, backwards"] = Source{Kind: EBNF, Text: []byte("root ::= r20000\n" + back.String() + "r0 ::= \"x\"")}
 	add := func(name string, n int, item func(int) string, open, end string) {
 		var b strings.Builder
 		b.WriteString(open)

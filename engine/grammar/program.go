@@ -94,6 +94,9 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 	if b.heights[start] >= infinite {
 		return nil, &Error{Keyword: "grammar", Reason: "accepts no text"}
 	}
+	if int(b.heights[start]) > limits.StackDepth {
+		return nil, limitError("grammar", "", "levels of nesting in every text", limits.StackDepth)
+	}
 	b.p.pos = append(b.p.pos, position{op: opReturn}) // position 0
 	b.starts = make([]int32, len(rules))
 	for i := range rules {
@@ -121,21 +124,100 @@ func heightsOf(rules []*expr) []int32 {
 	for i := range h {
 		h[i] = infinite
 	}
-	for changed := true; changed; {
-		changed = false
-		for i, r := range rules {
-			if r == nil {
-				continue
-			}
-			if n := heightOf(r, h); n < h[i] {
-				h[i], changed = n, true
-			}
+	settle(rules, func(i int32) bool {
+		n := tailHeight(rules[i], h)
+		if n >= h[i] {
+			return false
 		}
-	}
+		h[i] = n
+		return true
+	})
 	return h
 }
 
+// settle calls update for every rule, and again for those that refer to a rule that was updated,
+// until nothing changes. Update reports whether it changed a rule.
+func settle(rules []*expr, update func(i int32) bool) {
+	users := make([][]int32, len(rules))
+	var queue []int32
+	waits := make([]bool, len(rules))
+	for i, r := range rules {
+		if r == nil {
+			continue
+		}
+		seen := map[*expr]bool{}
+		eachRule(r, seen, func(to int32) { users[to] = append(users[to], int32(i)) })
+		queue, waits[i] = append(queue, int32(i)), true
+	}
+	// The first round runs backwards: most rules refer to later ones.
+	slices.Reverse(queue)
+	for len(queue) > 0 {
+		i := queue[0]
+		queue, waits[i] = queue[1:], false
+		if !update(i) {
+			continue
+		}
+		for _, u := range users[i] {
+			if !waits[u] {
+				queue, waits[u] = append(queue, u), true
+			}
+		}
+	}
+}
+
+// eachRule calls found for the rules that e refers to.
+func eachRule(e *expr, seen map[*expr]bool, found func(int32)) {
+	if e.plain || seen[e] {
+		return
+	}
+	if e.kind == kindRule {
+		found(e.rule)
+		return
+	}
+	if e.object != nil {
+		for _, m := range e.object.members {
+			eachRule(m.e, seen, found)
+		}
+		eachRule(e.object.extra, seen, found)
+	}
+	if len(e.subs) > 0 {
+		seen[e] = true
+	}
+	for _, s := range e.subs {
+		eachRule(s, seen, found)
+	}
+}
+
+// tailHeight is heightOf for an expression behind which a rule returns: a call in last place
+// pushes nothing.
+func tailHeight(e *expr, rules []int32) int32 {
+	if e.plain {
+		return e.high
+	}
+	switch e.kind {
+	case kindRule:
+		return rules[e.rule]
+	case kindSeq:
+		last := len(e.subs) - 1
+		n := tailHeight(e.subs[last], rules)
+		for _, s := range e.subs[:last] {
+			n = max(n, heightOf(s, rules))
+		}
+		return n
+	case kindAlt:
+		n := int32(infinite)
+		for _, s := range e.subs {
+			n = min(n, tailHeight(s, rules))
+		}
+		return n
+	}
+	return heightOf(e, rules)
+}
+
 func heightOf(e *expr, rules []int32) int32 {
+	if e.plain {
+		return e.high
+	}
 	switch e.kind {
 	case kindNone:
 		return infinite

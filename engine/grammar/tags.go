@@ -273,15 +273,12 @@ func (t *tagCompiler) grammar(v *value) (*expr, error) {
 
 // shifted returns e with its rules renumbered.
 func shifted(e *expr, by int32) *expr {
-	c := *e
-	if c.kind == kindRule {
-		c.rule += by
-	}
-	c.subs = make([]*expr, len(e.subs))
-	for i, s := range e.subs {
-		c.subs[i] = shifted(s, by)
-	}
-	return &c
+	return rewritten(e, map[*expr]*expr{}, func(c *expr) *expr {
+		if c.kind == kindRule {
+			c.rule += by
+		}
+		return c
+	})
 }
 
 // anyText returns text without the words of excludes and without ends.
