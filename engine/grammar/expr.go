@@ -22,7 +22,7 @@ type expr struct {
 	object *objectExpr // kindObject
 
 	// Of a plain expression, one without rules, the answers of nullable and heightOf are kept:
-	// parts are shared, so that walking them anew could take exponential time.
+	// parts are shared, so that walking them again could take exponential time.
 	plain bool
 	null  bool
 	high  int32

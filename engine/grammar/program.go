@@ -12,7 +12,6 @@ type program struct {
 	edges   []edge
 	checks  []*graph   // of opCheck: the lengths that remain possible
 	tokens  []tokenRef // of opToken
-	rules   []string
 	start   int32
 	class   [256]uint8 // bytes of a class are alike at every position
 	classes int

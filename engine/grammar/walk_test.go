@@ -312,3 +312,38 @@ func hasRepeatedKeys(text string) bool {
 		name = len(keys) > 0 && keys[len(keys)-1] != nil
 	}
 }
+
+// An output that the Automaton has seen costs no allocation.
+func TestCachedMasksAllocateNothing(t *testing.T) {
+	g, err := Compile(walkSources[1], DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := testVocabulary(1)
+	a, err := NewAutomaton(g, v, DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []int32
+	for _, c := range []byte(`{"name": "Ada", "age": 36, "tags": ["a", "b"]}`) {
+		ids = append(ids, int32(slices.IndexFunc(v.tokens, func(token []byte) bool { return string(token) == string([]byte{c}) })))
+	}
+	mask := make([]uint64, v.Words())
+	n := testing.AllocsPerRun(10, func() {
+		m, err := a.NewMatcher()
+		for _, id := range ids {
+			if err == nil {
+				err = m.Mask(mask)
+			}
+			if err == nil {
+				err = m.Accept(id)
+			}
+		}
+		if err != nil || !m.Complete() {
+			t.Fatal(err)
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
