@@ -101,6 +101,7 @@ const distorted = "Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Porta
 // detector, with the reason.
 var withoutRace = map[string]string{
 	"engine/backend/cuda": "one goroutine; what it calls is C++, which sanitize-cuda looks after",
+	"engine/grammar":      "pure, as internal/arch holds: no goroutines, and schemas by the hundred that take 6 times as long",
 	"engine/kvcache":      "pure, as internal/arch holds: no goroutines, and simulations that take 5 times as long",
 	"engine/model":        "one goroutine, and 14 times as long; what is parallel below it runs in engine/backend/cpu and engine",
 	"engine/scheduler":    "pure, as internal/arch holds: no goroutines, and simulations that take 8 times as long",
