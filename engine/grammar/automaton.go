@@ -59,12 +59,13 @@ type state struct {
 	hasTok  bool
 	loop    bool  // every plain character leads back to this state
 	rounded int32 // the state whose mask this one has, or unknown
+	relaxed int32 // likewise, for tokens of at most shortToken bytes
 	mask    *mask
 }
 
 // countSlack is how much more than the longest token a counter must allow to count as unlimited in
 // masks.
-const countSlack = 64
+const countSlack = 8
 
 const (
 	deadState int32 = 0
@@ -353,7 +354,7 @@ func (a *Automaton) intern() (int32, error) {
 
 func (a *Automaton) addState(items []item, h uint64) int32 {
 	id := int32(len(a.states))
-	a.states = append(a.states, state{items: items, chain: unknown, rounded: unknown})
+	a.states = append(a.states, state{items: items, chain: unknown, rounded: unknown, relaxed: unknown})
 	a.plain, a.loops = append(a.plain, 0), append(a.loops, 0)
 	n := len(a.trans)
 	a.trans = slices.Grow(a.trans, a.p.classes)[:n+a.p.classes]
@@ -498,12 +499,35 @@ func (a *Automaton) round(s int32) (int32, error) {
 	if r := a.states[s].rounded; r != unknown {
 		return r, nil
 	}
-	longest := int32(a.vocab.longest)
+	r, err := a.roundTo(s, int32(a.vocab.longest))
+	if err == nil {
+		a.states[s].rounded = r
+	}
+	return r, err
+}
+
+// shortToken is the number of bytes for which relax rounds counters.
+const shortToken = 16
+
+// relax returns a state from which the same strings of at most shortToken bytes are allowed as from
+// s. A loop with a counter, which leads from state to state, is there a loop in one state.
+func (a *Automaton) relax(s int32) (int32, error) {
+	if r := a.states[s].relaxed; r != unknown {
+		return r, nil
+	}
+	r, err := a.roundTo(s, shortToken)
+	if err == nil {
+		a.states[s].relaxed = r
+	}
+	return r, err
+}
+
+// roundTo rounds counters that no string of longest bytes can exhaust.
+func (a *Automaton) roundTo(s, longest int32) (int32, error) {
 	big := false
 	for _, it := range a.states[s].items {
 		big = big || a.cells[it.stack].big > longest
 	}
-	r := s
 	if big {
 		for _, it := range a.states[s].items {
 			rounded := item{it.pos, a.roundStack(it.stack, longest)}
@@ -511,13 +535,9 @@ func (a *Automaton) round(s int32) (int32, error) {
 				a.set.items = append(a.set.items, rounded)
 			}
 		}
-		var err error
-		if r, err = a.intern(); err != nil {
-			return deadState, err
-		}
+		return a.intern()
 	}
-	a.states[s].rounded = r
-	return r, nil
+	return s, nil
 }
 
 func (a *Automaton) roundStack(stack, longest int32) int32 {

@@ -84,6 +84,8 @@ var walkSources = []Source{
 	{Kind: JSONSchema, Text: []byte(`{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"},"c":{"type":"integer"}},"minProperties":2,"maxProperties":2,"additionalProperties":false}`)},
 	{Kind: JSONSchema, Text: []byte(`{"type":"object","patternProperties":{"^a":{"type":"integer"},"b$":{"minimum":3}},"additionalProperties":{"type":"null"}}`)},
 	{Kind: JSONSchema, Text: []byte(`{"type":"string","pattern":"fox|dog"}`)},
+	{Kind: JSONSchema, Text: []byte(`{"type":"string","pattern":"^(?:\\S+\\s+){0,19}\\S+$","minLength":3,"maxLength":60}`)},
+	{Kind: JSONSchema, Text: []byte(`{"type":"array","items":{"type":"string","pattern":"^[a-z ]{28,50}$"}}`)},
 	{Kind: Regex, Text: []byte(`(The|A) (quick |lazy ){0,3}(fox|dog)s?\.`)},
 	{Kind: Regex, Text: []byte(`[^x]{0,50}x`)},
 	{Kind: Regex, Text: []byte(`(?s).*`)},
