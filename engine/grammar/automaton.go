@@ -59,12 +59,13 @@ type state struct {
 	hasTok  bool
 	loop    bool  // every plain character leads back to this state
 	rounded int32 // the state whose mask this one has, or unknown
+	relaxed int32 // likewise, for tokens of at most shortToken bytes
 	mask    *mask
 }
 
 // countSlack is how much more than the longest token a counter must allow to count as unlimited in
 // masks.
-const countSlack = 64
+const countSlack = 8
 
 const (
 	deadState int32 = 0
@@ -83,6 +84,8 @@ func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, err
 		}
 		if !ok {
 			id = -1
+		} else if id < 0 || int(id) >= 64*vocab.words {
+			return nil, &Error{Keyword: "token", Reason: fmt.Sprintf("the id %d of %q is not in the vocabulary", id, t.name)}
 		}
 		a.tokens = append(a.tokens, id)
 	}
@@ -95,8 +98,15 @@ func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, err
 	return a, nil
 }
 
-// reset starts a new generation.
+// reset starts a new generation. A Matcher that pauses keeps the configurations of the old one in
+// memory, and nothing else of it.
 func (a *Automaton) reset() {
+	if old := a.generation; old != nil {
+		old.trans, old.plain, old.loops, old.ids, old.cellIDs = nil, nil, nil, nil, nil
+		for i := range old.states {
+			old.states[i].mask = nil
+		}
+	}
 	a.generation = &generation{cellIDs: map[cell]int32{}, ids: map[uint64]int32{}}
 	a.cells = append(a.cells, cell{}) // cell 0 is the empty stack
 	a.addState(nil, 0)                // state 0 is dead
@@ -344,7 +354,7 @@ func (a *Automaton) intern() (int32, error) {
 
 func (a *Automaton) addState(items []item, h uint64) int32 {
 	id := int32(len(a.states))
-	a.states = append(a.states, state{items: items, chain: unknown, rounded: unknown})
+	a.states = append(a.states, state{items: items, chain: unknown, rounded: unknown, relaxed: unknown})
 	a.plain, a.loops = append(a.plain, 0), append(a.loops, 0)
 	n := len(a.trans)
 	a.trans = slices.Grow(a.trans, a.p.classes)[:n+a.p.classes]
@@ -489,12 +499,35 @@ func (a *Automaton) round(s int32) (int32, error) {
 	if r := a.states[s].rounded; r != unknown {
 		return r, nil
 	}
-	longest := int32(a.vocab.longest)
+	r, err := a.roundTo(s, int32(a.vocab.longest))
+	if err == nil {
+		a.states[s].rounded = r
+	}
+	return r, err
+}
+
+// shortToken is the number of bytes for which relax rounds counters.
+const shortToken = 16
+
+// relax returns a state from which the same strings of at most shortToken bytes are allowed as from
+// s. A loop with a counter, which leads from state to state, is there a loop in one state.
+func (a *Automaton) relax(s int32) (int32, error) {
+	if r := a.states[s].relaxed; r != unknown {
+		return r, nil
+	}
+	r, err := a.roundTo(s, shortToken)
+	if err == nil {
+		a.states[s].relaxed = r
+	}
+	return r, err
+}
+
+// roundTo rounds counters that no string of longest bytes can exhaust.
+func (a *Automaton) roundTo(s, longest int32) (int32, error) {
 	big := false
 	for _, it := range a.states[s].items {
 		big = big || a.cells[it.stack].big > longest
 	}
-	r := s
 	if big {
 		for _, it := range a.states[s].items {
 			rounded := item{it.pos, a.roundStack(it.stack, longest)}
@@ -502,13 +535,9 @@ func (a *Automaton) round(s int32) (int32, error) {
 				a.set.items = append(a.set.items, rounded)
 			}
 		}
-		var err error
-		if r, err = a.intern(); err != nil {
-			return deadState, err
-		}
+		return a.intern()
 	}
-	a.states[s].rounded = r
-	return r, nil
+	return s, nil
 }
 
 func (a *Automaton) roundStack(stack, longest int32) int32 {

@@ -36,12 +36,16 @@
 // # JSON Schema
 //
 // Keywords that assert something are enforced or refused by name and JSON pointer. Annotations,
-// unknown keywords and formats that are not in stringFormats or integerFormats are ignored and
-// counted, as draft 2020-12 demands. Output is narrower than JSON in these ways: members are in the
-// order of properties, then required, then others; integers are written without a fraction, and
-// numbers with bounds without an exponent; a slash is not escaped; strings with a pattern use
-// escapes only where JSON needs them; whitespace between tokens is bounded. Keys that are not
-// declared may repeat.
+// unknown keywords and unknown formats are ignored and counted, as draft 2020-12 demands; the known
+// formats are those of stringFormats and integerFormats. Output is narrower than JSON:
+//
+//   - Members come in the order of properties, then required, then others.
+//   - Integers have no fraction, and numbers with bounds no exponent.
+//   - A slash is not escaped. Strings with a pattern use escapes only where JSON needs them, and
+//     so do other keys as long as they may still become a declared one.
+//   - Whitespace between tokens is bounded (Limits.Whitespace), and there is none around the text.
+//
+// Keys that are not declared may repeat, so that minProperties counts a repeated key twice.
 //
 // The package does not sample, and knows nothing of requests.
 package grammar

@@ -462,14 +462,13 @@ func (p *ebnfParser) terminal(e *expr) *expr {
 // finish makes the bodies of repeats fit for loops, and refuses left recursion.
 func (p *ebnfParser) finish() error {
 	empty := make([]bool, len(p.rules))
-	for changed := true; changed; {
-		changed = false
-		for i, r := range p.rules {
-			if !empty[i] && nullable(r, empty) {
-				empty[i], changed = true, true
-			}
+	settle(p.rules, func(i int32) bool {
+		if empty[i] || !nullable(p.rules[i], empty) {
+			return false
 		}
-	}
+		empty[i] = true
+		return true
+	})
 	for i, r := range p.rules {
 		p.rules[i] = loopable(r, empty)
 	}
@@ -500,25 +499,21 @@ func (p *ebnfParser) finish() error {
 	return nil
 }
 
-// loopable returns e with a minimum of 0 for repeats whose body may be empty, and without a
-// maximum where there is no other.
+// loopable returns e with a minimum of 0 for repeats whose body may be empty.
 func loopable(e *expr, empty []bool) *expr {
-	if len(e.subs) == 0 {
-		return e
-	}
-	c := *e
-	c.subs = make([]*expr, len(e.subs))
-	for i, s := range e.subs {
-		c.subs[i] = loopable(s, empty)
-	}
-	if c.kind == kindRep && nullable(c.subs[0], empty) {
-		c.min = 0
-	}
-	return &c
+	return rewritten(e, map[*expr]*expr{}, func(c *expr) *expr {
+		if c.kind == kindRep && nullable(c.subs[0], empty) {
+			c.min = 0
+		}
+		return c
+	})
 }
 
 // leading returns the rules that e may begin with.
 func leading(e *expr, empty []bool, out []int32) []int32 {
+	if e.plain {
+		return out
+	}
 	switch e.kind {
 	case kindRule:
 		out = append(out, e.rule)

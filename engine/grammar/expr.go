@@ -20,6 +20,12 @@ type expr struct {
 	graph  *graph      // kindGraph
 	trie   *keyTrie    // kindExcept
 	object *objectExpr // kindObject
+
+	// Of a plain expression, one without rules, the answers of nullable and heightOf are kept:
+	// parts are shared, so that walking them again could take exponential time.
+	plain bool
+	null  bool
+	high  int32
 }
 
 type exprKind uint8
@@ -57,15 +63,30 @@ const unlimited = 1<<31 - 1
 type runeRange struct{ lo, hi rune }
 
 var (
-	noString    = &expr{kind: kindNone}
-	emptyString = &expr{kind: kindEmpty}
+	noString    = (&expr{kind: kindNone}).seal()
+	emptyString = (&expr{kind: kindEmpty}).seal()
 )
+
+// seal keeps the answers for a plain expression.
+func (e *expr) seal() *expr {
+	for _, s := range e.subs {
+		if !s.plain {
+			return e
+		}
+	}
+	switch e.kind {
+	case kindNone, kindEmpty, kindBytes, kindChars, kindLits, kindSeq, kindAlt, kindRep:
+		e.null, e.high = nullable(e, nil), heightOf(e, nil)
+		e.plain = true
+	}
+	return e
+}
 
 func lit(s string) *expr {
 	if s == "" {
 		return emptyString
 	}
-	return &expr{kind: kindLits, lits: []string{s}}
+	return (&expr{kind: kindLits, lits: []string{s}}).seal()
 }
 
 // oneOfLits returns the expression of a set of literals.
@@ -75,7 +96,7 @@ func oneOfLits(lits []string) *expr {
 	}
 	sorted := slices.Clone(lits)
 	slices.Sort(sorted)
-	return &expr{kind: kindLits, lits: slices.Compact(sorted)}
+	return (&expr{kind: kindLits, lits: slices.Compact(sorted)}).seal()
 }
 
 func seq(subs ...*expr) *expr {
@@ -97,7 +118,7 @@ func seq(subs ...*expr) *expr {
 	case 1:
 		return out[0]
 	}
-	return &expr{kind: kindSeq, subs: out}
+	return (&expr{kind: kindSeq, subs: out}).seal()
 }
 
 func alt(subs ...*expr) *expr {
@@ -117,7 +138,7 @@ func alt(subs ...*expr) *expr {
 	case 1:
 		return out[0]
 	}
-	return &expr{kind: kindAlt, subs: out}
+	return (&expr{kind: kindAlt, subs: out}).seal()
 }
 
 func opt(e *expr) *expr { return alt(e, emptyString) }
@@ -143,7 +164,7 @@ func rep(e *expr, min, max int32) *expr {
 	case min == 0 && max == 1:
 		return opt(e)
 	}
-	return &expr{kind: kindRep, subs: []*expr{e}, min: min, max: max}
+	return (&expr{kind: kindRep, subs: []*expr{e}, min: min, max: max}).seal()
 }
 
 func star(e *expr) *expr { return rep(e, 0, unlimited) }
@@ -151,14 +172,14 @@ func plus(e *expr) *expr { return rep(e, 1, unlimited) }
 
 func ruleRef(i int32) *expr { return &expr{kind: kindRule, rule: i} }
 
-func bytesOf(ranges ...runeRange) *expr { return &expr{kind: kindBytes, chars: ranges} }
+func bytesOf(ranges ...runeRange) *expr { return (&expr{kind: kindBytes, chars: ranges}).seal() }
 
 func charsOf(mode charMode, ranges []runeRange) *expr {
 	ranges = normalize(ranges)
 	if len(ranges) == 0 {
 		return noString
 	}
-	return &expr{kind: kindChars, mode: mode, chars: ranges}
+	return (&expr{kind: kindChars, mode: mode, chars: ranges}).seal()
 }
 
 // digits returns n to m decimal digits.
@@ -219,26 +240,38 @@ func minus(a, b []runeRange) []runeRange {
 // covers reports whether a has every character of b; both are normalized.
 func covers(a, b []runeRange) bool { return len(minus(b, a)) == 0 }
 
+// rewritten returns e with each part replaced by change, which gets a copy whose own parts are
+// replaced already. Parts that are shared are changed once.
+func rewritten(e *expr, done map[*expr]*expr, change func(*expr) *expr) *expr {
+	if out, ok := done[e]; ok {
+		return out
+	}
+	c := *e
+	c.plain = false
+	c.subs = make([]*expr, len(e.subs))
+	for i, s := range e.subs {
+		c.subs[i] = rewritten(s, done, change)
+	}
+	out := change(&c).seal()
+	done[e] = out
+	return out
+}
+
 // spelled returns e with its characters in another spelling.
 func spelled(e *expr, mode charMode) *expr {
-	switch e.kind {
-	case kindChars:
-		return &expr{kind: kindChars, mode: mode, chars: e.chars}
-	case kindLits:
-		out := make([]string, len(e.lits))
-		for i, l := range e.lits {
-			out[i] = jsonChars(l)
+	return rewritten(e, map[*expr]*expr{}, func(c *expr) *expr {
+		switch c.kind {
+		case kindChars:
+			c.mode = mode
+		case kindLits:
+			lits := make([]string, len(c.lits))
+			for i, l := range c.lits {
+				lits[i] = jsonChars(l)
+			}
+			return oneOfLits(lits)
 		}
-		return oneOfLits(out)
-	case kindSeq, kindAlt, kindRep:
-		c := *e
-		c.subs = make([]*expr, len(e.subs))
-		for i, s := range e.subs {
-			c.subs[i] = spelled(s, mode)
-		}
-		return &c
-	}
-	return e
+		return c
+	})
 }
 
 // nonEmpty returns the non-empty strings of a regular expression without rules.
@@ -280,6 +313,9 @@ func repeat(e *expr, min, max int32) *expr {
 
 // nullable reports whether e has the empty string; rules has the answers for rules.
 func nullable(e *expr, rules []bool) bool {
+	if e.plain {
+		return e.null
+	}
 	switch e.kind {
 	case kindEmpty, kindTake:
 		return true

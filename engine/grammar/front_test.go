@@ -107,7 +107,28 @@ func TestSpecialTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	g, err := Compile(Source{Kind: EBNF, Text: []byte(`root ::= <|none|>`)}, DefaultLimits())
+	g, err := Compile(Source{Kind: StructuralTag, Special: []string{"<|call|>", "<|none|>"},
+		Text: []byte(`{"format":{"type":"tag","begin":"<|call|>f<|none|>","content":{"type":"regex","pattern":"x"},"end":"y<|call|>"}}`)}, DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := NewAutomaton(g, v, DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, _ := a.NewMatcher()
+	if m.AcceptBytes([]byte("<")) == nil {
+		t.Fatal("a special token was spelled")
+	}
+	for _, step := range []error{m.Accept(call), m.AcceptBytes([]byte("f<|none|>xy")), m.Accept(call)} {
+		if step != nil {
+			t.Fatal(step)
+		}
+	}
+	if !m.Finished() {
+		t.Fatal("the tag has not ended")
+	}
+	g, err = Compile(Source{Kind: EBNF, Text: []byte(`root ::= <|none|>`)}, DefaultLimits())
 	if err != nil {
 		t.Fatal(err)
 	}

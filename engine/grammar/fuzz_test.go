@@ -93,6 +93,7 @@ func FuzzEBNF(f *testing.F) {
 
 func FuzzLark(f *testing.F) {
 	f.Add(larkSQL, "select * from t")
+	f.Add("start: a - b\na: \"x\"", "x") // a hyphen is no name
 	f.Add("?start: \"a\"i ~ 2..3 [b] -> x\nb.2: /c+/s | \"d\"+\n%ignore /\\s/", "aa cc")
 	f.Fuzz(func(t *testing.T, grammar, text string) {
 		fuzzSource(t, Source{Kind: Lark, Text: []byte(grammar)}, text)

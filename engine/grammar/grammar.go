@@ -27,6 +27,10 @@ type Source struct {
 	// After, if it is set, lets free text come first, up to and with this marker: the end of
 	// reasoning. It is one special token where the vocabulary has it.
 	After string
+	// Special lists the special tokens that After and the markers of structural tags may contain.
+	// Where the vocabulary has such a token, it is demanded as a token and cannot be spelled.
+	// Without a list a marker is one token if the vocabulary has one of that name.
+	Special []string
 }
 
 // A Grammar is a compiled grammar. It is immutable and may be shared.
@@ -45,12 +49,12 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 		return nil, named(src.Kind, err)
 	}
 	if src.After != "" {
-		t := &tagCompiler{c: newSchemaCompiler(limits)}
+		t := &tagCompiler{c: newSchemaCompiler(limits), special: src.Special}
 		before, err := t.free(boolValue(true), []string{src.After})
 		if err != nil {
 			return nil, named(src.Kind, err)
 		}
-		rules = append(rules, seq(before, marker(src.After), ruleRef(start)))
+		rules = append(rules, seq(before, t.marker(src.After), ruleRef(start)))
 		start = int32(len(rules) - 1)
 	}
 	p, err := link(rules, start, &limits)
@@ -106,7 +110,7 @@ func (src Source) rules(limits *Limits) (rules []*expr, start int32, ignored int
 		rules, start, err = compileEBNF(src.Text, larkNotation, limits)
 		return rules, start, 0, err
 	case StructuralTag:
-		rules, start, err = compileTags(src.Text, limits)
+		rules, start, err = compileTags(src.Text, src.Special, limits)
 		return rules, start, 0, err
 	}
 	return nil, 0, 0, &Error{Keyword: "grammar", Reason: fmt.Sprintf("unknown kind %d", src.Kind)}

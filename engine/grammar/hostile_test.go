@@ -3,6 +3,7 @@ package grammar
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -25,6 +26,8 @@ func hostile() map[string]Source {
 		"dot star and large repeat": regex(`.*a.{100000}b`),
 		"nested stars":              regex(`(((((a*)*)*)*)*)*b`),
 		"overlapping alternatives":  regex(`(a|aa|aaa|aaaa|aaaaa)*b`),
+		"nested empty repeats":      regex(strings.Repeat("(a?", 60) + strings.Repeat(")*", 60)),
+		"nested empty counts":       regex(strings.Repeat("(a?b?", 60) + strings.Repeat("){2,5}", 60)),
 		"look-ahead":                regex(`(?=a)b`),
 		"look-behind":               regex(`(?<!a)b`),
 		"back-reference":            regex(`(a)\1`),
@@ -40,37 +43,6 @@ func hostile() map[string]Source {
 		"nothing":                   regex(`[^\s\S]`),
 		"no UTF-8":                  regex("a\xff"),
 		"surrogate":                 regex(`\ud800`),
-		"minItems 1e8":              schema(`{"type":"array","items":{"type":"integer"},"minItems":100000000}`),
-		"maxLength 1e9":             schema(`{"type":"string","minLength":999999999,"maxLength":1000000000}`),
-		"counts of counts":          schema(`{"type":"array","minItems":1000000,"maxItems":2000000,"items":{"type":"array","minItems":1000000,"items":{"type":"string","maxLength":1000000}}}`),
-		"nested items":              schema(strings.Repeat(`{"items":`, 3000) + `true` + strings.Repeat(`}`, 3000)),
-		"deep arrays":               schema(strings.Repeat(`[`, 100000)),
-		"not a schema":              schema(`[]`),
-		"not everything":            schema(`{"not":{}}`),
-		"not itself":                schema(`{"not":{"$ref":"#"}}`),
-		"itself":                    schema(`{"$ref":"#"}`),
-		"circle":                    schema(`{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}`),
-		"circle of anyOf":           schema(`{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}`),
-		"circle of oneOf":           schema(`{"oneOf":[{"$ref":"#"},{"type":"string"}]}`),
-		"endless object":            schema(`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"],"additionalProperties":false}`),
-		"endless array":             schema(`{"type":"array","items":{"$ref":"#"},"minItems":1}`),
-		"deep recursion":            schema(`{"type":"array","items":{"$ref":"#"}}`),
-		"allOf bomb":                schema(`{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/b"},{"$ref":"#/$defs/b"}]},"b":{"allOf":[{"$ref":"#/$defs/c"},{"$ref":"#/$defs/c"}]},"c":{"anyOf":[{"type":"string"},{"type":"null"}]}},"$ref":"#/$defs/a"}`),
-		"anyOf bomb":                schema(`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"anyOf":[{"minLength":1},{"maxLength":5},{"pattern":"a"},{"type":"null"}]},`, 20), ",") + `]}`),
-		"oneOf bomb":                schema(`{"oneOf":[` + strings.TrimSuffix(strings.Repeat(`{"properties":{"a":{"oneOf":[{"type":"string"},{"minLength":2}]}}},`, 40), ",") + `]}`),
-		"if bomb":                   schema(`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"if":{"properties":{"a":{"const":1}}},"then":{"required":["b"]},"else":{"required":["c"]}},`, 30), ",") + `]}`),
-		"pattern and length":        schema(`{"type":"string","pattern":"^(a|b)*a(a|b){10}$","minLength":5,"maxLength":100000}`),
-		"patterns":                  schema(`{"allOf":[{"pattern":"a.*b.*c"},{"pattern":"c.*b.*a"},{"pattern":"(ab)+"},{"pattern":"^.{10,500}$"}],"type":"string"}`),
-		"patternProperties":         schema(`{"patternProperties":{"a":{"type":"string"},"b":{"minLength":2},"c":{"type":"null"},"d":true,"e":false,"f":{"type":"integer"},"^(.*)(a|b)*$":true}}`),
-		"multiples":                 schema(`{"type":"integer","multipleOf":7919,"minimum":1e300}`),
-		"number past the limit":     schema(`{"type":"number","minimum":1e999999}`),
-		"digits":                    schema(`{"type":"number","minimum":0.` + strings.Repeat("1", 3000) + `}`),
-		"empty enum":                schema(`{"enum":[]}`),
-		"half a pair":               schema(`{"const":"\ud800"}`),
-		"escaped key":               schema(`{"properties":{"\"\\\u0000\u007f\ud83d\ude00":{"type":"null"}},"required":["\"\\\u0000\u007f\ud83d\ude00"]}`),
-		"large key":                 schema(`{"properties":{"` + strings.Repeat("k", 900_000) + `":true}}`),
-		"unique":                    schema(`{"type":"array","uniqueItems":true,"items":{"enum":[` + strings.TrimSuffix(strings.Repeat("1,", 40000), ",") + `]}}`),
-		"remote":                    schema(`{"$ref":"https://example.com/x.json"}`),
 		"left recursion":            {Kind: EBNF, Text: []byte(`root ::= root "a" | "b"`)},
 		"hidden left recursion":     {Kind: EBNF, Text: []byte("root ::= x? root \"a\" | \"b\"\nx ::= \"y\"")},
 		"endless rule":              {Kind: EBNF, Text: []byte(`root ::= "a" root`)},
@@ -84,6 +56,8 @@ func hostile() map[string]Source {
 		"no format":                 {Kind: StructuralTag, Text: []byte(`{"format":{"type":"unknown"}}`)},
 		"many choices":              {Kind: Choice, Choices: make([]string, 20_000)},
 	}
+	maps.Copy(out, hostileSchemas())
+	hostileRules(out)
 	add := func(name string, n int, item func(int) string, open, end string) {
 		var b strings.Builder
 		b.WriteString(open)
@@ -106,6 +80,55 @@ func hostile() map[string]Source {
 	add("3,000 allOf", 3_000, func(i int) string { return fmt.Sprintf(`{"properties":{"a%d":{"minimum":%d}}}`, i%50, i) }, `{"allOf":[`, `]}`)
 	add("1,000 patterns", 1_000, func(i int) string { return fmt.Sprintf(`{"pattern":"x%d"}`, i) }, `{"type":"string","allOf":[`, `]}`)
 	return out
+}
+
+// hostileRules adds long chains of rules.
+func hostileRules(out map[string]Source) {
+	var chain, back strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&chain, "r%d ::= r%d | \"a\"\n", i, i+1)
+		fmt.Fprintf(&back, "r%d ::= \"b\" r%d\n", i+1, i)
+	}
+	out["deep rules"] = Source{Kind: EBNF, Text: []byte("root ::= r20000 \"c\"\n" + strings.ReplaceAll(back.String(), "\n", " \"d\"\n") + "r0 ::= \"x\"")}
+	out["chain of rules"] = Source{Kind: EBNF, Text: []byte("root ::= r0\n" + chain.String() + "r20000 ::= \"x\"")}
+	out["chain of rules, backwards"] = Source{Kind: EBNF, Text: []byte("root ::= r20000\n" + back.String() + "r0 ::= \"x\"")}
+}
+
+func hostileSchemas() map[string]Source {
+	schema := func(s string) Source { return Source{Kind: JSONSchema, Text: []byte(s)} }
+	return map[string]Source{
+		"minItems 1e8":          schema(`{"type":"array","items":{"type":"integer"},"minItems":100000000}`),
+		"maxLength 1e9":         schema(`{"type":"string","minLength":999999999,"maxLength":1000000000}`),
+		"counts of counts":      schema(`{"type":"array","minItems":1000000,"maxItems":2000000,"items":{"type":"array","minItems":1000000,"items":{"type":"string","maxLength":1000000}}}`),
+		"nested items":          schema(strings.Repeat(`{"items":`, 3000) + `true` + strings.Repeat(`}`, 3000)),
+		"deep arrays":           schema(strings.Repeat(`[`, 100000)),
+		"not a schema":          schema(`[]`),
+		"not everything":        schema(`{"not":{}}`),
+		"not itself":            schema(`{"not":{"$ref":"#"}}`),
+		"itself":                schema(`{"$ref":"#"}`),
+		"circle":                schema(`{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}`),
+		"circle of anyOf":       schema(`{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}`),
+		"circle of oneOf":       schema(`{"oneOf":[{"$ref":"#"},{"type":"string"}]}`),
+		"endless object":        schema(`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"],"additionalProperties":false}`),
+		"endless array":         schema(`{"type":"array","items":{"$ref":"#"},"minItems":1}`),
+		"deep recursion":        schema(`{"type":"array","items":{"$ref":"#"}}`),
+		"allOf bomb":            schema(`{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/b"},{"$ref":"#/$defs/b"}]},"b":{"allOf":[{"$ref":"#/$defs/c"},{"$ref":"#/$defs/c"}]},"c":{"anyOf":[{"type":"string"},{"type":"null"}]}},"$ref":"#/$defs/a"}`),
+		"anyOf bomb":            schema(`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"anyOf":[{"minLength":1},{"maxLength":5},{"pattern":"a"},{"type":"null"}]},`, 20), ",") + `]}`),
+		"oneOf bomb":            schema(`{"oneOf":[` + strings.TrimSuffix(strings.Repeat(`{"properties":{"a":{"oneOf":[{"type":"string"},{"minLength":2}]}}},`, 40), ",") + `]}`),
+		"if bomb":               schema(`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"if":{"properties":{"a":{"const":1}}},"then":{"required":["b"]},"else":{"required":["c"]}},`, 30), ",") + `]}`),
+		"pattern and length":    schema(`{"type":"string","pattern":"^(a|b)*a(a|b){10}$","minLength":5,"maxLength":100000}`),
+		"patterns":              schema(`{"allOf":[{"pattern":"a.*b.*c"},{"pattern":"c.*b.*a"},{"pattern":"(ab)+"},{"pattern":"^.{10,500}$"}],"type":"string"}`),
+		"patternProperties":     schema(`{"patternProperties":{"a":{"type":"string"},"b":{"minLength":2},"c":{"type":"null"},"d":true,"e":false,"f":{"type":"integer"},"^(.*)(a|b)*$":true}}`),
+		"multiples":             schema(`{"type":"integer","multipleOf":7919,"minimum":1e300}`),
+		"number past the limit": schema(`{"type":"number","minimum":1e999999}`),
+		"digits":                schema(`{"type":"number","minimum":0.` + strings.Repeat("1", 3000) + `}`),
+		"empty enum":            schema(`{"enum":[]}`),
+		"half a pair":           schema(`{"const":"\ud800"}`),
+		"escaped key":           schema(`{"properties":{"\"\\\u0000\u007f\ud83d\ude00":{"type":"null"}},"required":["\"\\\u0000\u007f\ud83d\ude00"]}`),
+		"large key":             schema(`{"properties":{"` + strings.Repeat("k", 900_000) + `":true}}`),
+		"unique":                schema(`{"type":"array","uniqueItems":true,"items":{"enum":[` + strings.TrimSuffix(strings.Repeat("1,", 40000), ",") + `]}}`),
+		"remote":                schema(`{"$ref":"https://example.com/x.json"}`),
+	}
 }
 
 // hostileRandom makes sources that nest what compiles.

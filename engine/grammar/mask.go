@@ -308,8 +308,21 @@ func (a *Automaton) takesAll(t *trie, i int, from, to int32) (bool, error) {
 	if a.plain[to] > 0 && t.plain[i] && a.plain[to] >= int32(t.below[i]) {
 		return true, nil
 	}
+	const few = 16 // tokens, for which it is not worth a look
+	if t.last[i]-t.token[i] < few {
+		return a.loops[to]&kindsKnown != 0 && t.kinds[i]&^a.loops[to] == 0, nil
+	}
+	if from != to && t.below[i] <= shortToken {
+		var err error
+		if from, err = a.relax(from); err != nil {
+			return false, err
+		}
+		if to, err = a.relax(to); err != nil {
+			return false, err
+		}
+	}
 	if a.loops[to]&kindsKnown == 0 {
-		if from != to || t.last[i]-t.token[i] < 16 {
+		if from != to {
 			return false, nil
 		}
 		if err := a.findLoops(to); err != nil {

@@ -49,7 +49,6 @@ type objectBuilder struct {
 	close   int32
 	members []objectMember // those that can occur
 	extra   bool
-	last    int32 // behind(len(members)), a loop if there are extra members
 }
 
 // object returns the position at which an object followed by next starts.

@@ -12,7 +12,6 @@ type program struct {
 	edges   []edge
 	checks  []*graph   // of opCheck: the lengths that remain possible
 	tokens  []tokenRef // of opToken
-	rules   []string
 	start   int32
 	class   [256]uint8 // bytes of a class are alike at every position
 	classes int
@@ -94,6 +93,9 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 	if b.heights[start] >= infinite {
 		return nil, &Error{Keyword: "grammar", Reason: "accepts no text"}
 	}
+	if int(b.heights[start]) > limits.StackDepth {
+		return nil, limitError("grammar", "", "levels of nesting in every text", limits.StackDepth)
+	}
 	b.p.pos = append(b.p.pos, position{op: opReturn}) // position 0
 	b.starts = make([]int32, len(rules))
 	for i := range rules {
@@ -113,62 +115,6 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 	b.p.start = b.starts[start]
 	b.p.classify()
 	return &b.p, nil
-}
-
-// heightsOf returns how deep the stack must get for each rule, infinite for those without strings.
-func heightsOf(rules []*expr) []int32 {
-	h := make([]int32, len(rules))
-	for i := range h {
-		h[i] = infinite
-	}
-	for changed := true; changed; {
-		changed = false
-		for i, r := range rules {
-			if r == nil {
-				continue
-			}
-			if n := heightOf(r, h); n < h[i] {
-				h[i], changed = n, true
-			}
-		}
-	}
-	return h
-}
-
-func heightOf(e *expr, rules []int32) int32 {
-	switch e.kind {
-	case kindNone:
-		return infinite
-	case kindSeq:
-		n := int32(0)
-		for _, s := range e.subs {
-			n = max(n, heightOf(s, rules))
-		}
-		return n
-	case kindAlt:
-		n := int32(infinite)
-		for _, s := range e.subs {
-			n = min(n, heightOf(s, rules))
-		}
-		return n
-	case kindRep:
-		if e.min == 0 {
-			return 1
-		}
-		return min(infinite, 1+heightOf(e.subs[0], rules))
-	case kindDistinct:
-		return min(infinite, 1+heightOf(e.subs[0], rules))
-	case kindRule:
-		return min(infinite, 1+rules[e.rule])
-	case kindGraph:
-		if e.graph.empty() {
-			return infinite
-		}
-		return 1
-	case kindObject:
-		return e.object.height(rules)
-	}
-	return 0
 }
 
 func (b *builder) add(p position) int32 {

@@ -28,8 +28,7 @@ type schemaCompiler struct {
 	colon     *expr
 	graphs    map[string]*graph
 	exprs     map[string]*expr
-	text      int32 // rule of a string without constraints, 0 until needed
-	depth     int   // of emptiness checks
+	depth     int // of emptiness checks
 }
 
 type job struct {

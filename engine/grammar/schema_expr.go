@@ -302,7 +302,7 @@ func (c *schemaCompiler) intersect(parts []*graph, not []string) (*graph, error)
 	}
 	g := parts[0]
 	if len(parts) == 1 && len(not) == 0 {
-		return g.finish(), nil
+		return g, nil
 	}
 	for _, x := range parts[1:] {
 		if g = combine(g, x, both, c.limits.DFAStates); g == nil {

@@ -8,12 +8,13 @@ import (
 // tagCompiler turns a structural tag into rules: text that is free but for tagged parts. Schemas in
 // it share one schemaCompiler.
 type tagCompiler struct {
-	c *schemaCompiler
+	c       *schemaCompiler
+	special []string // tokens that markers may contain
 }
 
 // compileTags returns the rules of a structural tag and the first. Both forms are read: structures
 // with triggers, and format.
-func compileTags(text []byte, limits *Limits) ([]*expr, int32, error) {
+func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32, error) {
 	if len(text) > limits.SourceBytes {
 		return nil, 0, limitError("structural_tag", "", "bytes", limits.SourceBytes)
 	}
@@ -21,7 +22,7 @@ func compileTags(text []byte, limits *Limits) ([]*expr, int32, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	t := &tagCompiler{c: newSchemaCompiler(*limits)}
+	t := &tagCompiler{c: newSchemaCompiler(*limits), special: special}
 	t.c.root = root
 	number(root, nil, "")
 	var e *expr
@@ -122,7 +123,7 @@ func (t *tagCompiler) structures(root *value) (*expr, error) {
 		if err != nil {
 			return nil, err
 		}
-		tags = append(tags, seq(marker(begin), content, marker(end)))
+		tags = append(tags, seq(t.marker(begin), content, t.marker(end)))
 	}
 	return t.triggered(root, triggers, tags, false, false)
 }
@@ -136,13 +137,34 @@ func startsWithAny(s string, prefixes []string) bool {
 	return false
 }
 
-// marker returns a text that is one special token where the vocabulary has that, and otherwise is
-// spelled by bytes.
-func marker(text string) *expr {
+// marker returns a text in which special tokens are tokens where the vocabulary has them, and are
+// spelled by bytes where it lacks them. Without a list of special tokens the whole text may be one.
+func (t *tagCompiler) marker(text string) *expr {
+	token := func(s string) *expr { return &expr{kind: kindToken, token: s, subs: []*expr{lit(s)}} }
 	if text == "" {
 		return emptyString
 	}
-	return &expr{kind: kindToken, token: text, subs: []*expr{lit(text)}}
+	if len(t.special) == 0 {
+		return token(text)
+	}
+	var parts []*expr
+	start := 0
+	for at := 0; at < len(text); {
+		longest := ""
+		for _, s := range t.special {
+			if len(s) > len(longest) && strings.HasPrefix(text[at:], s) {
+				longest = s
+			}
+		}
+		if longest == "" {
+			at++
+			continue
+		}
+		parts = append(parts, lit(text[start:at]), token(longest))
+		at += len(longest)
+		start = at
+	}
+	return seq(append(parts, lit(text[start:]))...)
 }
 
 // free returns the texts that contain none of words.
@@ -202,7 +224,7 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 	switch kind {
 	case "const_string":
 		s, err := t.text(v, "value")
-		return marker(s), err
+		return t.marker(s), err
 	case "json_schema":
 		s := v.get("json_schema")
 		if s == nil {
@@ -273,15 +295,12 @@ func (t *tagCompiler) grammar(v *value) (*expr, error) {
 
 // shifted returns e with its rules renumbered.
 func shifted(e *expr, by int32) *expr {
-	c := *e
-	if c.kind == kindRule {
-		c.rule += by
-	}
-	c.subs = make([]*expr, len(e.subs))
-	for i, s := range e.subs {
-		c.subs[i] = shifted(s, by)
-	}
-	return &c
+	return rewritten(e, map[*expr]*expr{}, func(c *expr) *expr {
+		if c.kind == kindRule {
+			c.rule += by
+		}
+		return c
+	})
 }
 
 // anyText returns text without the words of excludes and without ends.
@@ -327,12 +346,12 @@ func (t *tagCompiler) tag(v *value) (*expr, error) {
 	}
 	var closing []*expr
 	for _, end := range ends {
-		closing = append(closing, marker(end))
+		closing = append(closing, t.marker(end))
 	}
 	if closing == nil {
 		closing = append(closing, emptyString)
 	}
-	return seq(marker(begin), e, alt(closing...)), nil
+	return seq(t.marker(begin), e, alt(closing...)), nil
 }
 
 func (t *tagCompiler) tags(v *value) (out []*expr, begins []string, err error) {
@@ -380,7 +399,7 @@ func (t *tagCompiler) separated(v *value) (*expr, error) {
 	}
 	e := alt(tags...)
 	if !isTrue(v.get("stop_after_first")) {
-		e = seq(e, star(seq(marker(separator), e)))
+		e = seq(e, star(seq(t.marker(separator), e)))
 	}
 	if !isTrue(v.get("at_least_one")) {
 		e = opt(e)
