@@ -105,8 +105,10 @@ var mayImport = map[string][]string{
 	"engine/tokenizer":           {},
 
 	"internal/cluster":      {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/command":      {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/command":      {"docs", "internal/explainlog", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"internal/config":       {"internal/regular"},
+	"internal/explainlog":   {"engine/backend", "engine/memory"}, // which plans KV memory
+	"docs":                  {},                                  // pages that the program reads
 	"internal/console":      {},
 	"internal/e2e":          {},
 	"internal/arch":         {},
@@ -134,7 +136,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

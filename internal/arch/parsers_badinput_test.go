@@ -26,6 +26,7 @@ var parsers = map[string][]string{
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
 	"internal/config":        {"FuzzResolve"},                                         // arguments, environment, YAML
 	"internal/console":       {"FuzzReadStream"},                                      // what a gateway answers
+	"internal/explainlog":    {"FuzzAdd"},                                             // logs of any program
 	"internal/jsonscan":      {"FuzzSkip"},                                            // JSON of requests and of what they carry
 	"gateway/api/openai":     {"FuzzParse"},                                           // bodies of requests
 	"internal/process":       {"FuzzMemoryLimit"},                                     // /proc and cgroups
@@ -51,6 +52,7 @@ var parsed = map[string]string{
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
 	"engine/ranks":           "messages and steps of its own other processes, which it started and shares memory with",
+	"internal/command":       "lines of logs, which it only splits at newlines; internal/explainlog's target reads them",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
 	"internal/arch/testall":  "the output of go test, by encoding/json into plain fields",
