@@ -105,8 +105,9 @@ var mayImport = map[string][]string{
 	"engine/tokenizer":           {},
 
 	"internal/cluster":      {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/command":      {"docs", "internal/explainlog", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/command":      {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"internal/config":       {"internal/regular"},
+	"internal/doctor":       {"internal/console", "internal/tlsconf"},
 	"internal/explainlog":   {"engine/backend", "engine/memory"}, // which plans KV memory
 	"docs":                  {},                                  // pages that the program reads
 	"internal/console":      {},

@@ -36,6 +36,8 @@ func Tools() Table {
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
 		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Makes a cluster's certificate authority in DIR, and the certificates of the gateways and nodes named, each in DIR/NAME.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
+		{"doctor", "[flags]", "Checks what Tandem needs of this machine and, with --url, of a fleet, and names what to do.",
+			"tandem doctor --url http://127.0.0.1:8000 --tls-dir ./certs/d1", examine},
 		{"explain-log", "FILE|- [flags]", "Explains a start-up or stats log of vLLM or Tandem line by line, with its arithmetic, what is unusual and what to change.",
 			"tandem explain-log vllm.log --html explained.html", explainLog},
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",

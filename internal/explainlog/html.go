@@ -125,7 +125,7 @@ func (e *Entry) html(b *strings.Builder) {
 	if e.Level != "" {
 		fmt.Fprintf(b, "<span class=\"lv %s\">%s</span> ", html.EscapeString(e.Level), html.EscapeString(e.Level))
 	}
-	fmt.Fprintf(b, "%s</div>", html.EscapeString(shorten(e.Text, 600)))
+	fmt.Fprintf(b, "%s</div>", html.EscapeString(e.node()+shorten(e.Text, 600)))
 	if e.What != "" {
 		fmt.Fprintf(b, "<p>%s</p>", html.EscapeString(e.What))
 	}

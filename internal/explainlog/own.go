@@ -172,6 +172,10 @@ func (o ownMatch) entry(s *state, r record) Entry {
 		f = facts(strings.TrimPrefix(r.msg, o.Text))
 	}
 	n := note{line: s.line}
+	s.own = true
+	if v := f["version"]; v != "" {
+		s.version = shorten(v, 60)
+	}
 	for _, m := range ownMath {
 		if m.text == o.Text {
 			m.math(s, f, &n)

@@ -86,7 +86,11 @@ func (z *Series) fact() string {
 	if math.IsInf(low, 1) {
 		low = z.top.Generate
 	}
-	return fmt.Sprintf("Rates%s: %d lines, %.1f to %.1f tokens/s generated, KV use up to %.1f %%", named(" of", z.Name), z.Lines, low, z.top.Generate, z.kvMax)
+	text := fmt.Sprintf("Rates%s: %d %s, %.1f to %.1f tokens/s generated", named(" of", z.Name), z.Lines, plural(z.Lines, "line"), low, z.top.Generate)
+	if z.kvMax > 0 {
+		text += fmt.Sprintf(", KV use up to %.1f %%", z.kvMax)
+	}
+	return text
 }
 
 // sample adds a line of rates to the series of its engine or process.

@@ -86,7 +86,7 @@ var (
 	setting  = regexp.MustCompile(`\b([A-Za-z_][\w.-]{1,40})=("[^"]{0,80}"|'[^']{0,80}'|[^\s,;)"']{1,80})`)
 	flagName = regexp.MustCompile(`--[a-z][a-z0-9-]+`)
 	indented = regexp.MustCompile(`^(?:\s{2,}|\t)\S`)
-	pairLine = regexp.MustCompile(`^\s*['"]?[\w .()/-]{1,60}['"]?\s*[:=]\s*\S`)
+	pairLine = regexp.MustCompile(`^\s*['"]?[\w .()/-]{1,60}['"]?\s*(?::\s+|=\s*)\S`)
 	brackets = regexp.MustCompile(`^\s*[\[\](){},]+\s*$`)
 )
 

@@ -41,6 +41,7 @@ type state struct {
 	number              int
 	command, banner     bool
 	bench               bool
+	own                 bool // has lines of Tandem
 	work                bool // it has lines that are no command
 	first, last         time.Duration
 	firstWhen, lastWhen string
@@ -219,6 +220,9 @@ func (s *state) title() string {
 		return "Log"
 	}
 	t := "vLLM"
+	if s.own {
+		t = "Tandem"
+	}
 	if s.version != "" {
 		t += " " + s.version
 	}

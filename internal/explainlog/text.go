@@ -135,7 +135,7 @@ func (p *printer) entry(e *Entry) {
 	}
 	code := map[string]string{"WARNING": "33", "ERROR": "31", "CRITICAL": "31"}[e.Level]
 	head := fmt.Sprintf("  %9s  ", number)
-	p.wrap(head, "             ", code, strings.TrimSpace(e.Level+" "+shorten(strings.TrimSpace(e.Text), textOfLine)))
+	p.wrap(head, "             ", code, strings.TrimSpace(e.Level+" "+e.node()+shorten(strings.TrimSpace(e.Text), textOfLine)))
 	const indent = "             "
 	if e.What != "" {
 		p.wrap(indent+"  ", indent+"  ", "2", e.What)
@@ -149,6 +149,14 @@ func (p *printer) entry(e *Entry) {
 	if e.Change != "" {
 		p.wrap(indent+"  > ", indent+"    ", "", e.Change)
 	}
+}
+
+// node returns the name of the node that wrote the line, if the log has several.
+func (e *Entry) node() string {
+	if e.Process == "" || strings.Contains(e.Process, "=") {
+		return ""
+	}
+	return e.Process + ": "
 }
 
 // printable returns a name without control characters.
